@@ -1,0 +1,48 @@
+# Needs Python 3.11 or later, git and make; everything else goes into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+# Test processes beside each other.
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format protos clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+
+install: $(INSTALLED) ## set up .venv (skipped when nothing changed)
+
+# pip takes torch from the index it is configured for. On a machine without a GPU,
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves some gigabytes.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12 install" >&2; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## train on four nodes, lose some, end with the same bits
+	$(BIN)/python -m culm demo
+
+test: install lint ## all checks: lint, then the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests
+
+lint: install ## style, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=. $(BIN)/lint-imports
+
+format: install ## put the code into the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: install ## generate the committed stubs from the .proto files
+	$(BIN)/python -m protos.generate
+
+clean: ## remove .venv and what tools and runs left behind
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .culm runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

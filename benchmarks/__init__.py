@@ -1,0 +1,1 @@
+"""What Culm costs and how fast it is back after a loss, measured."""

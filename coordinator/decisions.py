@@ -1,0 +1,34 @@
+"""How a decision about placement becomes a plan, with its consequences for exposure on record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from coordinator.state import Command, Record, State
+from pipeline.plan import Member, Plan, Stages
+
+Decision = tuple[State, tuple[Command, ...]]
+
+
+def members_of(state: State) -> Mapping[str, Member]:
+    """Every node that can be given work."""
+    return {n.node: Member(n.node, n.incarnation, n.address, n.zone) for n in state.nodes.values() if n.available}
+
+
+def reason_of(reasons: Sequence[str]) -> str:
+    return "; ".join(reasons)
+
+
+def with_plan(state: State, stages: Stages, reason: str, now: float) -> tuple[State, Plan, tuple[Command, ...]]:
+    """The state under the next plan, the plan, and what to record of it."""
+    generation = state.generation + 1
+    plan = Plan(state.term, generation, state.era, state.committed, stages, members_of(state), reason)
+    exposed = plan.exposed() if state.settings.redundancy else ()
+    since = {s: state.exposed_since.get(s, now) for s in exposed}
+    records: list[Command] = [Record("plan", reason, {"generation": str(generation)})]
+    for s, start in state.exposed_since.items():
+        if s not in since:
+            node = stages[s].hot_standby() or ""
+            ms = f"{(now - start) * 1e3:.1f}"
+            text = f"stage {s} has a hot standby again, {node}, after {ms} ms"
+            records.append(Record("hot", text, {"node": node, "stage": str(s), "exposure_ms": ms}))
+    return replace(state, generation=generation, plan=plan, exposed_since=since), plan, tuple(records)

@@ -1,0 +1,281 @@
+"""Every decision of the coordinator: ``advance(state, event, now) -> (state, commands)``, and nothing else.
+
+Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from coordinator import membership
+from coordinator.decisions import Decision, reason_of, with_plan
+from coordinator.placement import place, settle
+from coordinator.state import (
+    Available,
+    Command,
+    Commit,
+    Event,
+    Fact,
+    Heartbeat,
+    Joined,
+    Left,
+    Loss,
+    NodeFailed,
+    PeerLost,
+    Persist,
+    Phase,
+    Publish,
+    Ready,
+    Record,
+    Resumed,
+    SendCommit,
+    SendPlan,
+    Settings,
+    State,
+    StreamBroken,
+    Tick,
+)
+from pipeline.clip import clip_scale
+from pipeline.plan import Plan
+
+
+def begin(settings: Settings, term: int = 1) -> State:
+    """The state of a run that has not begun."""
+    return State(settings=settings, term=term)
+
+
+def advance(state: State, event: Event, now: float) -> Decision:
+    """Takes one event at the time ``now`` (seconds of any clock that never goes back) and decides.
+
+    Unknown or outdated events change nothing.
+    """
+    return _HANDLERS[type(event)](state, event, now)
+
+
+def _joined(state: State, event: Joined, now: float) -> Decision:
+    return membership.join(state, event, now)
+
+
+def _available(state: State, event: Available, now: float) -> Decision:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state, ()
+    refusal = membership.refusal(state, event)
+    if refusal:
+        return membership.dismiss(state, event.node, refusal)
+    node = replace(node, available=True, version=event.version, heard_at=now)
+    state = replace(
+        state,
+        nodes={**state.nodes, event.node: node},
+        layer_costs=state.layer_costs or event.layer_costs,
+        fingerprint=state.fingerprint or event.fingerprint,
+    )
+    if event.era == state.era and event.holds_state and event.version > state.committed:
+        # What a node has applied is committed, whatever was persisted (rule 8).
+        state = replace(state, committed=event.version, facts=frozenset(), norms={}, losses=())
+    if state.plan is None:
+        return begin_era(state, now)
+    commands: list[Command] = []
+    last = state.last_commit
+    if last is not None and event.holds_state and event.era == state.era and event.version == last.step:
+        commands.append(SendCommit(event.node, last))
+    commands.append(SendPlan(event.node, state.plan))
+    return state, tuple(commands)
+
+
+def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state, ()
+    node = replace(node, heard_at=now, version=event.version, instruction=event.instruction)
+    return replace(state, nodes={**state.nodes, event.node: node}), ()
+
+
+def _ready(state: State, event: Ready, now: float) -> Decision:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state, ()
+    if (event.era, event.step) != (state.era, state.committed) or state.plan is None:
+        return state, ()
+    losses = state.losses or event.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
+    norms = state.norms if event.stage in state.norms else {**state.norms, event.stage: event.squared_norms}
+    open_losses = tuple(
+        replace(x, redone=event.redone) if (x.stage, x.heir) == (event.stage, event.node) else x
+        for x in state.open_losses
+    )
+    state = replace(
+        state,
+        facts=state.facts | {Fact(event.stage, event.node, event.incarnation)},
+        norms=norms,
+        losses=losses,
+        open_losses=open_losses,
+        nodes={**state.nodes, event.node: replace(node, heard_at=now)},
+    )
+    return commit_if_ready(state, now)
+
+
+def _resumed(state: State, event: Resumed, now: float) -> Decision:
+    commands: list[Command] = []
+    losses = []
+    for loss in state.open_losses:
+        if (loss.stage, loss.heir) == (event.stage, event.node) and loss.resumed_at is None:
+            loss = replace(loss, resumed_at=now)
+            ms = f"{(now - loss.at) * 1e3:.1f}"
+            fields = {"node": loss.node, "heir": loss.heir, "stage": str(loss.stage), "resume_ms": ms}
+            commands.append(Record("resumed", f"{loss.heir} resumed stage {loss.stage} after {ms} ms", fields))
+        losses.append(loss)
+    return replace(state, open_losses=tuple(losses)), tuple(commands)
+
+
+def _peer_lost(state: State, event: PeerLost, now: float) -> Decision:
+    return chain(membership.peer_lost(state, event, now), now)
+
+
+def _stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
+    return chain(membership.stream_broken(state, event, now), now)
+
+
+def _left(state: State, event: Left, now: float) -> Decision:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state, ()
+    return chain(membership.lose(state, {event.node: f"it left: {event.why}"}, now), now)
+
+
+def _failed(state: State, event: NodeFailed, now: float) -> Decision:
+    text = f"{event.node}: {event.why}"
+    state = replace(state, phase=Phase.FAILED, detail=text)
+    return state, (Record("failed", text, {"node": event.node, "why": event.why}),)
+
+
+def _tick(state: State, event: Tick, now: float) -> Decision:
+    return chain(membership.tick(state, now), now)
+
+
+_HANDLERS: Mapping[type, Callable[..., Decision]] = {
+    Joined: lambda s, e, n: chain(_joined(s, e, n), n),
+    Available: lambda s, e, n: chain(_available(s, e, n), n),
+    Heartbeat: _heartbeat,
+    Ready: _ready,
+    Resumed: _resumed,
+    PeerLost: _peer_lost,
+    StreamBroken: _stream_broken,
+    Left: _left,
+    NodeFailed: _failed,
+    Tick: _tick,
+}
+
+
+def chain(decision: Decision, now: float) -> Decision:
+    """What follows at once from a change of members: a new era if a stage has no copy, or a commit that is now due."""
+    state, commands = decision
+    if state.phase is Phase.WAITING and state.plan is None:
+        state, more = begin_era(state, now)
+    else:
+        state, more = commit_if_ready(state, now)
+    return state, (*commands, *more)
+
+
+def begin_era(state: State, now: float) -> Decision:
+    """Places the model from its beginning once enough nodes are there."""
+    if state.phase is not Phase.WAITING or state.plan is not None:
+        return state, ()
+    settings = state.settings
+    nodes = [n.node for n in state.nodes.values() if n.available]
+    needed = settings.nodes or settings.stages
+    if state.era > 0:  # after a rollback: what is left goes on, but not without a standby while there may be one
+        needed = min(needed, 2 if settings.redundancy and settings.stages > 1 else 1)
+    if len(nodes) < needed:
+        detail = f"waiting for {needed - len(nodes)} more node(s): {len(nodes)} of {needed} are there"
+        if detail == state.detail:
+            return state, ()
+        return replace(state, detail=detail), (Record("waiting", detail),)
+    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy)
+    reason = f"{len(nodes)} nodes for {settings.stages} stages, from step {state.committed}"
+    state, plan, records = with_plan(state, stages, reason, now)
+    state = replace(state, phase=Phase.RUNNING, detail="training")
+    return state, (Persist(state), Publish(plan), *records)
+
+
+def missing(state: State, plan: Plan) -> tuple[str, ...]:
+    """Who is still required to report ready for the step being committed, as ``stage:node``."""
+    out = []
+    for s, stage in enumerate(plan.stages):
+        for node in stage.required():
+            if Fact(s, node, plan.members[node].incarnation) not in state.facts:
+                out.append(f"{s}:{node}")
+    return tuple(out)
+
+
+def commit_if_ready(state: State, now: float) -> Decision:
+    """The gate: commits when every holder that the present plan requires is on record (rule 6)."""
+    plan = state.plan
+    if plan is None or state.phase is not Phase.RUNNING or missing(state, plan):
+        return state, ()
+    settings = state.settings
+    norms = [x for s in range(len(plan.stages)) for x in state.norms[s]]
+    scale = clip_scale(norms, settings.clip_norm)
+    loss = sum(state.losses) / len(state.losses) if state.losses else 0.0
+    step = state.committed
+    recovered = tuple(_recovered(state, loss, now) for loss in state.open_losses)
+    seeded = {
+        (f.stage, f.node)
+        for f in state.facts
+        if f.node in plan.members and plan.members[f.node].incarnation == f.incarnation
+    }
+    state = replace(
+        state, committed=step + 1, facts=frozenset(), norms={}, losses=(), open_losses=(), detail="training"
+    )
+    next_plan = None
+    records: list[Command] = []
+    if state.committed >= settings.steps:
+        state = replace(state, phase=Phase.DONE, detail="every step is committed")
+        records.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
+    elif settings.redundancy:
+        nodes = [n.node for n in state.nodes.values() if n.available and n.attached_since is not None]
+        stages, reasons = settle(plan.stages, nodes, seeded)
+        if stages != plan.stages:
+            state, next_plan, planned = with_plan(state, stages, reason_of(reasons), now)
+            records.extend(planned)
+    commit = Commit(state.term, state.era, step, scale, loss, next_plan)
+    state = replace(state, last_commit=commit)
+    fields = {"step": str(step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(scale)}
+    done = Record("commit", f"step {step} committed, loss {loss:.4f}", fields)
+    return state, (Persist(state), commit, done, *recovered, *records)
+
+
+def _recovered(state: State, loss: Loss, now: float) -> Record:
+    resumed = (loss.resumed_at if loss.resumed_at is not None else now) - loss.at
+    fields = {
+        "node": loss.node,
+        "stage": str(loss.stage),
+        "step": str(state.committed),
+        "detect_ms": f"{loss.detect_seconds * 1e3:.1f}",
+        "resume_ms": f"{resumed * 1e3:.1f}",
+        "redone": str(loss.redone),
+    }
+    text = f"step {state.committed} survived the loss of {loss.node}: {loss.redone} instructions of stage {loss.stage} redone"
+    return Record("recovered", text, fields)
+
+
+def validate(state: State) -> None:
+    """Raises AssertionError, in words, if the state breaks an invariant. Run after every event in tests."""
+    plan = state.plan
+    assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
+    assert not {(n.node, n.incarnation) for n in state.nodes.values()} & state.fenced, (
+        "a fenced incarnation is a member"
+    )
+    assert (plan is not None) or state.phase in (Phase.WAITING, Phase.FAILED), f"no plan while {state.phase.value}"
+    if plan is None:
+        return
+    assert plan.era == state.era, f"the plan is of era {plan.era}, the state of {state.era}"
+    assert plan.generation == state.generation, "the present plan is the newest"
+    assert [r for s in plan.stages for r in s.layers] == list(range(plan.stages[-1].end_layer)), "layers in order, once"
+    for s, stage in enumerate(plan.stages):
+        holders = [*stage.owners, *(b.node for b in stage.standbys)]
+        assert len(set(holders)) == len(holders), f"stage {s} names a holder twice: {holders}"
+        for node in holders:
+            assert node in plan.members, f"{node} holds stage {s} but is no member"
+            assert node in state.nodes, f"stage {s} is with {node}, which is lost"
+            assert plan.members[node].incarnation == state.nodes[node].incarnation, f"{node} is another incarnation now"
+        exposed = state.settings.redundancy and stage.hot_standby() is None
+        assert exposed == (s in state.exposed_since), f"stage {s}: exposure is not on record"

@@ -1,0 +1,179 @@
+"""Nodes come and go: joining, evidence against a node, and what follows from its loss."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from coordinator.decisions import Decision, reason_of, with_plan
+from coordinator.placement import promote, repair
+from coordinator.state import (
+    Available,
+    Command,
+    Dismiss,
+    Joined,
+    Loss,
+    Node,
+    PeerLost,
+    Persist,
+    Phase,
+    Publish,
+    Record,
+    State,
+    StreamBroken,
+)
+
+
+def join(state: State, event: Joined, now: float) -> Decision:
+    """A node opens its order stream: a new one, one that comes back, or one that was declared lost (rule 13)."""
+    if (event.node, event.incarnation) in state.fenced:
+        why = f"{event.node} was declared lost: it joins anew, holding nothing"
+        return state, (Dismiss(event.node, event.incarnation, why, join_anew=True),)
+    commands: list[Command] = []
+    known = state.nodes.get(event.node)
+    if known is not None and known.incarnation > event.incarnation:
+        why = f"another process already runs as {event.node}: give this one its own --name"
+        return state, (Dismiss(event.node, event.incarnation, why),)
+    if known is not None and known.incarnation != event.incarnation:
+        state, lost = lose(state, {event.node: "its process was started again"}, now)
+        commands.extend(lost)
+        known = None
+    if known is None:
+        node = Node(event.node, event.incarnation, event.address, event.pid, event.zone, False, now, None, now)
+        fields = {"node": event.node, "incarnation": str(event.incarnation), "zone": event.zone}
+        commands.append(Record("joined", f"{event.node} joined from {event.address}", fields))
+    else:
+        node = replace(known, address=event.address, attached_since=now, detached_at=None, heard_at=now)
+        commands.append(Record("attached", f"{event.node} is back on its order stream", {"node": event.node}))
+    evidence = {k: v for k, v in state.evidence.items() if k != event.node}
+    state = replace(state, nodes={**state.nodes, event.node: node}, evidence=evidence)
+    return state, tuple(commands)
+
+
+def refusal(state: State, event: Available) -> str:
+    """Why the node cannot take part, or nothing."""
+    settings = state.settings
+    if state.fingerprint and event.fingerprint != state.fingerprint:
+        return (
+            f"{event.node} runs other code for this job than the nodes before it "
+            f"({event.fingerprint[:12]}, not {state.fingerprint[:12]}): install the same version on every node"
+        )
+    if len(event.layer_costs) < settings.stages:
+        return (
+            f"the model has {len(event.layer_costs)} layers, too few for {settings.stages} stages: "
+            f"set pipeline.stages to {len(event.layer_costs)} or less"
+        )
+    return ""
+
+
+def dismiss(state: State, name: str, why: str) -> Decision:
+    """Refuses a node that has taken no part yet."""
+    node = state.nodes[name]
+    state = replace(state, nodes={k: v for k, v in state.nodes.items() if k != name})
+    return state, (Dismiss(name, node.incarnation, why), Record("dismissed", why, {"node": name}))
+
+
+def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
+    """A neighbour's report. Enough together with a broken order stream; alone it may be the link's fault."""
+    node = state.nodes.get(event.suspect)
+    if node is None or node.incarnation != event.suspect_incarnation or event.node not in state.nodes:
+        return state, ()
+    reports = {**state.evidence.get(event.suspect, {}), event.node: now}
+    state = replace(state, evidence={**state.evidence, event.suspect: reports})
+    if node.attached_since is None:
+        return lose(state, {event.suspect: f"its order stream broke and {event.node} misses it: {event.why}"}, now)
+    return state, ()
+
+
+def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return state, ()
+    state = replace(state, nodes={**state.nodes, event.node: replace(node, attached_since=None, detached_at=now)})
+    recent = [r for r, at in state.evidence.get(event.node, {}).items() if now - at <= state.settings.reconnect_timeout]
+    if recent:
+        return lose(state, {event.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
+    return state, ()
+
+
+def tick(state: State, now: float) -> Decision:
+    """Declares silent nodes lost. Time in which the coordinator itself stood still counts for nobody's silence."""
+    settings = state.settings
+    stood_still = now - state.last_tick if state.last_tick is not None else 0.0
+    nodes = state.nodes
+    if stood_still > settings.heartbeat_timeout / 2:
+        nodes = {k: replace(n, heard_at=n.heard_at + stood_still) for k, n in nodes.items()}
+    state = replace(state, last_tick=now, nodes=nodes)
+    lost: dict[str, str] = {}
+    for node in nodes.values():
+        silence = now - node.heard_at
+        if node.attached_since is not None and silence > settings.heartbeat_timeout:
+            lost[node.node] = f"no heartbeat for {silence:.1f} s"
+        elif node.detached_at is not None and now - node.detached_at > settings.reconnect_timeout:
+            lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
+    return lose(state, lost, now) if lost else (state, ())
+
+
+def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
+    """Fences the nodes (name -> evidence in words) and moves their work; a stage without a copy ends the era."""
+    gone = {name: state.nodes[name] for name in lost if name in state.nodes}
+    if not gone:
+        return state, ()
+    state = replace(
+        state,
+        nodes={k: v for k, v in state.nodes.items() if k not in gone},
+        fenced=state.fenced | {(n.node, n.incarnation) for n in gone.values()},
+        evidence={k: v for k, v in state.evidence.items() if k not in gone},
+    )
+    commands: list[Command] = []
+    for node in gone.values():
+        stages = state.plan.owned_by(node.node) if state.plan else ()
+        fields = {
+            "node": node.node,
+            "stages": ",".join(map(str, stages)),
+            "step": str(state.committed),
+            "generation": str(state.generation),
+            "detect_ms": f"{(now - node.heard_at) * 1e3:.1f}",
+            "evidence": lost[node.node],
+        }
+        commands.append(Record("lost", f"{node.node} is lost: {lost[node.node]}", fields))
+        why = f"{node.node} was declared lost ({lost[node.node]}): it joins anew, holding nothing"
+        commands.append(Dismiss(node.node, node.incarnation, why, join_anew=True))
+    plan = state.plan
+    if plan is None or not any(plan.held_by(name) for name in gone):
+        return state, (*commands, Persist(state))
+    stages_left, reasons = promote(plan.stages, list(gone))
+    if stages_left is None:
+        rolled_back, more = roll_back(state, reason_of(reasons))
+        return rolled_back, (*commands, *more)
+    usable = [n.node for n in state.nodes.values() if n.available and n.attached_since is not None]
+    if state.settings.redundancy and state.phase is Phase.RUNNING:
+        stages_left, repairs = repair(stages_left, usable)
+        reasons = [*reasons, *repairs]
+    moved = tuple(
+        Loss(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)
+        for s, (before, after) in enumerate(zip(plan.stages, stages_left, strict=True))
+        if before.owner in gone
+    )
+    kept = tuple(x for x in state.open_losses if x.heir not in gone)
+    state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
+    state = replace(state, open_losses=(*kept, *moved))
+    return state, (*commands, Persist(state), Publish(promoted), *records)
+
+
+def roll_back(state: State, why: str) -> Decision:
+    """Starts a new era from step 0: some stage has no copy left (rule 1)."""
+    text = f"{why}; a new era begins from step 0"
+    state = replace(
+        state,
+        era=state.era + 1,
+        committed=0,
+        plan=None,
+        phase=Phase.WAITING,
+        detail=text,
+        facts=frozenset(),
+        norms={},
+        losses=(),
+        last_commit=None,
+        open_losses=(),
+        exposed_since={},
+    )
+    return state, (Persist(state), Record("rollback", text, {"era": str(state.era), "step": "0"}))

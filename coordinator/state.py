@@ -1,0 +1,265 @@
+"""What the coordinator knows, what can happen to it, and what it can order: plain frozen data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pipeline.plan import Plan
+
+
+class Phase(StrEnum):
+    """Where the run stands."""
+
+    WAITING = "waiting"  # for nodes: to begin, or to go on
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"  # the job itself is at fault
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The parts of the job and of the service's settings that decisions depend on. Times in seconds."""
+
+    stages: int
+    microbatches: int
+    steps: int
+    clip_norm: float | None = None
+    redundancy: bool = True
+    nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
+    heartbeat_timeout: float = 2.0  # silence after which a node is lost
+    reconnect_timeout: float = 2.0  # how long a broken order stream may mend if no neighbour misses the node
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that has joined with this incarnation and is not lost."""
+
+    node: str
+    incarnation: int
+    address: str
+    pid: int = 0
+    zone: str = ""
+    available: bool = False  # has built the model
+    attached_since: float | None = 0.0  # None while its order stream is broken
+    detached_at: float | None = None
+    heard_at: float = 0.0
+    version: int = 0
+    instruction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Ready: this incarnation holds the whole reduced gradient of the stage for the step being committed."""
+
+    stage: int
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A stage whose owner was lost in the step being committed, kept until that commit."""
+
+    node: str
+    stage: int
+    heir: str
+    at: float
+    detect_seconds: float  # silence of the lost node before it was declared lost
+    resumed_at: float | None = None
+    redone: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that the coordinator decides from. ``committed`` counts steps."""
+
+    settings: Settings
+    term: int = 1
+    phase: Phase = Phase.WAITING
+    era: int = 0
+    committed: int = 0
+    generation: int = 0
+    plan: Plan | None = None
+    layer_costs: tuple[float, ...] = ()
+    fingerprint: str = ""
+    nodes: Mapping[str, Node] = field(default_factory=dict)
+    fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
+    evidence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # suspect -> reporter -> when
+    facts: frozenset[Fact] = frozenset()  # for (era, committed)
+    norms: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # stage -> squared norms of its layers
+    losses: tuple[float, ...] = ()  # of the microbatches of the step being committed
+    last_commit: "Commit | None" = None
+    open_losses: tuple[Loss, ...] = ()
+    last_tick: float | None = None
+    exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
+    detail: str = "waiting for nodes"
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A node opened its order stream, for the first time or again."""
+
+    node: str
+    incarnation: int
+    address: str
+    pid: int = 0
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Available:
+    """The node has built the model: it can be given work."""
+
+    node: str
+    incarnation: int
+    layer_costs: tuple[float, ...]
+    fingerprint: str = ""
+    era: int = 0
+    version: int = 0
+    holds_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    node: str
+    incarnation: int
+    version: int = 0
+    instruction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    node: str
+    incarnation: int
+    era: int
+    step: int
+    stage: int
+    squared_norms: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()
+    redone: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The heir began the lost stage's work."""
+
+    node: str
+    incarnation: int
+    generation: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A neighbour's stream to the suspect broke."""
+
+    node: str
+    incarnation: int
+    suspect: str
+    suspect_incarnation: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBroken:
+    """The node's order stream broke."""
+
+    node: str
+    incarnation: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The node went on purpose."""
+
+    node: str
+    incarnation: int
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFailed:
+    """The job cannot run on this node."""
+
+    node: str
+    incarnation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = Joined | Available | Heartbeat | Ready | Resumed | PeerLost | StreamBroken | Left | NodeFailed | Tick
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send the plan to every attached node."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Send to every attached node: apply the step. ``next_plan``: a switch, to be adopted right after."""
+
+    term: int
+    era: int
+    step: int
+    scale: float
+    loss: float
+    next_plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Send the plan to one node that (re)attached."""
+
+    node: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommit:
+    """Send a commit that one node missed."""
+
+    node: str
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Tell the node that it is not taken, and close its order stream."""
+
+    node: str
+    incarnation: int
+    why: str
+    join_anew: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write the state that a successor needs, before what follows it in the list becomes visible."""
+
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Add to the event log. ``fields`` are facts by name, in words or numbers as text."""
+
+    kind: str
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Persist | Record

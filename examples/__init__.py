@@ -1,0 +1,1 @@
+"""Jobs to run as they are and to start your own from."""

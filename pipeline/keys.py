@@ -1,0 +1,52 @@
+"""The names of tensors: what a key is, who produces it and who consumes it under a plan."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pipeline.plan import Plan
+
+
+class Kind(IntEnum):
+    """What a tensor is for; the numbers are those of the wire."""
+
+    ACTIVATION = 1
+    GRADIENT = 2
+    PARTIAL = 3
+    REDUCED = 4
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Names one tensor of the run; its value never changes.
+
+    ``index`` is a microbatch, or for REDUCED a bucket, which is one layer by its index in the model.
+    """
+
+    era: int
+    step: int
+    pipeline: int
+    kind: Kind
+    stage: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind.name}({self.stage},{self.index})@{self.era}.{self.step}"
+
+
+def producer(key: Key, plan: Plan) -> str | None:
+    """The node whose value of this key counts under the plan, or None if the plan knows no such stage."""
+    if key.stage >= len(plan.stages) or key.pipeline >= len(plan.stages[key.stage].owners):
+        return None
+    return plan.stages[key.stage].owners[key.pipeline]
+
+
+def consumers(key: Key, plan: Plan) -> tuple[str, ...]:
+    """The nodes that need this key under the plan; may include the producer when it hosts both sides."""
+    last = len(plan.stages) - 1
+    if key.kind is Kind.ACTIVATION:
+        return (plan.stages[key.stage + 1].owners[key.pipeline],) if key.stage < last else ()
+    if key.kind is Kind.GRADIENT:
+        return (plan.stages[key.stage - 1].owners[key.pipeline],) if key.stage > 0 else ()
+    if key.kind is Kind.REDUCED:
+        return plan.stages[key.stage].holders()
+    return ()

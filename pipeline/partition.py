@@ -1,0 +1,36 @@
+"""Cutting a model's layers into stages of about equal cost."""
+
+from collections.abc import Sequence
+
+
+def partition(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
+    """Contiguous ranges ``(first, end)``, one a stage, none empty, whose most expensive one is as cheap as can be.
+
+    ``costs[i]`` is the cost of layer i, in any unit (measured seconds, or parameters). Of several best cuts the one
+    with the earliest boundaries is taken, so that every caller cuts alike. Raises ValueError if there are fewer
+    layers than stages.
+    """
+    n = len(costs)
+    if stages < 1 or stages > n:
+        raise ValueError(f"{n} layers cannot make {stages} stages: ask for 1 to {n}")
+    prefix = [0.0]
+    for cost in costs:
+        prefix.append(prefix[-1] + cost)
+    # best[k][i]: the lowest possible maximum when the first i layers make k stages; cut[k][i]: where the last begins.
+    infinity = float("inf")
+    best = [[infinity] * (n + 1) for _ in range(stages + 1)]
+    cut = [[0] * (n + 1) for _ in range(stages + 1)]
+    best[0][0] = 0.0
+    for k in range(1, stages + 1):
+        for i in range(k, n + 1):
+            for j in range(k - 1, i):
+                worst = max(best[k - 1][j], prefix[i] - prefix[j])
+                if worst < best[k][i]:
+                    best[k][i], cut[k][i] = worst, j
+    ranges: list[tuple[int, int]] = []
+    end = n
+    for k in range(stages, 0, -1):
+        first = cut[k][end]
+        ranges.append((first, end))
+        end = first
+    return tuple(reversed(ranges))

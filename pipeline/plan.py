@@ -1,0 +1,105 @@
+"""The plan: who runs what. The only thing, besides commits, that the coordinator publishes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node as the plan knows it. Another incarnation of the same node is another holder."""
+
+    node: str
+    incarnation: int
+    address: str = ""
+    zone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """A further holder of a stage. Hot: at the committed version and required for a commit; else being seeded."""
+
+    node: str
+    hot: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One stage: layers ``first_layer`` to ``end_layer`` (exclusive), its owner in each pipeline, its standbys."""
+
+    first_layer: int
+    end_layer: int
+    owners: tuple[str, ...]
+    standbys: tuple[Standby, ...] = ()
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.end_layer)
+
+    @property
+    def owner(self) -> str:
+        """The owner in pipeline 0."""
+        return self.owners[0]
+
+    def holders(self) -> tuple[str, ...]:
+        """Every node with a copy, hot or being seeded, owners first."""
+        return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys))
+
+    def required(self) -> tuple[str, ...]:
+        """The nodes whose readiness a commit waits for: owners and hot standbys."""
+        return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys if s.hot))
+
+    def hot_standby(self) -> str | None:
+        return next((s.node for s in self.standbys if s.hot), None)
+
+
+Stages = tuple[StagePlan, ...]
+
+
+def _no_members() -> Mapping[str, Member]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who runs what from ``step`` on. Ordered by (term, generation); ``era`` rises with every rollback."""
+
+    term: int
+    generation: int
+    era: int
+    step: int
+    stages: Stages
+    members: Mapping[str, Member] = field(default_factory=_no_members)
+    reason: str = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.term, self.generation)
+
+    def owned_by(self, node: str) -> tuple[int, ...]:
+        """Stages that the node owns in pipeline 0, ascending."""
+        return tuple(i for i, s in enumerate(self.stages) if node in s.owners)
+
+    def standby_for(self, node: str) -> tuple[int, ...]:
+        """Stages that the node stands by for, hot or being seeded, ascending."""
+        return tuple(i for i, s in enumerate(self.stages) if any(b.node == node for b in s.standbys))
+
+    def held_by(self, node: str) -> tuple[int, ...]:
+        return tuple(i for i, s in enumerate(self.stages) if node in s.holders())
+
+    def exposed(self) -> tuple[int, ...]:
+        """Stages without a hot standby."""
+        return tuple(i for i, s in enumerate(self.stages) if s.hot_standby() is None)
+
+    def peers_of(self, node: str) -> tuple[str, ...]:
+        """The nodes to which this one sends tensors under the plan, without itself."""
+        last = len(self.stages) - 1
+        peers: dict[str, None] = {}
+        for s in self.owned_by(node):
+            if s < last:
+                peers[self.stages[s + 1].owner] = None
+            if s > 0:
+                peers[self.stages[s - 1].owner] = None
+            peers.update(dict.fromkeys(self.stages[s].holders()))
+        peers.pop(node, None)
+        return tuple(peers)

@@ -1,0 +1,143 @@
+"""What a worker asks its node to compute, and what it asks to be sent: frozen data between decision and I/O."""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from pipeline.keys import Key
+from pipeline.plan import Plan
+from pipeline.schedule import Instruction
+
+
+class Facts(Protocol):
+    """What a worker reads of a reduced gradient; all else in a value is opaque to it."""
+
+    @property
+    def squared_norm(self) -> float: ...
+    @property
+    def losses(self) -> tuple[float, ...]: ...
+
+
+V = TypeVar("V", bound=Facts)
+
+# ---- computed on the node's one compute thread, in order ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """Hold exactly these layers (new ones at their initial state) and be ready to run the owned stages.
+
+    ``anew``: a new era; drop all state first.
+    """
+
+    layers: tuple[int, ...]
+    stages: tuple[tuple[int, int, int], ...]  # (stage, first layer, end layer), owned
+    step: int
+    anew: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[V]):
+    """A forward or backward. ``operand`` is the activation or gradient it takes; None at the pipeline's ends."""
+
+    instruction: Instruction
+    step: int
+    tenure: int  # the generation in which this node became the stage's owner
+    operand: V | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Every backward of the stage is done: give its reduced gradient, a value a layer."""
+
+    stage: int
+    step: int
+    tenure: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Generic[V]):
+    """The one place where weights change: apply a committed step to these layers."""
+
+    step: int
+    scale: float
+    gradients: tuple[tuple[int, V], ...]  # (layer, reduced gradient)
+    catch_up: bool = False  # for one layer that was seeded at an older version
+
+
+@dataclass(frozen=True, slots=True)
+class Install(Generic[V]):
+    """Replace a layer's state by a copy that another holder sent."""
+
+    layer: int
+    version: int
+    state: V
+
+
+Work = Arrange | Run[V] | Reduce | Apply[V] | Install[V]
+
+# ---- sent -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the outbox's value of the key to a peer."""
+
+    peer: str
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    peer: str
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    """Tell a peer which generation this node is at; it answers with what it has."""
+
+    peer: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHello:
+    peer: str
+    generation: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLayers:
+    """Ask a holder for the state of these layers."""
+
+    peer: str
+    layers: tuple[int, ...]
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    era: int
+    step: int
+    stage: int
+    first_layer: int
+    squared_norms: tuple[float, ...]
+    losses: tuple[float, ...]
+    redone: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResumed:
+    generation: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A plan took effect: streams to peers that it does not name can go, others must be there."""
+
+    plan: Plan
+
+
+Effect = Send | Acknowledge | SayHello | AnswerHello | FetchLayers | ReportReady | ReportResumed | Adopted

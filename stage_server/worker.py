@@ -1,0 +1,409 @@
+"""The interpreter of a node: from plans, commits and tensors it derives what to compute and what to send.
+
+It does no I/O, holds no lock and knows no torch: a driver feeds it events, runs the work that ``next_work`` gives and
+hands the result to ``finish``, and carries out ``drain()``. The same class runs in real nodes and in the simulation.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic
+
+from pipeline.keys import Key, Kind, consumers, producer
+from pipeline.plan import Plan
+from pipeline.schedule import Instruction, one_f_one_b, program
+from stage_server.instructions import (
+    Acknowledge,
+    Adopted,
+    AnswerHello,
+    Apply,
+    Arrange,
+    Effect,
+    Install,
+    Reduce,
+    ReportReady,
+    ReportResumed,
+    Run,
+    SayHello,
+    Send,
+    V,
+    Work,
+)
+from stage_server.mailbox import Mailbox
+from stage_server.outbox import Outbox
+from stage_server.seeding import Seeding
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOrder:
+    """Apply the step; then adopt the plan, if there is one."""
+
+    term: int
+    era: int
+    step: int
+    scale: float
+    next_plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival(Generic[V]):
+    """A tensor or a Hello that waits for the plan its sender has already."""
+
+    peer: str
+    incarnation: int
+    generation: int
+    key: Key | None = None
+    value: V | None = None
+
+
+class Worker(Generic[V]):
+    """One incarnation of a node. ``version`` is the number of steps applied to all that it holds."""
+
+    def __init__(self, node: str, incarnation: int, microbatches: int, steps: int) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.microbatches = microbatches
+        self.steps = steps
+        self.term = 0
+        self.era = 0
+        self.version = 0
+        self.plan: Plan | None = None
+        self.mailbox: Mailbox[V] = Mailbox()
+        self.outbox: Outbox[V] = Outbox()
+        self.seeding: Seeding[V] = Seeding()
+        self.tenure: dict[int, int] = {}  # owned stage -> generation in which it came here
+        self._program: tuple[Instruction, ...] = ()
+        self._done: set[Instruction] = set()
+        self._promoted: dict[int, int] = {}  # stage -> generation; until the step commits
+        self._known: set[Instruction] = set()  # of promoted stages: their result was already held by its consumer
+        self._synced: dict[str, int] = {}  # peer -> generation of our Hello that it answered
+        self._reported: dict[int, ReportReady] = {}
+        self._resumed: set[int] = set()
+        self._commits: deque[CommitOrder] = deque()
+        self._early: list[_Arrival[V]] = []
+        self._arrange: Arrange | None = None
+        self._effects: list[Effect] = []
+
+    # ---- orders -----------------------------------------------------------------------------------------------------
+
+    def take_plan(self, plan: Plan) -> None:
+        """Adopts a newer plan at once; an older one is refused (rule 3)."""
+        if self._is_stale(plan):
+            return
+        before = self.plan
+        self.term, self.plan = plan.term, plan
+        anew = before is None or plan.era != self.era
+        if anew:
+            self._begin_era(plan)
+        owned = set(plan.owned_by(self.node))
+        for s in set(self.tenure) - owned:
+            del self.tenure[s]
+            self._promoted.pop(s, None)
+            self.outbox.forget_stage(s)
+        self._done = {i for i in self._done if i.stage in owned}
+        for s in owned - set(self.tenure):
+            self.tenure[s] = plan.generation
+            if not anew:
+                self._promote(s, plan)
+        held = [layer for s in plan.held_by(self.node) for layer in plan.stages[s].layers]
+        self.seeding.adopt(plan, self.node, self.version, anew)
+        owners = [stage.owner for stage in plan.stages]
+        self._program = program(owners, self.node, self.microbatches)
+        stages = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned))
+        anew = anew or (self._arrange is not None and self._arrange.anew)
+        self._arrange = Arrange(tuple(held), stages, self.version, anew)
+        self._effects.append(Adopted(plan))
+        for peer in plan.peers_of(self.node):
+            self._effects.append(SayHello(peer, plan.generation))
+        for key in self.outbox:
+            self._route(key)
+        early, self._early = self._early, []
+        for arrival in early:
+            self._arrive(arrival)
+        self._progress()
+
+    def take_commit(self, commit: CommitOrder) -> None:
+        """Queues a commit; it is applied by the next piece of work (rule 2)."""
+        if commit.term < self.term or commit.era != self.era or commit.step < self.version + len(self._commits):
+            return
+        self._commits.append(commit)
+
+    def _is_stale(self, plan: Plan) -> bool:
+        return self.plan is not None and plan.order <= self.plan.order
+
+    def _begin_era(self, plan: Plan) -> None:
+        self.era, self.version = plan.era, plan.step
+        self.mailbox.clear()
+        self.outbox.clear()
+        self._commits.clear()
+        self.tenure.clear()
+        self._forget_step()
+
+    def _promote(self, stage: int, plan: Plan) -> None:
+        """This node becomes the owner within a step: whatever is not held by a consumer is to be done again (rule 9)."""
+        self._promoted[stage] = plan.generation
+        for m in range(self.microbatches):
+            if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
+                self._known.add(Instruction(stage, "B", m))
+        if self.holds_whole(stage):
+            self._ship(stage)
+
+    # ---- data -------------------------------------------------------------------------------------------------------
+
+    def deliver(self, peer: str, incarnation: int, generation: int, key: Key, value: V) -> None:
+        """A tensor has arrived from a peer."""
+        self._arrive(_Arrival(peer, incarnation, generation, key, value))
+        self._progress()
+
+    def hello(self, peer: str, incarnation: int, generation: int) -> None:
+        """A peer is at this generation and asks what it need not send."""
+        self._arrive(_Arrival(peer, incarnation, generation))
+
+    def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
+        """A peer has these tensors."""
+        for key in keys:
+            if key.stage in self._promoted and key not in self.outbox and key.kind is not Kind.REDUCED:
+                self._known.add(Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index))
+            self.outbox.acknowledge(key, peer, incarnation)
+
+    def synced(self, peer: str, generation: int, version: int) -> None:
+        """A peer has told all that it has. One that is ahead needs nothing of this step any more."""
+        self._synced[peer] = max(generation, self._synced.get(peer, 0))
+        if version > self.version:
+            for s in self.tenure:
+                for m in range(self.microbatches):
+                    for kind in (Kind.ACTIVATION, Kind.GRADIENT):
+                        key = self._key(kind, s, m)
+                        if self.plan is not None and peer in consumers(key, self.plan):
+                            self.outbox.acknowledge(key, peer, self.plan.members[peer].incarnation)
+
+    def _arrive(self, arrival: _Arrival[V]) -> None:
+        plan = self.plan
+        if plan is None or arrival.generation > plan.generation:
+            self._early.append(arrival)  # waits, unacknowledged, for the plan that its sender has (rule 3)
+            return
+        if arrival.key is None or arrival.value is None:
+            self._answer_hello(arrival, plan)
+        elif self._takes(arrival, arrival.key, plan):
+            if arrival.key.step >= self.version:
+                self.mailbox.put(arrival.key, arrival.value)
+            self._effects.append(Acknowledge(arrival.peer, arrival.key))
+
+    def _takes(self, arrival: _Arrival[V], key: Key, plan: Plan) -> bool:
+        return self._of_this_era(key) and self._from_producer(arrival, key, plan) and key.step <= self.version + 1
+
+    def _of_this_era(self, key: Key) -> bool:
+        return key.era == self.era
+
+    def _from_producer(self, arrival: _Arrival[V], key: Key, plan: Plan) -> bool:
+        member = plan.members.get(arrival.peer)
+        known = member is not None and member.incarnation == arrival.incarnation
+        return known and producer(key, plan) == arrival.peer and self.node in consumers(key, plan)
+
+    def _answer_hello(self, arrival: _Arrival[V], plan: Plan) -> None:
+        for key in self.mailbox:
+            if producer(key, plan) == arrival.peer:
+                self._effects.append(Acknowledge(arrival.peer, key))
+        self._effects.append(AnswerHello(arrival.peer, arrival.generation, self.version))
+
+    def _put_out(self, key: Key, value: V) -> None:
+        self.outbox.put(key, value)
+        self._route(key)
+
+    def _route(self, key: Key) -> None:
+        assert self.plan is not None
+        for peer in self.outbox.unacknowledged(key, self.plan):
+            value = self.outbox.get(key)
+            if peer != self.node:
+                self._effects.append(Send(peer, key))
+            elif value is not None:
+                self.mailbox.put(key, value)
+
+    # ---- work -------------------------------------------------------------------------------------------------------
+
+    def next_work(self) -> Work[V] | None:
+        """What to compute now; None while everything waits for input."""
+        if self._arrange is not None:
+            work, self._arrange = self._arrange, None
+            return work
+        install = self.seeding.next_install()
+        if install is not None:
+            return install
+        catch_up = self.seeding.next_catch_up()
+        if catch_up is not None:
+            return catch_up
+        if self._commits and self._commits[0].step == self.version and self.plan is not None:
+            return self._apply(self._commits[0])
+        if self.plan is None or self.version >= self.steps:
+            return None
+        for s in self.tenure:
+            if not self.holds_whole(s) and all(i in self._done for i in self._stage_order(s)):
+                return Reduce(s, self.version, self.tenure[s])
+        todo = {s: self._todo(s) for s in self.tenure}
+        for instruction in self._program:
+            if instruction in todo[instruction.stage]:
+                return self._run(instruction)
+        return None
+
+    def _run(self, instruction: Instruction) -> Run[V] | None:
+        s, m = instruction.stage, instruction.microbatch
+        assert self.plan is not None
+        operand: V | None = None
+        if instruction.op == "F" and s > 0:
+            key = self._key(Kind.ACTIVATION, s - 1, m)
+        elif instruction.op == "B" and s < len(self.plan.stages) - 1:
+            key = self._key(Kind.GRADIENT, s + 1, m)
+        else:
+            key = None
+        if key is not None:
+            if key not in self.mailbox:
+                return None
+            operand = self.mailbox.get(key)
+        self._note_resumed(s)
+        return Run(instruction, self.version, self.tenure[s], operand)
+
+    def _stage_order(self, stage: int) -> tuple[Instruction, ...]:
+        assert self.plan is not None
+        return one_f_one_b(stage, len(self.plan.stages), self.microbatches)
+
+    def _todo(self, stage: int) -> set[Instruction]:
+        """What is left of a stage in this step. An heir with the whole gradient redoes only what a consumer lacks."""
+        assert self.plan is not None
+        order = self._stage_order(stage)
+        if not self.holds_whole(stage):
+            return {i for i in order if i not in self._done}
+        if stage not in self._promoted:
+            return set()
+        neighbours = {self.plan.stages[n].owner for n in (stage - 1, stage + 1) if 0 <= n < len(self.plan.stages)}
+        if any(self._synced.get(n, 0) < self._promoted[stage] for n in neighbours - {self.node}):
+            return set()
+        lacking = [i for i in order if self._lacks(i)]
+        # Forwards change buffers, so those before a needed one are run too; a backward needs its forward's graph.
+        forwards = max((i.microbatch + 1 for i in lacking), default=0)
+        needed = {Instruction(stage, "F", m) for m in range(forwards)} | {i for i in lacking if i.op == "B"}
+        if not needed:
+            self._note_resumed(stage)
+        return needed - self._done
+
+    def _lacks(self, instruction: Instruction) -> bool:
+        assert self.plan is not None
+        kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
+        key = self._key(kind, instruction.stage, instruction.microbatch)
+        return any(
+            key not in self.mailbox if node == self.node else node in self.outbox.unacknowledged(key, self.plan)
+            for node in consumers(key, self.plan)
+        )
+
+    def _note_resumed(self, stage: int) -> None:
+        if stage in self._promoted and stage not in self._resumed:
+            self._resumed.add(stage)
+            self._effects.append(ReportResumed(self._promoted[stage], stage))
+
+    def _apply(self, commit: CommitOrder) -> Apply[V]:
+        gradients = []
+        assert self.plan is not None
+        for s in self.plan.held_by(self.node):
+            for layer in self.plan.stages[s].layers:
+                key = self._key(Kind.REDUCED, s, layer)
+                value = self.mailbox.get(key) if key in self.mailbox else None
+                if self.seeding.takes_step(layer, commit.step, commit.scale, value) and value is not None:
+                    gradients.append((layer, value))
+        return Apply(commit.step, commit.scale, tuple(gradients))
+
+    def finish(self, work: Work[V], result: V | None = None, reduced: tuple[tuple[int, V], ...] = ()) -> None:
+        """Takes what the work gave. The result of work that is no longer this node's is dropped."""
+        if isinstance(work, Run):
+            if self._is_current(work.instruction.stage, work.step, work.tenure):
+                self._done.add(work.instruction)
+                self._put_result(work.instruction, result)
+        elif isinstance(work, Reduce):
+            if self._is_current(work.stage, work.step, work.tenure):
+                for layer, value in reduced:
+                    self.mailbox.put(self._key(Kind.REDUCED, work.stage, layer), value)
+                self._ship(work.stage)
+        elif isinstance(work, Install):
+            self.seeding.installed(work, self.version)
+        elif isinstance(work, Apply) and work.catch_up:
+            self.seeding.caught_up(work)
+        elif isinstance(work, Apply) and self._commits and self._commits[0].step == work.step == self.version:
+            self._applied(self._commits.popleft(), work)
+        self._progress()
+
+    def _is_current(self, stage: int, step: int, tenure: int) -> bool:
+        return step == self.version and self.tenure.get(stage) == tenure
+
+    def _put_result(self, instruction: Instruction, result: V | None) -> None:
+        kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
+        key = self._key(kind, instruction.stage, instruction.microbatch)
+        if result is not None and self.plan is not None and consumers(key, self.plan):
+            self._put_out(key, result)
+
+    def _ship(self, stage: int) -> None:
+        """The reduced gradient goes to every other holder: what was received, where something was (rule 4)."""
+        assert self.plan is not None
+        for layer in self.plan.stages[stage].layers:
+            key = self._key(Kind.REDUCED, stage, layer)
+            self._put_out(key, self.mailbox.get(key))
+
+    def _applied(self, commit: CommitOrder, work: Apply[V]) -> None:
+        self.version = commit.step + 1
+        self.seeding.applied(layer for layer, _ in work.gradients)
+        self.mailbox.forget_before(self.version)
+        self.outbox.forget_before(self.version)
+        self._forget_step()
+        if commit.next_plan is not None:
+            self.take_plan(commit.next_plan)
+
+    def _forget_step(self) -> None:
+        self._done.clear()
+        self._promoted.clear()
+        self._known.clear()
+        self._reported.clear()
+        self._resumed.clear()
+
+    # ---- facts ------------------------------------------------------------------------------------------------------
+
+    def holds_whole(self, stage: int) -> bool:
+        """Whether the stage's whole reduced gradient of the running step is here."""
+        assert self.plan is not None
+        return all(self._key(Kind.REDUCED, stage, layer) in self.mailbox for layer in self.plan.stages[stage].layers)
+
+    def repeat_facts(self) -> tuple[ReportReady, ...]:
+        """All that was reported of the running step, for a coordinator that may have missed it (rule 6)."""
+        return tuple(self._reported.values())
+
+    def _progress(self) -> None:
+        """Reports every stage that has become ready and asks for layers that are to be seeded."""
+        plan = self.plan
+        if plan is None or self.version >= self.steps:
+            return
+        self._effects.extend(self.seeding.fetches(plan, self.node))
+        for s in plan.held_by(self.node):
+            if s in self._reported or not self.holds_whole(s) or not self._at_version(s, plan):
+                continue
+            values = [self.mailbox.get(self._key(Kind.REDUCED, s, layer)) for layer in plan.stages[s].layers]
+            losses = values[-1].losses if s == len(plan.stages) - 1 else ()
+            norms = tuple(v.squared_norm for v in values)
+            first = plan.stages[s].first_layer
+            report = ReportReady(self.era, self.version, s, first, norms, losses, self._redone(s))
+            self._reported[s] = report
+            self._effects.append(report)
+
+    def _at_version(self, stage: int, plan: Plan) -> bool:
+        return all(self.seeding.version_of(layer) == self.version for layer in plan.stages[stage].layers)
+
+    def _redone(self, stage: int) -> int:
+        """Instructions that ran here though the lost owner had finished them: all up to its last known result."""
+        if stage not in self._promoted:
+            return 0
+        order = self._stage_order(stage)
+        last = max((i for i, x in enumerate(order) if x in self._known), default=-1)
+        return sum(x in self._done for x in order[: last + 1])
+
+    def _key(self, kind: Kind, stage: int, index: int) -> Key:
+        return Key(self.era, self.version, 0, kind, stage, index)
+
+    def drain(self) -> list[Effect]:
+        """What is to be sent since the last call, in order."""
+        effects, self._effects = self._effects, []
+        return effects

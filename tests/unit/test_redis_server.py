@@ -1,0 +1,109 @@
+"""The embedded Redis answers, keeps to loopback and to its folder, and ends with its launcher."""
+
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from culm.redis_server import EmbeddedRedis, RedisUnavailable, free_port
+
+DEADLINE_SECONDS = 10.0
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from culm.redis_server import EmbeddedRedis
+with EmbeddedRedis(Path(sys.argv[1])) as server:
+    print(server.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_it_answers_while_entered_and_is_gone_after(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        client = Redis.from_url(server.url)
+        assert client.ping()
+        assert client.set("step", "3")
+        assert client.info("server")["process_id"] == server.pid
+        pid = server.pid
+    assert not psutil.pid_exists(pid)
+    with pytest.raises(RedisConnectionError):
+        client.ping()
+
+
+def test_it_listens_on_loopback_only(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        listening = [c.laddr for c in psutil.Process(server.pid).net_connections("inet") if c.status == "LISTEN"]
+        assert [address.ip for address in listening] == ["127.0.0.1"]
+
+
+def test_it_keeps_nothing_on_disk(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "run") as server:
+        client = Redis.from_url(server.url)
+        client.set("step", "3")
+        settings = client.config_get("*")
+        assert (settings["save"], settings["appendonly"], settings["dir"]) == ("", "no", str(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["redis.log"]
+
+
+def test_two_servers_live_side_by_side(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "a") as a, EmbeddedRedis(tmp_path / "b") as b:
+        assert a.url != b.url
+        assert Redis.from_url(a.url).ping()
+        assert Redis.from_url(b.url).ping()
+
+
+def test_a_port_that_somebody_took_is_left_to_them(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path / "first") as first:
+        taken = int(first.url.split(":")[2].split("/")[0])
+        ports = iter([taken, free_port()])
+        with EmbeddedRedis(tmp_path / "second", choose_port=lambda: next(ports)) as second:
+            assert second.url != first.url
+            assert Redis.from_url(second.url).info("server")["process_id"] == second.pid
+
+
+def test_stopping_twice_is_harmless(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path).start()
+    server.stop()
+    server.stop()
+    with pytest.raises(RedisUnavailable, match="not started"):
+        _ = server.pid
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child's life to its parent's")
+def test_it_dies_with_its_launcher(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        server = os.pidfd_open(int(launcher.stdout.readline()))
+        os.kill(launcher.pid, signal.SIGKILL)
+        # Readable when the process has ended, whether or not its new parent has collected it.
+        ended, _, _ = select.select([server], [], [], DEADLINE_SECONDS)
+        os.close(server)
+        assert ended
+
+
+def test_without_any_server_the_error_names_the_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RedisUnavailable, match=r"install one of them, or name a running Redis with --redis URL"):
+        EmbeddedRedis(tmp_path).start()
+
+
+def test_a_server_that_will_not_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "redis-server"
+    broken.write_text("#!/bin/sh\necho out of memory >&2\nexit 3\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(RedisUnavailable, match=r"ended with code 3: out of memory"):
+        EmbeddedRedis(tmp_path / "run").start()

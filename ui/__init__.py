@@ -1,0 +1,1 @@
+"""Streamlit pages over the Coordinator API: topology, progress and cost."""
