@@ -253,7 +253,8 @@ def _recovered(state: State, loss: Loss, now: float) -> Record:
         "resume_ms": f"{resumed * 1e3:.1f}",
         "redone": str(loss.redone),
     }
-    text = f"step {state.committed} survived the loss of {loss.node}: {loss.redone} instructions of stage {loss.stage} redone"
+    done = f"{loss.redone} instructions of stage {loss.stage} redone"
+    text = f"step {state.committed} survived the loss of {loss.node}: {done}"
     return Record("recovered", text, fields)
 
 

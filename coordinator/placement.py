@@ -76,7 +76,7 @@ def burden(stages: Stages, node: str) -> tuple[int, int]:
 
 
 def repair(stages: Stages, nodes: Collection[str]) -> tuple[Stages, list[str]]:
-    """Gives every stage that has no standby, hot or on its way, a new one to be seeded: a spare, else who holds least."""
+    """Gives every stage without a standby, hot or on its way, one to be seeded: a spare, else who holds least."""
     reasons: list[str] = []
     for s, stage in enumerate(stages):
         if stage.standbys:

@@ -140,7 +140,7 @@ class Worker(Generic[V]):
         self._forget_step()
 
     def _promote(self, stage: int, plan: Plan) -> None:
-        """This node becomes the owner within a step: whatever is not held by a consumer is to be done again (rule 9)."""
+        """This node becomes the owner within a step: what no consumer holds is to be done again (rule 9)."""
         self._promoted[stage] = plan.generation
         for m in range(self.microbatches):
             if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
@@ -218,6 +218,11 @@ class Worker(Generic[V]):
                 self._effects.append(Send(peer, key))
             elif value is not None:
                 self.mailbox.put(key, value)
+
+    @property
+    def must_arrange(self) -> bool:
+        """Whether the layers held are not yet those of the present plan."""
+        return self._arrange is not None
 
     # ---- work -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,37 @@
+"""What final weights are compared and kept by: their sha256, and a safetensors file with the same keys."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from pipeline.values import Value
+from pipeline.wire import chunks
+
+LayerStates = Iterable[tuple[int, Mapping[str, torch.Tensor]]]
+
+
+def hash_layer(index: int, state: Mapping[str, torch.Tensor]) -> str:
+    """sha256 of one layer's state dict, in hex."""
+    return weights_sha256([(index, state)])
+
+
+def weights_sha256(layers: LayerStates) -> str:
+    """sha256 over ``"{index}.{name}"`` and the little-endian bytes of every entry, by layer index, then name; in hex."""
+    digest = hashlib.sha256()
+    for index, state in sorted(layers, key=lambda layer: layer[0]):
+        for name in sorted(state):
+            digest.update(f"{index}.{name}".encode())
+            for _, piece in chunks(Value.single(state[name])):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def save_weights(path: str | Path, layers: LayerStates) -> None:
+    """Writes ``"{index}.{name}"`` entries as safetensors."""
+    entries = {
+        f"{index}.{name}": tensor.detach().cpu().clone() for index, state in layers for name, tensor in state.items()
+    }
+    save_file({name: tensor.contiguous() for name, tensor in entries.items()}, path)

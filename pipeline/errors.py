@@ -1,0 +1,11 @@
+"""Errors by what the caller does next."""
+
+
+class JobError(Exception):
+    """The job file or the code it names is at fault: fix it. Says what is wrong, where, and how to mend it."""
+
+    def __init__(self, what: str, where: str, mend: str) -> None:
+        super().__init__(f"{where}: {what}; {mend}")
+        self.what = what
+        self.where = where
+        self.mend = mend

@@ -1,0 +1,24 @@
+"""A value: the tensors behind one key, and the facts that travel with them."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """Named tensors in order. ``squared_norm`` and ``losses`` belong to reduced gradients (see tensor.proto)."""
+
+    tensors: tuple[tuple[str, torch.Tensor], ...]
+    squared_norm: float = 0.0
+    losses: tuple[float, ...] = ()
+
+    @staticmethod
+    def single(tensor: torch.Tensor) -> "Value":
+        """An activation or a gradient."""
+        return Value((("output", tensor),))
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor of a value that has one."""
+        ((_, tensor),) = self.tensors
+        return tensor

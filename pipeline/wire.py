@@ -1,0 +1,86 @@
+"""Values as bytes: a header, then the tensors end to end in pieces. Little-endian, never pickled."""
+
+from collections.abc import Iterator
+
+import torch
+
+from pipeline.values import Value
+from protos import tensor_pb2
+
+CHUNK_BYTES = 1 << 20
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())
+
+
+def header_of(value: Value) -> tensor_pb2.ValueHeader:
+    header = tensor_pb2.ValueHeader(squared_norm=value.squared_norm, losses=value.losses)
+    for name, tensor in value.tensors:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        header.tensors.add(name=name, dtype=dtype, shape=tensor.shape)
+        header.total_bytes += tensor.numel() * tensor.element_size()
+    return header
+
+
+def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, memoryview]]:
+    """``(offset, bytes)`` pieces of at most ``chunk_bytes``; at least one, also for a value without bytes.
+
+    Small tensors share a piece, so that a layer with many parameters does not become many messages.
+    """
+    offset = 0
+    gathered = bytearray()
+    for _, tensor in value.tensors:
+        data = _bytes_of(tensor)
+        if len(gathered) + len(data) <= chunk_bytes:
+            gathered += data
+            continue
+        if gathered:
+            yield offset, memoryview(gathered)
+            offset += len(gathered)
+            gathered = bytearray()
+        while len(data) > chunk_bytes:
+            yield offset, data[:chunk_bytes]
+            offset, data = offset + chunk_bytes, data[chunk_bytes:]
+        gathered += data
+    if gathered or offset == 0:
+        yield offset, memoryview(gathered)
+
+
+class Assembler:
+    """Puts the pieces of one value together."""
+
+    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        self._header = header
+        self._buffer = torch.empty(header.total_bytes, dtype=torch.uint8)
+        self._bytes = memoryview(self._buffer.numpy()) if header.total_bytes else memoryview(bytearray())
+        self._received = 0
+
+    def add(self, offset: int, payload: bytes) -> None:
+        """Takes the next piece. Raises ValueError if it does not follow the one before."""
+        if offset != self._received or offset + len(payload) > self._header.total_bytes:
+            raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")
+        self._bytes[offset : offset + len(payload)] = payload
+        self._received += len(payload)
+
+    @property
+    def complete(self) -> bool:
+        return self._received == self._header.total_bytes
+
+    def value(self) -> Value:
+        """The value, its tensors on the CPU."""
+        tensors = []
+        start = 0
+        for spec in self._header.tensors:
+            dtype = getattr(torch, spec.dtype)
+            shape = tuple(spec.shape)
+            length = torch.Size(shape).numel() * dtype.itemsize
+            piece = self._buffer[start : start + length]
+            if start % dtype.itemsize:
+                piece = piece.clone()  # a view needs its storage aligned to the element size
+            tensors.append((spec.name, piece.view(dtype).reshape(shape)))
+            start += length
+        return Value(tuple(tensors), self._header.squared_norm, tuple(self._header.losses))

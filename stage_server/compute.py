@@ -1,0 +1,104 @@
+"""Runs a worker's work with torch: the layers held, the stages owned, the data they need. One thread calls it."""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from pipeline.model import ModelSource
+
+from pipeline.data import Microbatches
+from pipeline.job import Job
+from pipeline.values import Value
+from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Work
+from stage_server.layer import HeldLayer
+from stage_server.stage import Stage
+
+log = logging.getLogger("culm.compute")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a piece of work gave: a tensor to pass on, or a stage's reduced gradient by layer."""
+
+    value: Value | None = None
+    reduced: tuple[tuple[int, Value], ...] = ()
+
+
+class Compute:
+    """All torch state of a node."""
+
+    def __init__(self, job: Job, source: ModelSource, device: torch.device) -> None:
+        self._job = job
+        self._source = source
+        self._device = device
+        self._layers: dict[int, HeldLayer] = {}
+        self._stages: dict[int, Stage] = {}
+        self._ranges: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, int] = {}  # stage -> step that its accumulators belong to
+        self._microbatches: Microbatches | None = None
+
+    def layer(self, index: int) -> HeldLayer:
+        return self._layers[index]
+
+    def do(self, work: Work[Value]) -> Result:
+        """Runs one piece of work to its end."""
+        if isinstance(work, Run):
+            return self._run(work)
+        if isinstance(work, Reduce):
+            return Result(reduced=tuple(self._begin(work.stage, work.step).reduce().items()))
+        if isinstance(work, Apply):
+            for layer, gradient in work.gradients:
+                self._layers[layer].apply(gradient, work.scale)
+        elif isinstance(work, Install):
+            self._layers[work.layer].install(work.state)
+        else:
+            self._arrange(work)
+        return Result()
+
+    def _arrange(self, work: Arrange) -> None:
+        if work.anew:
+            self._layers.clear()
+            self._stages.clear()
+            self._begun.clear()
+        self._layers = {
+            i: self._layers[i] if i in self._layers else HeldLayer.build(self._source, i, self._device)
+            for i in work.layers
+        }
+        owned = {s: (first, end) for s, first, end in work.stages}
+        for s in [s for s in self._stages if owned.get(s) != self._ranges[s]]:
+            self._stages.pop(s).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
+            self._begun.pop(s, None)
+        for s, (first, end) in owned.items():
+            if s not in self._stages:
+                layers = [self._layers[i] for i in range(first, end)]
+                last = end == self._source.layer_count
+                self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss)
+        self._ranges = owned
+
+    def _begin(self, stage: int, step: int) -> Stage:
+        runner = self._stages[stage]
+        if self._begun.get(stage) != step:
+            runner.begin_step(step)
+            self._begun[stage] = step
+        return runner
+
+    def _data(self, step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._microbatches is None:
+            self._microbatches = Microbatches(self._job, self._source.dataset())
+        return self._microbatches.microbatch(step, 0, microbatch)
+
+    def _run(self, work: Run[Value]) -> Result:
+        stage, m = work.instruction.stage, work.instruction.microbatch
+        runner = self._begin(stage, work.step)
+        first, end = self._ranges[stage]
+        last = end == self._source.layer_count
+        operand = work.operand.tensor() if work.operand is not None and work.operand.tensors else None
+        if work.instruction.op == "F":
+            if first == 0:
+                operand = self._data(work.step, m)[0]
+            assert operand is not None, f"{work.instruction} has no input"
+            target = self._data(work.step, m)[1].to(self._device) if last else None
+            output = runner.forward(0, m, operand.to(self._device), target)
+            return Result(value=Value.single(output)) if isinstance(output, torch.Tensor) else Result()
+        gradient = runner.backward(0, m, operand.to(self._device) if operand is not None else None)
+        return Result(value=Value.single(gradient) if gradient is not None else Value(()))

@@ -1,0 +1,63 @@
+"""Fetching layers' state from a holder, off the compute thread."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+import grpc
+from pipeline.channel import channel_options
+
+from pipeline.plan import Member
+from pipeline.values import Value
+from pipeline.wire import Assembler
+from protos import stage_pb2
+from protos.stage_pb2_grpc import StageStub
+
+
+class FetchListener(Protocol):
+    """Who asked. Called on the fetch's thread."""
+
+    def fetched(self, layer: int, version: int, state: Value) -> None: ...
+
+    def fetch_failed(self, peer: str, layers: list[int], why: str) -> None: ...
+
+
+def fetch_layers(address: str, layers: tuple[int, ...], era: int, take: Callable[[int, int, Value], None]) -> None:
+    """Streams the layers' state from the holder at ``address``; ``take(layer, version, state)`` gets each.
+
+    Raises grpc.RpcError when the holder is gone or holds no copy.
+    """
+    with grpc.insecure_channel(address, options=channel_options()) as channel:
+        assembler: Assembler | None = None
+        request = stage_pb2.FetchRequest(layers=layers, era=era)
+        for response in StageStub(channel).Fetch(request):
+            if response.HasField("header"):
+                assembler = Assembler(response.header)
+            assert assembler is not None, "a layer's first piece carries its header"
+            assembler.add(response.offset, response.payload)
+            if assembler.complete:
+                take(response.layer, response.version, assembler.value())
+                assembler = None
+
+
+class Fetcher:
+    """Runs each fetch on a thread of its own."""
+
+    def __init__(self, listener: FetchListener) -> None:
+        self._listener = listener
+
+    def fetch(self, source: Member, layers: tuple[int, ...], era: int) -> None:
+        threading.Thread(target=self._fetch, args=(source, layers, era), name="fetch", daemon=True).start()
+
+    def _fetch(self, source: Member, layers: tuple[int, ...], era: int) -> None:
+        missing = list(layers)
+
+        def take(layer: int, version: int, state: Value) -> None:
+            missing.remove(layer)
+            self._listener.fetched(layer, version, state)
+
+        try:
+            fetch_layers(source.address, layers, era, take)
+        except grpc.RpcError as error:
+            why = error.details() if isinstance(error, grpc.Call) else str(error)
+            self._listener.fetch_failed(source.node, missing, why or "unknown")

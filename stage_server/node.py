@@ -1,0 +1,280 @@
+"""A node at work: one worker behind one lock, one compute thread, and the threads that bring and take tensors."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from pipeline.messages import plan_from_proto
+
+from pipeline.keys import Key, Kind
+from pipeline.plan import Member, Plan
+from pipeline.schedule import Instruction
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from protos import stage_pb2
+from stage_server.compute import Compute
+from stage_server.faults import Faults, die
+from stage_server.fetch import Fetcher
+from stage_server.instructions import (
+    Acknowledge,
+    Adopted,
+    AnswerHello,
+    Apply,
+    Effect,
+    FetchLayers,
+    ReportReady,
+    Run,
+    SayHello,
+    Send,
+    Work,
+)
+from stage_server.orders import Orders
+from stage_server.receiver import Receiver
+from stage_server.sender import Sender
+from stage_server.worker import CommitOrder, Worker
+
+log = logging.getLogger("culm.node")
+
+
+class Node:
+    """Feeds the worker, runs its work and carries out its effects. Every call may come from any thread."""
+
+    def __init__(self, worker: Worker[Value], compute: Compute, faults: Faults) -> None:
+        self.worker = worker
+        self.incarnation = worker.incarnation
+        self.receiver = Receiver(self)
+        self._compute = compute
+        self._faults = faults
+        self._changed = threading.Condition()
+        self._senders: dict[str, Sender] = {}
+        self._orders: Orders | None = None
+        self._fetcher = Fetcher(self)
+        self._running = ""
+        self._busy = False
+        self._exports = 0  # copies that wait for a moment between two pieces of work
+        self._finished = 0
+        self._stopped = False
+
+    def attend(self, orders: Orders) -> None:
+        self._orders = orders
+
+    # ---- the compute thread -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Computes until ``stop``."""
+        while True:
+            with self._changed:
+                work = None
+                while work is None and not self._stopped:
+                    if not self._exports or self.worker.must_arrange:
+                        work = self._next()
+                    if work is None:
+                        self._changed.wait()
+                if work is None:
+                    break
+                self._busy = True
+                self._running = str(work.instruction) if isinstance(work, Run) else ""
+            self._fault_before(work)
+            result = self._compute.do(work)
+            with self._changed:
+                self._busy = False
+                self._finished += isinstance(work, Run)
+                self._running = ""
+                self.worker.finish(work, result.value, result.reduced)
+                self._carry_out()
+                self._changed.notify_all()
+            self._fault_after(work)
+        for sender in self._senders.values():
+            sender.close()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _next(self) -> Work[Value] | None:
+        work = self.worker.next_work()
+        self._carry_out()
+        return work
+
+    def _fault_before(self, work: Work[Value]) -> None:
+        if isinstance(work, Run):
+            kind = "forward" if work.instruction.op == "F" else "backward"
+            self._faults.at(work.step, kind, str(work.instruction))
+
+    def _fault_after(self, work: Work[Value]) -> None:
+        if isinstance(work, Apply) and not work.catch_up:
+            self._faults.at(work.step, "commit")
+
+    # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        for effect in self.worker.drain():
+            self._effect(effect)
+
+    def _effect(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._senders[effect.peer].send(effect.key)
+        elif isinstance(effect, Acknowledge):
+            self.receiver.acknowledge(effect.peer, [effect.key])
+        elif isinstance(effect, SayHello):
+            self._senders[effect.peer].say_hello()
+        elif isinstance(effect, AnswerHello):
+            self.receiver.answer_hello(effect.peer, effect.generation, effect.version)
+        elif isinstance(effect, Adopted):
+            self._connect(effect.plan)
+        elif isinstance(effect, FetchLayers):
+            assert self.worker.plan is not None
+            self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
+        elif isinstance(effect, ReportReady):
+            self._report(self._ready(effect))
+            self._faults.at(effect.step, "ready", f"{effect.stage}")
+        else:
+            self._report(pb.AttendRequest(resumed=pb.Resumed(generation=effect.generation, stage=effect.stage)))
+
+    def _report(self, request: pb.AttendRequest) -> None:
+        if self._orders is not None:
+            self._orders.report(request)
+
+    def _ready(self, fact: ReportReady) -> pb.AttendRequest:
+        ready = pb.Ready(
+            era=fact.era,
+            step=fact.step,
+            stage=fact.stage,
+            first_layer=fact.first_layer,
+            squared_norms=fact.squared_norms,
+            losses=fact.losses,
+            redone=fact.redone,
+        )
+        return pb.AttendRequest(ready=ready)
+
+    def _connect(self, plan: Plan) -> None:
+        wanted = {peer: plan.members[peer] for peer in plan.peers_of(self.worker.node)}
+        for peer, sender in list(self._senders.items()):
+            if wanted.get(peer) != sender.peer:
+                self._senders.pop(peer).close()
+        for peer, member in wanted.items():
+            if peer not in self._senders:
+                self._senders[peer] = Sender(member, self, self._faults)
+
+    # ---- what senders ask (stage_server.sender.Source) --------------------------------------------------------------
+
+    def greeting(self) -> stage_pb2.Hello:
+        with self._changed:
+            return stage_pb2.Hello(
+                node=self.worker.node,
+                incarnation=self.incarnation,
+                term=self.worker.term,
+                generation=self.worker.plan.generation if self.worker.plan else 0,
+            )
+
+    def outgoing(self, key: Key, peer: Member) -> tuple[Value, int] | None:
+        with self._changed:
+            plan, value = self.worker.plan, self.worker.outbox.get(key)
+            if plan is None or value is None or plan.members.get(peer.node) != peer:
+                return None
+            if self.worker.outbox.has_acknowledged(key, peer.node, peer.incarnation):
+                return None
+            return value, plan.generation
+
+    def unacknowledged(self, peer: Member) -> list[Key]:
+        with self._changed:
+            plan, outbox = self.worker.plan, self.worker.outbox
+            if plan is None or plan.members.get(peer.node) != peer:
+                return []
+            return [key for key in outbox if peer.node in outbox.unacknowledged(key, plan)]
+
+    def acknowledged(self, peer: Member, keys: list[Key]) -> None:
+        with self._changed:
+            self.worker.acknowledged(peer.node, peer.incarnation, keys)
+            self._after_event()
+
+    def synced(self, peer: Member, generation: int, version: int) -> None:
+        with self._changed:
+            self.worker.synced(peer.node, generation, version)
+            self._after_event()
+
+    def peer_lost(self, peer: Member, why: str) -> None:
+        self.sender_lost(peer.node, peer.incarnation, why)
+
+    # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
+
+    def heard_hello(self, peer: str, incarnation: int, generation: int) -> None:
+        with self._changed:
+            self.worker.hello(peer, incarnation, generation)
+            self._after_event()
+
+    def receiving(self, key: Key) -> None:
+        if key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
+            op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
+            self._faults.at(key.step, "receive", str(op))
+
+    def deliver(self, peer: str, incarnation: int, generation: int, key: Key, value: Value) -> None:
+        with self._changed:
+            self.worker.deliver(peer, incarnation, generation, key, value)
+            self._after_event()
+
+    def sender_lost(self, peer: str, incarnation: int, why: str) -> None:
+        lost = pb.PeerLost(node=peer, incarnation=incarnation, why=why)
+        if not self._stopped:
+            self._report(pb.AttendRequest(peer_lost=lost))
+
+    def export(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Value]]:
+        for layer in layers:
+            with self._changed:
+                self._exports += 1
+                try:
+                    self._changed.wait_for(lambda: self._stopped or not (self._busy or self.worker.must_arrange))
+                    version = self.worker.seeding.version_of(layer)
+                    if version is None or era != self.worker.era or self._stopped:
+                        raise LookupError(f"{self.worker.node} holds no copy of layer {layer} in era {era}")
+                    state = self._compute.layer(layer).export()
+                finally:
+                    self._exports -= 1
+                    self._changed.notify_all()
+            yield layer, version, state
+
+    # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
+
+    def fetched(self, layer: int, version: int, state: Value) -> None:
+        with self._changed:
+            self.worker.seeding.fetched(layer, version, state)
+            self._after_event()
+
+    def fetch_failed(self, peer: str, layers: list[int], why: str) -> None:
+        log.warning("seeding from %s broke off: %s", peer, why)
+        with self._changed:
+            self.worker.seeding.failed(peer, layers)
+            self._after_event()
+
+    # ---- what the coordinator orders (stage_server.orders.Listener) -------------------------------------------------
+
+    def attached(self, announce: Callable[[list[pb.AttendRequest]], None], available: pb.Available) -> None:
+        """Announces this node and repeats its facts (rule 6)."""
+        with self._changed:
+            available.era = self.worker.era
+            available.version = self.worker.version
+            available.holds_state = self.worker.plan is not None and bool(self.worker.plan.held_by(self.worker.node))
+            facts = [pb.AttendRequest(available=available)]
+            facts.extend(self._ready(fact) for fact in self.worker.repeat_facts())
+            announce(facts)
+
+    def heartbeat(self) -> pb.Heartbeat:
+        return pb.Heartbeat(version=self.worker.version, instruction=self._running, finished=self._finished)
+
+    def order(self, order: pb.AttendResponse) -> None:
+        body = order.WhichOneof("body")
+        if body == "die":
+            die()
+        with self._changed:
+            if body == "plan":
+                self.worker.take_plan(plan_from_proto(order.plan))
+            elif body == "commit":
+                commit = order.commit
+                plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
+                self.worker.take_commit(CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan))
+            self._after_event()
+
+    def _after_event(self) -> None:
+        self._carry_out()
+        self._changed.notify_all()

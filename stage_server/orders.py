@@ -1,0 +1,118 @@
+"""The node's one line to the coordinator: reports and heartbeats up, orders down, kept up across broken streams."""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+from pipeline.channel import channel_options
+
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+
+log = logging.getLogger("culm.orders")
+
+
+class Listener(Protocol):
+    """Who obeys. Called on the order thread, one call at a time."""
+
+    def join(self) -> pb.Join: ...
+
+    def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
+        """After every Welcome: announces availability and the facts so far, letting no new fact pass in between."""
+        ...
+
+    def heartbeat(self) -> pb.Heartbeat: ...
+
+    def order(self, order: pb.AttendResponse) -> None: ...
+
+
+class Orders:
+    """Attends the coordinator until ``close``. ``on_unreachable`` is called if the first attempt takes too long."""
+
+    def __init__(
+        self, coordinator: str, listener: Listener, connect_timeout: float, on_unreachable: Callable[[str], None]
+    ) -> None:
+        self._coordinator = coordinator
+        self._listener = listener
+        self._connect_timeout = connect_timeout
+        self._on_unreachable = on_unreachable
+        self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None  # only while welcome
+        self._closed = threading.Event()
+        self._beat_seconds = 0.5
+        self._thread = threading.Thread(target=self._attend, name="orders", daemon=True)
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._beats.start()
+
+    def report(self, request: pb.AttendRequest) -> None:
+        """Says something to the coordinator; while detached it is dropped, since facts are repeated on attaching."""
+        up = self._up
+        if up is not None:
+            up.put(request)
+
+    def close(self, why: str = "") -> None:
+        """Ends the stream; with a reason the coordinator is told that the node leaves."""
+        self._closed.set()
+        up = self._up
+        if up is not None:
+            if why:
+                up.put(pb.AttendRequest(leave=pb.Leave(why=why)))
+            up.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2.0)
+
+    def _attend(self) -> None:
+        pause = 0.05
+        ever = False
+        waited = 0.0
+        while not self._closed.is_set():
+            with grpc.insecure_channel(self._coordinator, options=channel_options()) as channel:
+                try:
+                    wait = min(1.0, self._connect_timeout)
+                    grpc.channel_ready_future(channel).result(timeout=wait)
+                    ever, pause, waited = True, 0.05, 0.0
+                    self._stream(CoordinatorStub(channel))
+                except grpc.FutureTimeoutError:
+                    waited += wait
+                    if not ever and waited >= self._connect_timeout:
+                        self._on_unreachable(self._coordinator)
+                        return
+                except grpc.RpcError as error:
+                    log.warning("the order stream broke: %s", error)
+                finally:
+                    self._up = None
+            self._closed.wait(pause)
+            pause = min(0.5, pause * 2)
+
+    def _stream(self, stub: CoordinatorStub) -> None:
+        up: queue.SimpleQueue[pb.AttendRequest | None] = queue.SimpleQueue()
+        up.put(pb.AttendRequest(join=self._listener.join()))
+
+        def requests() -> Iterator[pb.AttendRequest]:
+            while (request := up.get()) is not None:
+                yield request
+
+        def announce(facts: list[pb.AttendRequest]) -> None:
+            for fact in facts:
+                up.put(fact)
+            self._up = up
+
+        try:
+            for order in stub.Attend(requests()):
+                if order.WhichOneof("body") == "welcome":
+                    self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
+                    self._listener.order(order)
+                    self._listener.attached(announce)
+                else:
+                    self._listener.order(order)
+        finally:
+            up.put(None)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._beat_seconds):
+            self.report(pb.AttendRequest(heartbeat=self._listener.heartbeat()))

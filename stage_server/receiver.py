@@ -1,0 +1,118 @@
+"""The incoming half of the tensor plane: the Stage service. It assembles tensors and passes them on at once."""
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+import grpc
+from pipeline.messages import key_from_proto, key_to_proto
+
+from pipeline.keys import Key
+from pipeline.values import Value
+from pipeline.wire import Assembler, chunks, header_of
+from protos import stage_pb2
+from protos.stage_pb2_grpc import StageServicer
+
+log = logging.getLogger("culm.receiver")
+
+
+class Sink(Protocol):
+    """Who takes what arrives. Called on the stream's thread; must not wait for compute."""
+
+    incarnation: int
+
+    def heard_hello(self, peer: str, incarnation: int, generation: int) -> None: ...
+
+    def receiving(self, key: Key) -> None:
+        """The first piece of a tensor is here."""
+        ...
+
+    def deliver(self, peer: str, incarnation: int, generation: int, key: Key, value: Value) -> None: ...
+
+    def sender_lost(self, peer: str, incarnation: int, why: str) -> None: ...
+
+    def export(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Value]]:
+        """State of the asked layers, each with its version. Raises LookupError for what is not held."""
+        ...
+
+
+class Receiver(StageServicer):
+    """Translates the Stage service. Answers go to the newest stream of each peer."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._answers: dict[str, queue.SimpleQueue[stage_pb2.DeliverResponse | None]] = {}
+
+    def acknowledge(self, peer: str, keys: list[Key]) -> None:
+        self._answer(peer, stage_pb2.DeliverResponse(acknowledged=[key_to_proto(k) for k in keys]))
+
+    def answer_hello(self, peer: str, generation: int, version: int) -> None:
+        synced = stage_pb2.Synced(generation=generation, version=version)
+        self._answer(peer, stage_pb2.DeliverResponse(synced=synced))
+
+    def _answer(self, peer: str, response: stage_pb2.DeliverResponse) -> None:
+        response.incarnation = self._sink.incarnation
+        with self._lock:
+            answers = self._answers.get(peer)
+        if answers is not None:
+            answers.put(response)
+
+    def Deliver(  # noqa: N802
+        self, request_iterator: Iterator[stage_pb2.DeliverRequest], context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.DeliverResponse]:
+        answers: queue.SimpleQueue[stage_pb2.DeliverResponse | None] = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(request_iterator, answers), name="receive", daemon=True).start()
+        while (answer := answers.get()) is not None:
+            yield answer
+
+    def _read(
+        self,
+        requests: Iterator[stage_pb2.DeliverRequest],
+        answers: queue.SimpleQueue[stage_pb2.DeliverResponse | None],
+    ) -> None:
+        peer, incarnation, ended = "", 0, False
+        assembler: Assembler | None = None
+        try:
+            for request in requests:
+                body = request.WhichOneof("body")
+                if body == "hello":
+                    peer, incarnation = request.hello.node, request.hello.incarnation
+                    with self._lock:
+                        self._answers[peer] = answers
+                    self._sink.heard_hello(peer, incarnation, request.hello.generation)
+                elif body == "chunk":
+                    chunk = request.chunk
+                    key = key_from_proto(chunk.key)
+                    if chunk.HasField("header"):
+                        assembler = Assembler(chunk.header)
+                        self._sink.receiving(key)
+                    assert assembler is not None, "a tensor's first piece carries its header"
+                    assembler.add(chunk.offset, chunk.payload)
+                    if assembler.complete:
+                        self._sink.deliver(peer, incarnation, chunk.generation, key, assembler.value())
+                        assembler = None
+                else:
+                    ended = True
+        except grpc.RpcError as error:
+            log.info("the stream from %s broke: %s", peer, error)
+        answers.put(None)
+        if peer and not ended:
+            self._sink.sender_lost(peer, incarnation, "the stream from it broke")
+
+    def Fetch(  # noqa: N802
+        self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.FetchResponse]:
+        try:
+            for layer, version, value in self._sink.export(list(request.layers), request.era):
+                for offset, payload in chunks(value):
+                    response = stage_pb2.FetchResponse(
+                        layer=layer, version=version, payload=bytes(payload), offset=offset
+                    )
+                    if offset == 0:
+                        response.header.CopyFrom(header_of(value))
+                    yield response
+        except LookupError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -1,0 +1,120 @@
+"""The outgoing half of the tensor plane: one thread and one Deliver stream for each peer."""
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+import grpc
+from pipeline.channel import channel_options
+from pipeline.messages import key_from_proto, key_to_proto
+
+from pipeline.keys import Key, Kind
+from pipeline.plan import Member
+from pipeline.schedule import Instruction
+from pipeline.values import Value
+from pipeline.wire import chunks, header_of
+from protos import stage_pb2, tensor_pb2
+from protos.stage_pb2_grpc import StageStub
+from stage_server.faults import Faults
+
+log = logging.getLogger("culm.sender")
+
+
+class Source(Protocol):
+    """Where a sender finds what it sends, and whom it tells what comes back."""
+
+    def greeting(self) -> stage_pb2.Hello: ...
+
+    def outgoing(self, key: Key, peer: Member) -> tuple[Value, int] | None:
+        """The value and this node's generation; None if the peer does not need it any more."""
+        ...
+
+    def unacknowledged(self, peer: Member) -> list[Key]: ...
+
+    def acknowledged(self, peer: Member, keys: list[Key]) -> None: ...
+
+    def synced(self, peer: Member, generation: int, version: int) -> None: ...
+
+    def peer_lost(self, peer: Member, why: str) -> None: ...
+
+
+class Sender:
+    """Sends to one incarnation of one peer until ``close``; a broken stream is reported and tried again."""
+
+    def __init__(self, peer: Member, source: Source, faults: Faults) -> None:
+        self.peer = peer
+        self._source = source
+        self._faults = faults
+        self._queue: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
+        self._thread.start()
+
+    HELLO = Key(0, 0, 0, Kind.PARTIAL, 0, 0)  # in the queue: say hello now
+
+    def send(self, key: Key) -> None:
+        self._queue.put(key)
+
+    def say_hello(self) -> None:
+        self._queue.put(self.HELLO)
+
+    def close(self) -> None:
+        """Ends the stream on purpose, after what is queued."""
+        self._closed.set()
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        pause = 0.05
+        while not self._closed.is_set():
+            with grpc.insecure_channel(self.peer.address, options=channel_options()) as channel:
+                try:
+                    for response in StageStub(channel).Deliver(self._requests()):
+                        pause = 0.05
+                        self._hear(response)
+                    why = "its stream ended"
+                except grpc.RpcError as error:
+                    why = error.details() if isinstance(error, grpc.Call) else str(error)
+            if self._closed.is_set():
+                return
+            self._source.peer_lost(self.peer, f"the stream to it broke: {why}")
+            self._closed.wait(pause)
+            pause = min(0.5, pause * 2)
+
+    def _hear(self, response: stage_pb2.DeliverResponse) -> None:
+        if response.acknowledged:
+            self._source.acknowledged(self.peer, [key_from_proto(k) for k in response.acknowledged])
+        if response.HasField("synced"):
+            self._source.synced(self.peer, response.synced.generation, response.synced.version)
+
+    def _requests(self) -> Iterator[stage_pb2.DeliverRequest]:
+        yield stage_pb2.DeliverRequest(hello=self._source.greeting())
+        for key in self._source.unacknowledged(self.peer):
+            yield from self._tensor(key)
+        while True:
+            item = self._queue.get()
+            if item is None:
+                yield stage_pb2.DeliverRequest(end=stage_pb2.End())
+                return
+            if item is self.HELLO:
+                yield stage_pb2.DeliverRequest(hello=self._source.greeting())
+            else:
+                yield from self._tensor(item)
+
+    def _tensor(self, key: Key) -> Iterator[stage_pb2.DeliverRequest]:
+        found = self._source.outgoing(key, self.peer)
+        if found is None:
+            return
+        value, generation = found
+        wire_key = key_to_proto(key)
+        for offset, payload in chunks(value):
+            chunk = tensor_pb2.Chunk(payload=bytes(payload), key=wire_key, offset=offset, generation=generation)
+            if offset == 0:
+                chunk.header.CopyFrom(header_of(value))
+            yield stage_pb2.DeliverRequest(chunk=chunk)
+            if key.kind is Kind.REDUCED:
+                self._faults.at(key.step, "ship", f"{key.stage}")
+            else:
+                op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
+                self._faults.at(key.step, "send", str(op))

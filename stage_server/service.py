@@ -1,0 +1,168 @@
+"""The stage server process: it attends the coordinator, builds the job's model and works until told to stop."""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from pipeline.channel import server_options
+from pipeline.model import ModelSource
+from pipeline.version import PROTOCOL_VERSION
+
+from pipeline.errors import JobError
+from pipeline.job import parse_job
+from protos import coordinator_pb2 as pb
+from protos.stage_pb2_grpc import add_StageServicer_to_server
+from stage_server.compute import Compute
+from stage_server.faults import Faults
+from stage_server.node import Node
+from stage_server.orders import Orders
+from stage_server.settings import StageSettings
+from stage_server.worker import Worker
+
+log = logging.getLogger("culm.stage")
+
+GRACE = 1.0  # seconds for streams to end when the server stops
+
+
+class StageServer:
+    """One incarnation of a node, from joining to leaving. ``run`` gives the process's exit code."""
+
+    def __init__(self, settings: StageSettings) -> None:
+        self._settings = settings
+        self._name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
+        self._incarnation = time.time_ns() // 1000
+        self._server = grpc.server(ThreadPoolExecutor(max_workers=64), options=server_options())
+        self._address = self._listen(settings.listen)
+        self._welcome: pb.Welcome | None = None
+        self._node: Node | None = None
+        self._available = pb.Available()
+        self._announce: Callable[[list[pb.AttendRequest]], None] | None = None
+        self._woken = threading.Event()  # something for the main thread: a job, or the end
+        self._exit: int | None = None
+        self._error = ""
+        self.join_anew = False
+        self._orders = Orders(settings.coordinator, self, settings.connect_timeout, self._unreachable)
+
+    def _listen(self, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
+        try:
+            bound = self._server.add_insecure_port(listen)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise OSError(f"cannot listen on {listen}: port {port} is in use; choose another with --listen")
+        return f"{host}:{bound}"
+
+    def run(self) -> int:
+        self._orders.start()
+        self._woken.wait()
+        if self._exit is None and self._welcome is not None:
+            self._work(self._welcome)
+        self._orders.close("it was told to stop" if self._exit == 0 and not self._error else "")
+        self._server.stop(GRACE)
+        if self._error and not self.join_anew:
+            print(f"culm stage: {self._error}", file=sys.stderr, flush=True)
+        return self._exit or 0
+
+    def _work(self, welcome: pb.Welcome) -> None:
+        try:
+            job = parse_job(welcome.job_toml, "the coordinator's job")
+            torch.set_num_threads(job.job.threads)
+            source = ModelSource(job)
+            costs = source.parameter_counts()
+        except JobError as error:
+            self._orders.report(pb.AttendRequest(failed=pb.Failed(why=str(error))))
+            self._end(2, str(error))
+            return
+        worker: Worker[object] = Worker(self._name, self._incarnation, job.pipeline.microbatches, job.job.steps)
+        node = Node(worker, Compute(job, source, torch.device("cpu")), Faults(self._settings.kill_at))  # type: ignore[arg-type]
+        add_StageServicer_to_server(node.receiver, self._server)
+        servicer = health.HealthServicer()
+        servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        self._server.start()
+        node.attend(self._orders)
+        self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())
+        self._node = node
+        if self._announce is not None:
+            node.attached(self._announce, self._available)
+        if self._exit is None:
+            node.run()
+
+    def _end(self, code: int, error: str = "") -> None:
+        if self._exit is None:
+            self._exit, self._error = code, error
+        if self._node is not None:
+            self._node.stop()
+        self._woken.set()
+
+    def stop(self) -> None:
+        """Ends the process in order: SIGTERM, SIGINT."""
+        self._end(0)
+
+    def _unreachable(self, coordinator: str) -> None:
+        waited = self._settings.connect_timeout
+        self._end(2, f"no coordinator at {coordinator} within {waited:g} s; start one, or name it with --coordinator")
+
+    # ---- stage_server.orders.Listener -------------------------------------------------------------------------------
+
+    def join(self) -> pb.Join:
+        return pb.Join(
+            node=self._name,
+            incarnation=self._incarnation,
+            address=self._address,
+            pid=os.getpid(),
+            zone=self._settings.zone,
+            protocol_version=PROTOCOL_VERSION,
+        )
+
+    def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
+        if self._node is not None:
+            self._node.attached(announce, self._available)
+        else:
+            announce([])  # heartbeats flow while the model is built
+            self._announce = announce
+
+    def heartbeat(self) -> pb.Heartbeat:
+        return self._node.heartbeat() if self._node is not None else pb.Heartbeat()
+
+    def order(self, order: pb.AttendResponse) -> None:
+        body = order.WhichOneof("body")
+        if body == "welcome":
+            if self._welcome is None:
+                self._welcome = order.welcome
+                self._woken.set()
+        elif body == "dismiss":
+            self.join_anew = order.dismiss.join_anew
+            goodbye = not order.dismiss.why or order.dismiss.goodbye
+            log.info("dismissed: %s", order.dismiss.why)
+            self._end(0 if goodbye or self.join_anew else 2, "" if goodbye else order.dismiss.why)
+        elif self._node is not None:
+            self._node.order(order)
+
+
+def main(settings: StageSettings) -> int:
+    """Runs a stage server until it is told to stop. Exit codes as for every ``culm`` command."""
+    try:
+        server = StageServer(settings)
+        Faults(settings.kill_at)
+    except (OSError, ValueError) as error:
+        print(f"culm stage: {error}", file=sys.stderr)
+        return 2
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: server.stop())
+    code = server.run()
+    if server.join_anew:
+        log.info("joining anew, holding nothing")
+        logging.shutdown()
+        os.execv(sys.executable, [sys.executable, "-m", "culm", *sys.argv[1:]])
+    return code

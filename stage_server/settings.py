@@ -1,0 +1,16 @@
+"""What a stage server is told when it starts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
+
+    coordinator: str = "127.0.0.1:7070"
+    listen: str = "127.0.0.1:0"
+    name: str = ""  # empty: made from the host's name and the process id
+    zone: str = ""
+    kill_at: tuple[str, ...] = ()  # STEP:INSTRUCTION, to die there: for demos and tests
+    connect_timeout: float = 30.0
+    reflection: bool = False
