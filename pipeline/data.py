@@ -26,8 +26,8 @@ class Microbatches:
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(input, target)``, samples stacked along the first dimension."""
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
-        input, target = default_collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
-        return input, target
+        inputs, targets = default_collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
+        return inputs, targets
 
     def _sample(self, position: int) -> int:
         epoch, place = divmod(position, self._length)

@@ -19,7 +19,7 @@ def hash_layer(index: int, state: Mapping[str, torch.Tensor]) -> str:
 
 
 def weights_sha256(layers: LayerStates) -> str:
-    """sha256 over ``"{index}.{name}"`` and the little-endian bytes of every entry, by layer index, then name; in hex."""
+    """sha256 over ``"{index}.{name}"`` and the little-endian bytes of every entry, by layer, then name; in hex."""
     digest = hashlib.sha256()
     for index, state in sorted(layers, key=lambda layer: layer[0]):
         for name in sorted(state):

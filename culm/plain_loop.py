@@ -1,0 +1,89 @@
+"""The oracle: the job as an ordinary single-process PyTorch loop, sharing no code with the stage servers."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from pipeline.data import Microbatches
+from pipeline.digest import hash_layer, weights_sha256
+from pipeline.job import Job
+from pipeline.model import ModelSource
+from pipeline.streams import stream_seed
+
+
+@dataclass(frozen=True)
+class PlainResult:
+    """``layers``: (index, state dict) at the end. ``trace``: for each step every layer's hash, if it was asked for."""
+
+    losses: list[float]
+    layers: list[tuple[int, dict[str, torch.Tensor]]]
+    sha256: str
+    seconds: float
+    trace: list[list[str]]
+
+
+def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, trace: bool = False) -> PlainResult:
+    """Trains the job to its end. ``on_step(step, loss)`` follows every step. ``seconds`` counts the steps alone."""
+    torch.set_num_threads(job.job.threads)
+    source = ModelSource(job)
+    model = [source.build(index) for index in range(source.layer_count)]
+    parameters = [p for layer in model for p in layer.parameters() if p.requires_grad]
+    optimizer = source.optimizer(parameters)
+    data = Microbatches(job, source.dataset())
+    pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
+    losses: list[float] = []
+    traced: list[list[str]] = []
+    begun = time.perf_counter()
+    for step in range(job.job.steps):
+        total = 0.0
+        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        for pipeline in range(pipelines):
+            optimizer.zero_grad()
+            for index in range(microbatches):
+                x, target = data.microbatch(step, pipeline, index)
+                for number, layer in enumerate(model):
+                    torch.manual_seed(stream_seed(job.job.seed, step, pipeline, index, number))
+                    x = layer(x)
+                loss = source.loss(x, target)
+                (loss / (pipelines * microbatches)).backward()
+                total += loss.item()
+            if pipelines > 1:
+                for i, parameter in enumerate(parameters):
+                    if parameter.grad is not None:
+                        before = sums[i]
+                        sums[i] = parameter.grad if before is None else before + parameter.grad
+        if pipelines > 1:
+            for parameter, summed in zip(parameters, sums, strict=True):
+                parameter.grad = summed
+        if job.train.clip_norm is not None:
+            _clip(model, job.train.clip_norm)
+        optimizer.step()
+        losses.append(total / (pipelines * microbatches))
+        if trace:
+            traced.append([hash_layer(i, layer.state_dict()) for i, layer in enumerate(model)])
+        if on_step is not None:
+            on_step(step, losses[-1])
+    seconds = time.perf_counter() - begun
+    layers = [(i, layer.state_dict()) for i, layer in enumerate(model)]
+    return PlainResult(losses, layers, weights_sha256(layers), seconds, traced)
+
+
+def _clip(model: list[torch.nn.Module], clip_norm: float) -> None:
+    """Scales all gradients so that their norm is at most ``clip_norm``; the norm in float64, layer by layer."""
+    squared = 0.0
+    for layer in model:
+        of_layer = 0.0
+        for parameter in layer.parameters():
+            if parameter.grad is not None:
+                norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item()
+                of_layer += norm * norm
+        squared += of_layer
+    scale = min(1.0, clip_norm / (math.sqrt(squared) + 1e-6))
+    if scale != 1.0:
+        for layer in model:
+            for parameter in layer.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)

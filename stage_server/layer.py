@@ -1,0 +1,127 @@
+"""A held layer, the unit of state: parameters, buffers and optimizer state at one version."""
+
+import torch
+from torch import nn
+
+from pipeline.model import ModelSource
+from pipeline.values import Value
+
+
+class HeldLayer:
+    """One copy of one layer. Its weights change in ``apply`` and nowhere else."""
+
+    def __init__(self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self.index = index
+        self.module = module
+        self._optimizer = optimizer  # None for a layer without parameters
+        self._buffers_before: dict[str, torch.Tensor] | None = None
+
+    @staticmethod
+    def build(source: ModelSource, index: int, device: torch.device) -> "HeldLayer":
+        """The layer at its initial state, which is the same on every node."""
+        module = source.build(index).to(device)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        return HeldLayer(index, module, source.optimizer(parameters) if parameters else None)
+
+    def begin_step(self) -> None:
+        """Drops accumulated gradients; buffers go back to the step's beginning if work of the step changed them."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if self._buffers_before is not None:
+            self._restore(self._buffers_before)
+        else:
+            self._buffers_before = {name: buffer.clone() for name, buffer in self.module.named_buffers()} or None
+
+    def gradient(self, losses: tuple[float, ...] = ()) -> Value:
+        """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed."""
+        tensors: list[tuple[str, torch.Tensor]] = []
+        for name, parameter in self.module.named_parameters():
+            if parameter.grad is not None:
+                tensors.append((f"grad.{name}", parameter.grad.detach()))
+        before = self._buffers_before or {}
+        for name, buffer in self.module.named_buffers():
+            if not torch.equal(buffer, before[name]):
+                tensors.append((f"buffer.{name}", buffer.clone()))
+        return Value(tuple(tensors), squared_norm([t for n, t in tensors if n.startswith("grad.")]), losses)
+
+    def apply(self, gradient: Value, scale: float) -> None:
+        """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is."""
+        given = dict(gradient.tensors)
+        device = next(iter(self.module.parameters()), torch.empty(0)).device
+        for name, parameter in self.module.named_parameters():
+            grad = given.get(f"grad.{name}")
+            if grad is None:
+                parameter.grad = None
+            else:
+                grad = grad.to(device)
+                parameter.grad = grad * scale if scale != 1.0 else grad
+        if self._buffers_before is not None:
+            self._restore(self._buffers_before)
+        self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
+        if self._optimizer is not None:
+            self._optimizer.step()
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        self._buffers_before = None
+
+    def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
+        own = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                own[name].copy_(buffer)
+
+    def export(self) -> Value:
+        """A copy of all state as at the step's beginning."""
+        own = self.module.state_dict(keep_vars=True)
+        tensors = [(f"parameter.{n}", t.detach().clone()) for n, t in own.items() if isinstance(t, nn.Parameter)]
+        buffers = self._buffers_before or dict(self.module.named_buffers())
+        for name, buffer in buffers.items():
+            kind = "buffer" if name in own else "transient"
+            tensors.append((f"{kind}.{name}", buffer.detach().clone()))
+        if self._optimizer is not None:
+            for index, entries in self._optimizer.state_dict()["state"].items():
+                for name, entry in entries.items():
+                    tensors.append(_exported(f"{index}.{name}", entry))
+        return Value(tuple(tensors))
+
+    def install(self, state: Value) -> None:
+        """Takes over a copy that ``export`` made elsewhere."""
+        own = dict(self.module.named_parameters())
+        optimizer: dict[int, dict[str, object]] = {}
+        buffers: dict[str, torch.Tensor] = {}
+        with torch.no_grad():
+            for name, tensor in state.tensors:
+                kind, _, rest = name.partition(".")
+                if kind == "parameter":
+                    own[rest].copy_(tensor)
+                elif kind in ("buffer", "transient"):
+                    buffers[rest] = tensor
+                else:
+                    index, _, entry = rest.partition(".")
+                    held: object = tensor.clone() if kind == "optimizer" else tensor.item()
+                    optimizer.setdefault(int(index), {})[entry] = held
+        self._restore(buffers)
+        self._buffers_before = None
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        if self._optimizer is not None:
+            groups = self._optimizer.state_dict()["param_groups"]
+            self._optimizer.load_state_dict({"state": optimizer, "param_groups": groups})
+
+
+def _exported(name: str, entry: object) -> tuple[str, torch.Tensor]:
+    if isinstance(entry, torch.Tensor):
+        return f"optimizer.{name}", entry.detach().clone()
+    if isinstance(entry, bool | int | float):
+        kind = torch.bool if isinstance(entry, bool) else torch.int64 if isinstance(entry, int) else torch.float64
+        return f"number.{name}", torch.tensor(entry, dtype=kind)
+    raise TypeError(f"optimizer state {name} is a {type(entry).__name__}: only tensors and numbers can be copied")
+
+
+def squared_norm(gradients: list[torch.Tensor]) -> float:
+    """Squared L2 norm over all elements, in float64, tensor by tensor in the order given."""
+    total = 0.0
+    for gradient in gradients:
+        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        total += norm * norm
+    return total

@@ -1,0 +1,87 @@
+"""One stage at work in one step: forwards, backwards and the gradient they accumulate."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from pipeline.errors import JobError
+from pipeline.job import Job
+from pipeline.streams import stream_seed
+from pipeline.values import Value
+from stage_server.layer import HeldLayer
+
+
+class Stage:
+    """Runs a contiguous range of layers. Knows nothing of keys, plans or peers."""
+
+    def __init__(
+        self,
+        job: Job,
+        layers: Sequence[HeldLayer],
+        first: bool,
+        last: bool,
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._layers = layers
+        self._first = first
+        self._last = last
+        self._loss = loss
+        self._seed = job.job.seed
+        self._parts = job.pipeline.pipelines * job.pipeline.microbatches
+        self._step = 0
+        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
+        self._losses: dict[tuple[int, int], float] = {}
+
+    def begin_step(self, step: int) -> None:
+        """Starts a step from its beginning: graphs, gradients, losses and changes to buffers are dropped."""
+        self._step = step
+        self._graphs.clear()
+        self._losses.clear()
+        for layer in self._layers:
+            layer.begin_step()
+
+    def forward(self, pipeline: int, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+        """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
+
+        x: [B, ...] as the first layer takes it; target as the loss takes it, at the last stage only.
+        """
+        if not self._first and x.is_floating_point():
+            x = x.detach().requires_grad_()
+        h = x
+        for layer in self._layers:
+            seed = stream_seed(self._seed, self._step, pipeline, microbatch, layer.index)
+            torch.default_generator.manual_seed(seed)
+            if h.is_cuda:
+                torch.cuda.manual_seed(seed)
+            try:
+                h = layer.module(h)
+            except RuntimeError as error:
+                if "in-place" in str(error) and h is x:
+                    what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place"
+                    raise JobError(what, "model.layers", "use the layer's inplace=False") from error
+                raise
+        if self._last:
+            assert target is not None, "the last stage takes the target"
+            h = self._loss(h, target)
+            self._losses[pipeline, microbatch] = float(h)
+        self._graphs[pipeline, microbatch] = (x, h)
+        return h.detach()
+
+    def backward(self, pipeline: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """Runs a microbatch backward, adds to the accumulated gradient and frees the graph.
+
+        gradient: of the output, shaped like it; None at the last stage, or where the next stage has none. Returns the
+        gradient of the input, or None where it has none.
+        """
+        x, output = self._graphs.pop((pipeline, microbatch))
+        if self._last:
+            (output / self._parts).backward()  # type: ignore[no-untyped-call]
+        elif gradient is not None and output.requires_grad:
+            torch.autograd.backward(output, gradient)
+        return x.grad if not self._first else None
+
+    def reduce(self) -> dict[int, Value]:
+        """The step's whole gradient, a value a layer; the losses ride with the model's last layer."""
+        losses = tuple(self._losses[at] for at in sorted(self._losses)) if self._last else ()
+        last = self._layers[-1]
+        return {layer.index: layer.gradient(losses if layer is last else ()) for layer in self._layers}
