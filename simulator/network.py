@@ -1,0 +1,55 @@
+"""Virtual time and ordered channels: messages of one channel keep their order, of different channels they need not."""
+
+import heapq
+import random
+from collections.abc import Callable
+
+
+class Clock:
+    """A heap of things to come. Nothing happens by itself: ``step`` runs the next one."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        self.at(self.now + delay, action)
+
+    def at(self, time: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (time, self._count, action))
+
+    def step(self) -> bool:
+        """Runs the next action; False if there is none."""
+        if not self._heap:
+            return False
+        self.now, _, action = heapq.heappop(self._heap)
+        action()
+        return True
+
+
+class Channel:
+    """One direction of a stream. ``cut`` loses what is on its way and, a moment later, tells both ends."""
+
+    def __init__(self, clock: Clock, random: random.Random, slow: float) -> None:
+        self._clock = clock
+        self._random = random
+        self._slow = slow
+        self._last = 0.0
+        self._open = True
+
+    def send(self, action: Callable[[], None]) -> None:
+        """``action`` runs on arrival, after those sent before it, unless the channel is cut first."""
+        if not self._open:
+            return
+        delay = self._random.expovariate(1 / self._slow) + 1e-4
+        self._last = max(self._last + 1e-6, self._clock.now + delay)
+        self._clock.at(self._last, lambda: action() if self._open else None)
+
+    def cut(self, keep: float = 0.0) -> None:
+        """Closes the channel; what would arrive within ``keep`` seconds still does."""
+        if keep:
+            self._clock.after(keep, self.cut)
+        else:
+            self._open = False

@@ -1,0 +1,231 @@
+"""A simulated node: the real worker over the tiny arithmetic, with virtual streams and virtual time for its work."""
+
+from typing import TYPE_CHECKING
+
+from coordinator import state as co
+from pipeline.keys import Key
+from pipeline.plan import Plan
+from simulator.arithmetic import Arithmetic, Number
+from simulator.network import Channel
+from stage_server.instructions import (
+    Acknowledge,
+    Adopted,
+    AnswerHello,
+    Apply,
+    Arrange,
+    Effect,
+    FetchLayers,
+    Install,
+    Reduce,
+    ReportReady,
+    ReportResumed,
+    Run,
+    SayHello,
+    Send,
+    Work,
+)
+from stage_server.worker import Worker
+
+if TYPE_CHECKING:
+    from simulator.cluster import Cluster
+
+
+class SimulatedNode:
+    """One incarnation of one node process."""
+
+    def __init__(self, cluster: "Cluster", name: str, incarnation: int, worker: Worker[Number]) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.incarnation = incarnation
+        self.worker = worker
+        self.arithmetic = Arithmetic()
+        self.alive = True
+        self.frozen = False
+        self.executed: list[str] = []
+        self._busy = False
+        self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
+        self.peers: dict[str, int] = {}
+        self.up = cluster.channel()
+        self.down = cluster.channel()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1"))
+        costs = tuple(1.0 for _ in range(self.cluster.layers))
+        self.tell(co.Available(self.name, self.incarnation, costs))
+        self._beat()
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        if not self.frozen:
+            self.tell(co.Heartbeat(self.name, self.incarnation, self.worker.version))
+        self.cluster.clock.after(0.5, self._beat)
+
+    def tell(self, event: co.Event) -> None:
+        self.up.send(lambda: self.cluster.coordinate(event))
+
+    def thaw(self) -> None:
+        self.frozen = False
+        held, self.cluster.held[self] = self.cluster.held.get(self, []), []
+        for action in held:
+            action()
+        self.go()
+
+    # ---- work -------------------------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Starts the next piece of work if nothing is being computed, and carries out what is due."""
+        if not self.alive or self.frozen:
+            return
+        if not self._busy:
+            work = self.worker.next_work()
+            if work is not None:
+                self._busy = True
+                self.cluster.clock.after(self.cluster.duration(work), lambda: self._finish(work))
+        self._carry_out()
+
+    def _finish(self, work: Work[Number]) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self.cluster.held.setdefault(self, []).append(lambda: self._finish(work))
+            return
+        self._busy = False
+        result, reduced = self._compute(work)
+        self.worker.finish(work, result, reduced)
+        self.cluster.after_work(self, work)
+        self.go()
+
+    def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
+        arithmetic = self.arithmetic
+        if isinstance(work, Arrange):
+            arithmetic.arrange(work.layers, work.stages, work.anew)
+        elif isinstance(work, Apply):
+            for layer, value in work.gradients:
+                arithmetic.apply(layer, value.number, work.scale, work.step)
+        elif isinstance(work, Install):
+            arithmetic.install(work.layer, work.version, work.state.number)
+        elif isinstance(work, Reduce):
+            if work.stage not in arithmetic.ranges:
+                return None, ()
+            last = arithmetic.ranges[work.stage][1] == self.cluster.layers
+            return None, arithmetic.reduce(work.stage, last, self.cluster.microbatches)
+        else:
+            return self._pass(work), ()
+        return None, ()
+
+    def _pass(self, work: Run[Number]) -> Number | None:
+        stage, m = work.instruction.stage, work.instruction.microbatch
+        operand = work.operand.number if work.operand is not None else None
+        if stage not in self.arithmetic.ranges:
+            return None
+        self.executed.append(str(work.instruction))
+        if work.instruction.op == "F":
+            last = self.arithmetic.ranges[stage][1] == self.cluster.layers
+            return Number(self.arithmetic.forward(stage, work.step, m, operand, last))
+        return Number(self.arithmetic.backward(stage, work.step, m, operand))
+
+    # ---- effects ----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        for effect in self.worker.drain():
+            self._effect(effect)
+
+    def _effect(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._send(effect.peer, effect.key)
+        elif isinstance(effect, SayHello):
+            self._hello(effect.peer)
+        elif isinstance(effect, Acknowledge):
+            self._back(effect.peer, effect.key)
+        elif isinstance(effect, AnswerHello):
+            self._back(effect.peer, effect)
+        elif isinstance(effect, Adopted):
+            self._connect(effect.plan)
+        elif isinstance(effect, FetchLayers):
+            self.cluster.fetch(self, effect)
+        elif isinstance(effect, ReportReady):
+            self.tell(self._ready(effect))
+        elif isinstance(effect, ReportResumed):
+            self.tell(co.Resumed(self.name, self.incarnation, effect.generation, effect.stage))
+
+    def _ready(self, fact: ReportReady) -> co.Ready:
+        return co.Ready(
+            self.name,
+            self.incarnation,
+            fact.era,
+            fact.step,
+            fact.stage,
+            fact.squared_norms,
+            fact.losses,
+            fact.redone,
+        )
+
+    def _connect(self, plan: Plan) -> None:
+        self.peers = {p: plan.members[p].incarnation for p in plan.peers_of(self.name)}
+        for peer, (incarnation, channel) in list(self._streams.items()):
+            if self.peers.get(peer) != incarnation:
+                channel.cut(keep=self.cluster.brief())
+                del self._streams[peer]
+
+    def _stream(self, peer: str) -> Channel:
+        incarnation = self.peers[peer]
+        if peer not in self._streams:
+            self._streams[peer] = (incarnation, self.cluster.channel())
+        return self._streams[peer][1]
+
+    def _hello(self, peer: str) -> None:
+        if peer in self.peers and self.worker.plan is not None:
+            to, generation = (peer, self.peers[peer]), self.worker.plan.generation
+            self._stream(peer).send(
+                lambda: self.cluster.receive(to, lambda n: n.worker.hello(self.name, self.incarnation, generation))
+            )
+
+    def _send(self, peer: str, key: Key) -> None:
+        value = self.worker.outbox.get(key)
+        plan = self.worker.plan
+        if peer not in self.peers or value is None or plan is None:
+            return
+        to, generation = (peer, self.peers[peer]), plan.generation
+        self._stream(peer).send(
+            lambda: self.cluster.receive(
+                to, lambda n: n.worker.deliver(self.name, self.incarnation, generation, key, value)
+            )
+        )
+
+    def _back(self, peer: str, answer: Key | AnswerHello) -> None:
+        """An answer on the stream that the peer opened to this node."""
+        sender = self.cluster.nodes.get(peer)
+        if sender is None:
+            return
+        to = (peer, sender.incarnation)
+
+        def arrive(node: "SimulatedNode") -> None:
+            if isinstance(answer, AnswerHello):
+                node.worker.synced(self.name, answer.generation, answer.version)
+            else:
+                node.worker.acknowledged(self.name, self.incarnation, [answer])
+
+        self.cluster.back_channel(self.name, peer).send(lambda: self.cluster.receive(to, arrive))
+
+    def reopen(self, peer: str) -> None:
+        """The stream to the peer broke and is opened again: hello, then all that is not acknowledged."""
+        if not self.alive or self.worker.plan is None or peer not in self.peers:
+            return
+        self._streams.pop(peer, None)
+        self._hello(peer)
+        for key in self.worker.outbox:
+            if peer in self.worker.outbox.unacknowledged(key, self.worker.plan):
+                self._send(peer, key)
+
+    def break_streams(self, keep: float) -> None:
+        for _, channel in self._streams.values():
+            channel.cut(keep)
+
+    def cut_stream(self, peer: str) -> bool:
+        if peer not in self._streams:
+            return False
+        self._streams[peer][1].cut()
+        return True
