@@ -517,18 +517,22 @@ class Dismiss(_message.Message):
 
     WHY_FIELD_NUMBER: _builtins.int
     JOIN_ANEW_FIELD_NUMBER: _builtins.int
+    GOODBYE_FIELD_NUMBER: _builtins.int
     why: _builtins.str
     join_anew: _builtins.bool
     """Start over with a new incarnation, holding nothing."""
+    goodbye: _builtins.bool
+    """The coordinator ends; nothing is wrong with the node."""
     def __init__(
         self,
         *,
         why: _builtins.str = ...,
         join_anew: _builtins.bool = ...,
+        goodbye: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["join_anew", b"join_anew", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["goodbye", b"goodbye", "join_anew", b"join_anew", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,52 @@
+"""From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
+
+from coordinator import state as co
+from pipeline.messages import plan_to_proto
+from protos import coordinator_pb2 as pb
+
+
+def commit_order(commit: co.Commit) -> pb.AttendResponse:
+    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+    return pb.AttendResponse(commit=order)
+
+
+def order_of(command: co.Command) -> tuple[str | None, pb.AttendResponse] | None:
+    """``(node, order)``, the node being None for all that attend; None for a command that is no order."""
+    if isinstance(command, co.Publish):
+        return None, pb.AttendResponse(plan=plan_to_proto(command.plan))
+    if isinstance(command, co.SendPlan):
+        return command.node, pb.AttendResponse(plan=plan_to_proto(command.plan))
+    if isinstance(command, co.Commit):
+        return None, commit_order(command)
+    if isinstance(command, co.SendCommit):
+        return command.node, commit_order(command.commit)
+    if isinstance(command, co.Dismiss):
+        dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew)
+        return command.node, pb.AttendResponse(dismiss=dismiss)
+    return None
+
+
+def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event | None:
+    """The event behind a report; None for a Join, which opens the stream, and for what this version does not know."""
+    body = request.WhichOneof("body")
+    if body == "available":
+        a = request.available
+        costs = tuple(float(x) for x in a.layer_parameters)
+        return co.Available(node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state)
+    if body == "heartbeat":
+        return co.Heartbeat(node, incarnation, request.heartbeat.version, request.heartbeat.instruction)
+    if body == "ready":
+        r = request.ready
+        return co.Ready(node, incarnation, r.era, r.step, r.stage, tuple(r.squared_norms), tuple(r.losses), r.redone)
+    if body == "resumed":
+        return co.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
+    if body == "peer_lost":
+        p = request.peer_lost
+        return co.PeerLost(node, incarnation, p.node, p.incarnation, p.why)
+    if body == "failed":
+        return co.NodeFailed(node, incarnation, request.failed.why)
+    if body == "leave":
+        return co.Left(node, incarnation, request.leave.why)
+    return None

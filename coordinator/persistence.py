@@ -1,0 +1,97 @@
+"""What outlives a coordinator: the parts of its state that a successor needs, as plain JSON-able data."""
+
+from dataclasses import replace
+from typing import Any
+
+from coordinator.state import Commit, Node, Phase, Settings, State
+from pipeline.plan import Member, Plan, StagePlan, Standby
+
+Document = dict[str, Any]
+
+
+def to_document(state: State) -> Document:
+    """The state without what nodes repeat when they attach again."""
+    return {
+        "phase": state.phase.value,
+        "era": state.era,
+        "committed": state.committed,
+        "generation": state.generation,
+        "plan": _plan_to(state.plan) if state.plan else None,
+        "layer_costs": list(state.layer_costs),
+        "fingerprint": state.fingerprint,
+        "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
+        "last_commit": _commit_to(state.last_commit) if state.last_commit else None,
+        "exposed": sorted(state.exposed_since),
+    }
+
+
+def from_document(document: Document, settings: Settings, term: int, now: float) -> State:
+    """The state under a new term; the plan's members count as detached since now and may come back."""
+    plan = _plan_from(document["plan"]) if document["plan"] else None
+    nodes = {
+        m.node: Node(m.node, m.incarnation, m.address, 0, m.zone, True, None, now, now)
+        for m in (plan.members.values() if plan else ())
+        if (m.node, m.incarnation) not in {(a, b) for a, b in document["fenced"]}
+    }
+    return State(
+        settings=settings,
+        term=term,
+        phase=Phase(document["phase"]),
+        era=document["era"],
+        committed=document["committed"],
+        generation=document["generation"],
+        plan=plan,
+        layer_costs=tuple(document["layer_costs"]),
+        fingerprint=document["fingerprint"],
+        nodes=nodes,
+        fenced=frozenset((node, incarnation) for node, incarnation in document["fenced"]),
+        last_commit=_commit_from(document["last_commit"]) if document["last_commit"] else None,
+        exposed_since=dict.fromkeys(document["exposed"], now),
+        detail="waiting for the nodes to attach again",
+    )
+
+
+def _plan_to(plan: Plan) -> Document:
+    return {
+        "term": plan.term,
+        "generation": plan.generation,
+        "era": plan.era,
+        "step": plan.step,
+        "reason": plan.reason,
+        "stages": [
+            [s.first_layer, s.end_layer, list(s.owners), [[b.node, b.hot] for b in s.standbys]] for s in plan.stages
+        ],
+        "members": [[m.node, m.incarnation, m.address, m.zone] for m in plan.members.values()],
+    }
+
+
+def _plan_from(document: Document) -> Plan:
+    stages = tuple(
+        StagePlan(first, end, tuple(owners), tuple(Standby(node, hot) for node, hot in standbys))
+        for first, end, owners, standbys in document["stages"]
+    )
+    members = {m[0]: Member(*m) for m in document["members"]}
+    order = (document["term"], document["generation"], document["era"], document["step"])
+    return Plan(*order, stages, members, document["reason"])
+
+
+def _commit_to(commit: Commit) -> Document:
+    return {
+        "term": commit.term,
+        "era": commit.era,
+        "step": commit.step,
+        "scale": commit.scale.hex(),
+        "loss": commit.loss.hex(),
+        "next_plan": _plan_to(commit.next_plan) if commit.next_plan else None,
+    }
+
+
+def _commit_from(document: Document) -> Commit:
+    scale, loss = float.fromhex(document["scale"]), float.fromhex(document["loss"])
+    plan = _plan_from(document["next_plan"]) if document["next_plan"] else None
+    return Commit(document["term"], document["era"], document["step"], scale, loss, plan)
+
+
+def without_volatile(state: State) -> State:
+    """The state as it looks after a round trip, for comparison."""
+    return replace(state, nodes={}, evidence={}, facts=frozenset(), norms={}, losses=(), open_losses=())

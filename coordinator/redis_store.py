@@ -1,0 +1,154 @@
+"""The store in Redis: leader lease with a fencing term, state, heartbeats, event and metric streams.
+
+Every write goes through a script that checks holder and term, in one queue, so that an outage delays writes, keeps
+their order and loses none.
+"""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from coordinator.persistence import Document
+from coordinator.store import LostLease
+
+log = logging.getLogger("culm.store")
+
+PATIENCE = 0.05  # seconds that a caller waits for a write
+STREAM_LENGTH = 100_000
+
+ACQUIRE = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local term = redis.call('INCR', KEYS[2])
+redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
+return term
+"""
+# KEYS: lease. ARGV: holder and term, lease in ms, then the command. A lease that ran out while nobody took it goes on.
+FENCED = """
+local held = redis.call('GET', KEYS[1])
+local newest = tonumber(redis.call('GET', KEYS[2]) or '0')
+if newest > tonumber(ARGV[2]) or (held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+if #ARGV > 3 then return redis.call(unpack(ARGV, 4)) end
+return 1
+"""
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class RedisStore:
+    """One run's keys, all under ``culm:{run}:``."""
+
+    def __init__(self, url: str, run: str, holder: str, lease_seconds: float) -> None:
+        self._redis = redis.Redis.from_url(
+            url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0), decode_responses=True
+        )
+        self._prefix = f"culm:{run}:"
+        self._keys = [f"{self._prefix}leader", f"{self._prefix}term"]
+        self._holder = holder
+        self._lease_ms = int(lease_seconds * 1000)
+        self._term = 0
+        self._queue: deque[tuple[str, ...]] = deque()
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._lost: LostLease | None = None
+        self._away = False
+        self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def _lease(self) -> str:
+        return f"{self._holder}:{self._term}"
+
+    async def acquire(self) -> int:
+        told = False
+        while True:
+            try:
+                term = await self._redis.eval(ACQUIRE, 2, *self._keys, self._holder, self._lease_ms)
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                log.warning("waiting for Redis: %s", error)
+                term = 0
+            if term:
+                self._term = int(term)
+                self._writer = asyncio.create_task(self._write())
+                return self._term
+            if not told:
+                log.info("another coordinator leads this run: waiting for its lease to end")
+                told = True
+            await asyncio.sleep(0.2)
+
+    async def renew(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if not self._queue:
+            self._put(())
+
+    async def load(self) -> Document | None:
+        text = await self._redis.get(f"{self._prefix}state")
+        return json.loads(text) if text else None
+
+    async def save(self, document: Document) -> None:
+        self._put(("SET", f"{self._prefix}state", json.dumps(document)))
+        if not self._away:
+            try:
+                await asyncio.wait_for(self._drained.wait(), PATIENCE)
+            except TimeoutError:
+                log.warning("Redis is slow: the state is written later")
+
+    def heartbeat(self, node: str, ttl_seconds: float) -> None:
+        if not self._away:  # an old sign of life is of no use later
+            self._put(("SET", f"{self._prefix}heartbeat:{node}", "1", "PX", str(int(ttl_seconds * 1000))))
+
+    def append(self, stream: str, entry: dict[str, Any]) -> None:
+        fields = [str(x) for pair in entry.items() for x in pair]
+        limit = ("MAXLEN", "~", str(STREAM_LENGTH))
+        self._put(("XADD", f"{self._prefix}{stream}", *limit, "*", *fields))
+
+    def _put(self, command: tuple[str, ...]) -> None:
+        self._queue.append(command)
+        self._drained.clear()
+        self._wake.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            while self._queue:
+                command = self._queue[0]
+                try:
+                    lease = (self._lease, str(self._term), str(self._lease_ms))
+                    await self._redis.eval(FENCED, 2, *self._keys, *lease, *command)
+                except ResponseError as error:
+                    if "FENCED" not in str(error):
+                        raise
+                    self._lost = LostLease("another coordinator leads with a higher term")
+                    self._queue.clear()
+                    self._drained.set()
+                    return
+                except RedisError as error:
+                    if not self._away:
+                        log.warning("Redis is away, writes are queued: %s", error)
+                    self._away = True
+                    await asyncio.sleep(0.1)
+                    continue
+                if self._away:
+                    log.info("Redis is back: %d writes catch up", len(self._queue))
+                self._away = False
+                self._queue.popleft()
+            self._drained.set()
+            self._wake.clear()
+
+    async def close(self) -> None:
+        """Gives the lease back and ends."""
+        if self._writer is not None:
+            self._writer.cancel()
+        try:
+            await self._redis.eval(RELEASE, 1, self._keys[0], self._lease)
+        except RedisError:
+            log.info("the lease runs out by itself: Redis is away")
+        await self._redis.aclose()

@@ -1,0 +1,37 @@
+"""What a coordinator is told when it starts."""
+
+from dataclasses import dataclass
+
+from coordinator.state import Settings
+from pipeline.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
+
+    job: Job
+    listen: str = "127.0.0.1:7070"
+    redis_url: str = ""  # empty: nothing outlives this process
+    run: str = "culm"
+    name: str = "coordinator"
+    nodes: int = 0
+    allow_kill: bool = False
+    reflection: bool = False
+    heartbeat_seconds: float = 0.5
+    heartbeat_timeout: float = 2.0
+    lease_seconds: float = 3.0
+
+    def decisions(self) -> Settings:
+        """The part that decisions depend on."""
+        job = self.job
+        return Settings(
+            stages=job.pipeline.stages,
+            microbatches=job.pipeline.microbatches,
+            steps=job.job.steps,
+            clip_norm=job.train.clip_norm,
+            redundancy=job.resilience.redundancy != "off",
+            nodes=self.nodes,
+            heartbeat_timeout=self.heartbeat_timeout,
+            reconnect_timeout=self.heartbeat_timeout,
+        )

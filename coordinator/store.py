@@ -1,0 +1,66 @@
+"""Where the coordinator keeps what must outlive it, and the port that both stores fill."""
+
+from typing import Any, Protocol
+
+from coordinator.persistence import Document
+
+
+class LostLease(Exception):
+    """Another coordinator leads with a higher term: step down."""
+
+
+class Store(Protocol):
+    """Writes return at once and reach the store in order, later if it is away."""
+
+    async def acquire(self) -> int:
+        """Waits until this coordinator leads; the term, higher than every one before."""
+        ...
+
+    async def renew(self) -> None:
+        """Keeps the lease. Raises LostLease when another coordinator leads; an outage is no loss."""
+        ...
+
+    async def load(self) -> Document | None: ...
+
+    async def save(self, document: Document) -> None:
+        """Persists the state; waits a moment for it, but not for an outage to end."""
+        ...
+
+    def heartbeat(self, node: str, ttl_seconds: float) -> None: ...
+
+    def append(self, stream: str, entry: dict[str, Any]) -> None:
+        """Adds to the stream "events" or "metrics"."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryStore:
+    """A store that ends with the process."""
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.document: Document | None = None
+        self.streams: dict[str, list[dict[str, Any]]] = {}
+
+    async def acquire(self) -> int:
+        self.term += 1
+        return self.term
+
+    async def renew(self) -> None:
+        return
+
+    async def load(self) -> Document | None:
+        return self.document
+
+    async def save(self, document: Document) -> None:
+        self.document = document
+
+    def heartbeat(self, node: str, ttl_seconds: float) -> None:
+        return
+
+    def append(self, stream: str, entry: dict[str, Any]) -> None:
+        self.streams.setdefault(stream, []).append(entry)
+
+    async def close(self) -> None:
+        return

@@ -1,0 +1,31 @@
+"""gRPC options of every channel and server: a dead or frozen peer is noticed in about a second, ports are never shared."""
+
+Options = list[tuple[str, int]]
+
+_KEEPALIVE: Options = [
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1000),
+    ("grpc.http2.ping_timeout_ms", 1000),  # what C-core really obeys for a peer that is frozen
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+def channel_options() -> Options:
+    """For every client channel."""
+    return [
+        *_KEEPALIVE,
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 500),
+    ]
+
+
+def server_options() -> Options:
+    """For every server."""
+    return [
+        *_KEEPALIVE,
+        ("grpc.http2.min_ping_interval_without_data_ms", 100),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
