@@ -1,0 +1,196 @@
+"""The leading coordinator at work: events in, ``advance``, commands out. One asyncio task at a time calls it."""
+
+import asyncio
+import logging
+import math
+import os
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from coordinator import state as co
+from coordinator.effects import order_of
+from coordinator.machine import advance, begin, validate
+from coordinator.persistence import from_document, to_document
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import Store
+from pipeline.messages import plan_to_proto
+from protos import coordinator_pb2 as pb
+
+log = logging.getLogger("culm.coordinator")
+
+RATE_STEPS = 10  # commits over which samples per second are averaged
+
+
+@dataclass(eq=False)
+class OrderStream:
+    """The orders to one attached incarnation. None in the queue ends it."""
+
+    node: str
+    incarnation: int
+    queue: "asyncio.Queue[pb.AttendResponse | None]"
+
+
+class Leader:
+    """Holds the state, the order streams and the event log."""
+
+    def __init__(self, settings: CoordinatorSettings, store: Store) -> None:
+        self.settings = settings
+        self.term = 0
+        self.events: list[pb.ListEventsResponse] = []
+        self.new_event = asyncio.Condition()
+        self._store = store
+        self._streams: dict[str, OrderStream] = {}
+        self._state = begin(settings.decisions())
+        self._turn = asyncio.Lock()
+        self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._validates = os.environ.get("CULM_VALIDATE") == "1"
+
+    @property
+    def state(self) -> co.State:
+        return self._state
+
+    async def lead(self) -> None:
+        """Takes the lease and goes on from what the leader before persisted."""
+        self.term = await self._store.acquire()
+        document = await self._store.load()
+        settings = self.settings.decisions()
+        if document is None:
+            self._state = begin(settings, self.term)
+        else:
+            self._state = from_document(document, settings, self.term, time.monotonic())
+            log.info("going on from step %d in term %d", self._state.committed, self.term)
+
+    # ---- nodes ------------------------------------------------------------------------------------------------------
+
+    def attach(self, stream: OrderStream) -> None:
+        """The node's orders go to this stream from now on; an older one ends."""
+        before = self._streams.get(stream.node)
+        if before is not None:
+            before.queue.put_nowait(None)
+        self._streams[stream.node] = stream
+
+    async def detach(self, stream: OrderStream, why: str) -> None:
+        """The stream ended without a word. One that was replaced says nothing about the node."""
+        if self._streams.get(stream.node) is stream:
+            del self._streams[stream.node]
+            await self.take(co.StreamBroken(stream.node, stream.incarnation, why))
+
+    def send(self, node: str, order: pb.AttendResponse) -> bool:
+        """Queues an order; False if the node is not attached."""
+        stream = self._streams.get(node)
+        if stream is None:
+            return False
+        stream.queue.put_nowait(order)
+        return True
+
+    def end_streams(self, order: pb.AttendResponse | None) -> None:
+        """A last order to every node, and the end."""
+        for stream in self._streams.values():
+            if order is not None:
+                stream.queue.put_nowait(order)
+            stream.queue.put_nowait(None)
+        self._streams.clear()
+
+    def heard(self, node: str) -> None:
+        """A heartbeat, for those who look into Redis; decisions use this process's own clock."""
+        self._store.heartbeat(node, self.settings.heartbeat_timeout)
+
+    # ---- decisions --------------------------------------------------------------------------------------------------
+
+    async def take(self, event: co.Event) -> None:
+        """Decides on an event and carries the commands out in order."""
+        async with self._turn:
+            self._state, commands = advance(self._state, event, time.monotonic())
+            if self._validates:
+                validate(self._state)
+            for command in commands:
+                await self._carry_out(command)
+
+    async def _carry_out(self, command: co.Command) -> None:
+        if isinstance(command, co.Persist):
+            await self._store.save(to_document(command.state))
+        elif isinstance(command, co.Record):
+            await self._record(command)
+        else:
+            target = order_of(command)
+            if target is None:
+                return
+            node, order = target
+            for name in [node] if node is not None else list(self._streams):
+                self.send(name, order)
+            if isinstance(command, co.Commit):
+                self._commit_times.append(time.monotonic())
+            if isinstance(command, co.Dismiss):
+                stream = self._streams.get(command.node)
+                if stream is not None and stream.incarnation == command.incarnation:
+                    self._streams.pop(command.node).queue.put_nowait(None)
+
+    async def _record(self, record: co.Record) -> None:
+        state = self._state
+        event = pb.ListEventsResponse(
+            sequence=len(self.events) + 1,
+            time=time.time(),
+            kind=record.kind,
+            text=record.text,
+            step=state.committed,
+            generation=state.generation,
+            fields=dict(record.fields),
+        )
+        log.log(logging.DEBUG if record.kind == "commit" else logging.INFO, "%s: %s", record.kind, record.text)
+        entry = {"time": event.time, "kind": event.kind, "text": event.text, "step": event.step, **event.fields}
+        self._store.append("metrics" if record.kind == "commit" else "events", entry)
+        async with self.new_event:
+            self.events.append(event)
+            self.new_event.notify_all()
+
+    # ---- views ------------------------------------------------------------------------------------------------------
+
+    def samples_per_second(self) -> float:
+        times = self._commit_times
+        if len(times) < 2 or times[-1] == times[0]:
+            return 0.0
+        return (len(times) - 1) * self.settings.job.samples_per_step / (times[-1] - times[0])
+
+    def status(self) -> pb.GetStatusResponse:
+        state, now = self._state, time.monotonic()
+        response = pb.GetStatusResponse(
+            job=self.settings.job.job.name,
+            phase=state.phase.value,
+            detail=state.detail,
+            generation=state.generation,
+            term=state.term,
+            era=state.era,
+            step=state.committed,
+            steps=state.settings.steps,
+            loss=state.last_commit.loss if state.last_commit else math.nan,
+            samples_per_second=self.samples_per_second(),
+        )
+        for s in range(state.settings.stages):
+            since = state.exposed_since.get(s)
+            response.exposure[s] = now - since if since is not None else 0.0
+        if state.plan is not None:
+            response.plan.CopyFrom(plan_to_proto(state.plan))
+        for node in state.nodes.values():
+            owned = state.plan.owned_by(node.node) if state.plan else ()
+            standby = state.plan.standby_for(node.node) if state.plan else ()
+            response.nodes.add(
+                id=node.node,
+                address=node.address,
+                pid=node.pid,
+                zone=node.zone,
+                state=_state_of(node, bool(owned or standby)),
+                stages=owned,
+                standby_of=standby,
+                incarnation=node.incarnation,
+                instruction=node.instruction,
+            )
+        return response
+
+
+def _state_of(node: co.Node, holds: bool) -> str:
+    if node.attached_since is None:
+        return "detached"
+    if not node.available:
+        return "joining"
+    return "active" if holds else "spare"

@@ -1,0 +1,179 @@
+"""The coordinator process: the gRPC service over the leader, its clock and its lease."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from coordinator import state as co
+from coordinator.effects import event_of
+from coordinator.leader import Leader, OrderStream
+from coordinator.redis_store import RedisStore
+from coordinator.settings import CoordinatorSettings
+from coordinator.store import LostLease, MemoryStore, Store
+from pipeline.channel import server_options
+from pipeline.job import job_to_toml
+from pipeline.version import PROTOCOL_VERSION
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+
+log = logging.getLogger("culm.coordinator")
+
+TICK_SECONDS = 0.05
+GRACE_SECONDS = 1.0
+
+
+class Service(CoordinatorServicer):
+    """Decodes, makes one call, encodes."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._settings = leader.settings
+        self._welcome = pb.Welcome(
+            job_toml=job_to_toml(leader.settings.job),
+            term=leader.term,
+            heartbeat_seconds=leader.settings.heartbeat_seconds,
+        )
+
+    async def Attend(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        first = await context.read()
+        if first is grpc.aio.EOF or not isinstance(first, pb.AttendRequest) or not first.HasField("join"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an Attend stream begins with Join")
+        assert isinstance(first, pb.AttendRequest)
+        join = first.join
+        if join.protocol_version != PROTOCOL_VERSION:
+            why = (
+                f"{join.node} speaks protocol {join.protocol_version}, this coordinator {PROTOCOL_VERSION}: "
+                "install the same version of culm on both"
+            )
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+            return
+        stream = OrderStream(join.node, join.incarnation, asyncio.Queue())
+        stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
+        self._leader.attach(stream)
+        await self._leader.take(co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone))
+        reader = asyncio.create_task(self._read(stream, context))
+        try:
+            while (order := await stream.queue.get()) is not None:
+                await context.write(order)
+        finally:
+            reader.cancel()
+
+    async def _read(self, stream: OrderStream, context: grpc.aio.ServicerContext[object, object]) -> None:
+        why = "it ended"
+        try:
+            while (request := await context.read()) is not grpc.aio.EOF:
+                assert isinstance(request, pb.AttendRequest)
+                if request.HasField("heartbeat"):
+                    self._leader.heard(stream.node)
+                event = event_of(stream.node, stream.incarnation, request)
+                if event is not None:
+                    await self._leader.take(event)
+        except (grpc.RpcError, asyncio.CancelledError) as error:
+            why = f"it broke ({type(error).__name__})"
+        await asyncio.shield(self._leader.detach(stream, why))
+        stream.queue.put_nowait(None)
+
+    async def GetStatus(  # type: ignore[override]  # noqa: N802
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.GetStatusResponse:
+        return self._leader.status()
+
+    async def ListEvents(  # type: ignore[override]  # noqa: N802
+        self, request: pb.ListEventsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[pb.ListEventsResponse]:
+        at = max(0, request.from_sequence - 1)
+        events = self._leader.events
+        while True:
+            while at < len(events):
+                yield events[at]
+                at += 1
+            if not request.follow:
+                return
+            async with self._leader.new_event:
+                await self._leader.new_event.wait_for(lambda: at < len(events))
+
+    async def Kill(  # type: ignore[override]  # noqa: N802
+        self, request: pb.KillRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.KillResponse:
+        if not self._settings.allow_kill:
+            mend = "start the coordinator with --allow-kill"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this coordinator does not kill nodes: {mend}")
+        node = self._leader.state.nodes.get(request.node)
+        if node is None or not self._leader.send(request.node, pb.AttendResponse(die=pb.Die())):
+            known = ", ".join(self._leader.state.nodes) or "none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} is attached; there are: {known}")
+        assert node is not None
+        return pb.KillResponse(pid=node.pid)
+
+
+async def _serve(settings: CoordinatorSettings) -> int:
+    store: Store = MemoryStore()
+    if settings.redis_url:
+        store = RedisStore(settings.redis_url, settings.run, settings.name, settings.lease_seconds)
+    leader = Leader(settings, store)
+    server = grpc.aio.server(options=server_options())
+    host, _, _ = settings.listen.rpartition(":")
+    try:
+        port = server.add_insecure_port(settings.listen)
+    except RuntimeError:
+        port = 0
+    if not port:
+        mend = "port in use; choose another with --listen"
+        print(f"culm coordinator: cannot listen on {settings.listen}: {mend}", file=sys.stderr)
+        return 2
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await leader.lead()
+    add_CoordinatorServicer_to_server(Service(leader), server)
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if settings.reflection:
+        names = [d.full_name for d in pb.DESCRIPTOR.services_by_name.values()]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    await server.start()
+    print(f"culm coordinator listening on {host}:{port}", flush=True)
+    lead = asyncio.create_task(_lead(leader, store))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    if lead.done():
+        print(f"culm coordinator: {lead.exception()}; this one steps down", file=sys.stderr)
+        leader.end_streams(None)
+        code = 1
+    else:
+        lead.cancel()
+        leader.end_streams(pb.AttendResponse(dismiss=pb.Dismiss(goodbye=True)))
+    await server.stop(GRACE_SECONDS)
+    await store.close()
+    return code
+
+
+async def _lead(leader: Leader, store: Store) -> None:
+    """Time passes and the lease is kept, until another leads."""
+    last = 0.0
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        await leader.take(co.Tick())
+        if loop.time() - last > leader.settings.lease_seconds / 4:
+            last = loop.time()
+            await store.renew()
+
+
+def main(settings: CoordinatorSettings) -> int:
+    """Serves until it is told to stop. Exit codes as for every ``culm`` command."""
+    try:
+        return asyncio.run(_serve(settings))
+    except LostLease as error:
+        print(f"culm coordinator: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,43 @@
+"""The command line."""
+
+import argparse
+import sys
+from importlib import import_module
+
+from culm.redis_server import RedisUnavailable
+from pipeline.errors import JobError
+
+MODULES = ("run", "verify", "demo", "status", "events", "serve")
+
+
+class UsageError(Exception):
+    """The command was called in a way that cannot work; the text says what, where and the mend."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command. 0: done. 1: the run failed or differs. 2: bad usage or job file, with one line on stderr."""
+    parser = argparse.ArgumentParser(
+        prog="culm",
+        description="Trains one PyTorch model over machines that may vanish at any moment.",
+        epilog="try: culm run examples/digits_mlp.toml --kill n1@20:2B1",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name in MODULES:
+        try:
+            module = import_module(f"culm.{name}")
+        except ModuleNotFoundError:
+            continue
+        module.add_arguments(commands)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = parser.parse_args(words)
+    sys.path.insert(0, "")  # the current folder is importable, as the job file says
+    try:
+        code: int = arguments.command(arguments)
+    except (JobError, RedisUnavailable, ValueError) as error:
+        print(f"culm {words[0]}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""``culm coordinator`` and ``culm stage``: the two services that make a cluster."""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from pipeline.errors import JobError
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    env = os.environ.get
+    coordinator = commands.add_parser(
+        "coordinator",
+        help="decide who runs what",
+        description="Serves the coordinator of one run.",
+        epilog="example: culm coordinator --job examples/digits_mlp.toml --listen 127.0.0.1:7070",
+    )
+    coordinator.add_argument("--job", default=env("CULM_JOB"), help="the job file")
+    coordinator.add_argument("--set", action="append", default=[], metavar="S.K=V", help="change a key of the job")
+    coordinator.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:7070"), metavar="HOST:PORT")
+    coordinator.add_argument("--redis", default=env("CULM_REDIS_URL", ""), metavar="URL", help="default: an own one")
+    coordinator.add_argument("--run", default=env("CULM_RUN", "culm"), help="prefix of the run's keys in Redis")
+    coordinator.add_argument("--nodes", type=int, default=int(env("CULM_NODES", "0")), help="how many to wait for")
+    coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
+    coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
+    coordinator.add_argument("--heartbeat-timeout", type=float, default=2.0, metavar="SECONDS")
+    coordinator.set_defaults(command=run_coordinator)
+    stage = commands.add_parser(
+        "stage",
+        help="run stages of the model",
+        description="Serves one node: joins the coordinator and runs what it is given.",
+        epilog="example: culm stage --coordinator 127.0.0.1:7070 --name n0",
+    )
+    stage.add_argument("--coordinator", default=env("CULM_COORDINATOR", "127.0.0.1:7070"), metavar="HOST:PORT")
+    stage.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
+    stage.add_argument("--name", default=env("CULM_NAME", ""), help="default: made from host name and process id")
+    stage.add_argument("--zone", default=env("CULM_ZONE", ""))
+    stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
+    stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
+    stage.set_defaults(command=run_stage)
+
+
+def _log() -> None:
+    level = os.environ.get("CULM_LOG", "INFO").upper()
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s",
+                        datefmt="%H:%M:%S")  # fmt: skip
+
+
+def run_coordinator(arguments: argparse.Namespace) -> int:
+    from coordinator.service import main
+    from coordinator.settings import CoordinatorSettings
+    from culm.redis_server import EmbeddedRedis
+    from pipeline.job import load_job
+
+    _log()
+    if not arguments.job:
+        raise JobError("no job is named", "--job", "give the path of a JOB.toml")
+    job = load_job(arguments.job, arguments.set)
+    with ExitStack() as stack:
+        url = arguments.redis
+        if not url:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="culm-redis-"))
+            url = stack.enter_context(EmbeddedRedis(Path(folder))).url
+        return main(
+            CoordinatorSettings(
+                job=job,
+                listen=arguments.listen,
+                redis_url=url,
+                run=arguments.run,
+                name=f"{os.uname().nodename}-{os.getpid()}",
+                nodes=arguments.nodes,
+                allow_kill=arguments.allow_kill,
+                reflection=arguments.reflection,
+                heartbeat_timeout=arguments.heartbeat_timeout,
+            )
+        )
+
+
+def run_stage(arguments: argparse.Namespace) -> int:
+    from stage_server.service import main
+    from stage_server.settings import StageSettings
+
+    _log()
+    return main(
+        StageSettings(
+            coordinator=arguments.coordinator,
+            listen=arguments.listen,
+            name=arguments.name,
+            zone=arguments.zone,
+            kill_at=tuple(arguments.kill_at),
+            connect_timeout=arguments.connect_timeout,
+        )
+    )
