@@ -1,0 +1,34 @@
+"""Talking to a coordinator from the command line."""
+
+import os
+
+import grpc
+
+from pipeline.channel import channel_options
+from pipeline.errors import JobError
+from protos.coordinator_pb2_grpc import CoordinatorStub
+
+DEFAULT_COORDINATOR = "127.0.0.1:7070"
+PATIENCE = 2.0  # seconds
+
+
+def default_coordinator() -> str:
+    return os.environ.get("CULM_COORDINATOR", DEFAULT_COORDINATOR)
+
+
+def connect(coordinator: str, patience: float = PATIENCE) -> tuple[grpc.Channel, CoordinatorStub]:
+    """A ready channel and its stub. Raises JobError when nobody answers."""
+    channel = grpc.insecure_channel(coordinator, options=channel_options())
+    try:
+        grpc.channel_ready_future(channel).result(timeout=patience)
+    except grpc.FutureTimeoutError as error:
+        channel.close()
+        mend = "start one, or name where it listens"
+        raise JobError(f"no coordinator answers at {coordinator}", "--coordinator", mend) from error
+    return channel, CoordinatorStub(channel)
+
+
+def details(error: grpc.RpcError) -> str:
+    """What a failed call says, in words."""
+    said = getattr(error, "details", None)
+    return str(said()) if callable(said) else str(error)

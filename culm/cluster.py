@@ -1,0 +1,148 @@
+"""The local launcher: an embedded Redis, a coordinator and nodes as real processes on loopback."""
+
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from culm.kills import Kill
+from culm.processes import Child
+from culm.redis_server import EmbeddedRedis, free_port
+from pipeline.errors import JobError
+from pipeline.job import Job, job_to_toml
+
+START_SECONDS = 30.0
+
+
+class RunFailed(Exception):
+    """The run cannot go on. ``code`` is the exit code that it deserves."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class LocalCluster:
+    """Everything of one run; leaving the context ends every process of it."""
+
+    def __init__(
+        self,
+        job: Job,
+        job_folder: Path,
+        nodes: int,
+        kills: Iterable[Kill] = (),
+        address: str = "",
+        respawn: bool = True,
+        folder: Path | None = None,
+    ) -> None:
+        self.job = job
+        self.names = [f"n{i}" for i in range(nodes)]
+        self.address = address or f"127.0.0.1:{free_port()}"
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
+        self.deaths: list[tuple[str, float]] = []  # (node, unix time)
+        self._wanted = nodes
+        self._kills = list(kills)
+        self._respawn = respawn
+        self._children: dict[str, Child] = {}
+        self._environment = self._make_environment(job_folder)
+        self._redis: EmbeddedRedis | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True)
+        (self.folder / "job.toml").write_text(job_to_toml(self.job))
+        (self.folder / "redis").mkdir()
+        try:
+            self._redis = EmbeddedRedis(self.folder / "redis")
+            self._redis.start()
+            self._start_coordinator()
+            for name in self.names:
+                self._start_stage(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process: first asked, then made to."""
+        for child in self._children.values():
+            child.terminate()
+        for child in self._children.values():
+            child.stop()
+        self._children.clear()
+        if self._redis is not None:
+            self._redis.stop()
+            self._redis = None
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, the coordinator among them."""
+        return {name: child.pid for name, child in self._children.items()}
+
+    def check(self) -> None:
+        """Looks after the children: starts a killed node again, as one that holds nothing. Raises RunFailed."""
+        for name, child in list(self._children.items()):
+            code = child.returncode
+            if code is None:
+                continue
+            if name == "coordinator":
+                raise RunFailed(child.last_line(), code if code == 2 else 1)
+            if code >= 0:
+                raise RunFailed(child.last_line() if code == 2 else f"{name} ended: {child.last_line()}", code or 1)
+            self.deaths.append((name, child.died_at or time.time()))
+            del self._children[name]
+            if self._respawn:
+                self._start_stage(name)
+
+    def _start_coordinator(self) -> None:
+        assert self._redis is not None
+        words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", self.address]
+        words += ["--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
+        child = self._start("coordinator", words)
+        deadline = time.monotonic() + START_SECONDS
+        while b"listening on" not in child.log.read_bytes():
+            if child.wait(0.02):
+                text = child.last_line().replace("--listen", "--coordinator-address")
+                raise RunFailed(text.removeprefix("culm coordinator: "), 2)
+            if time.monotonic() > deadline:
+                raise RunFailed(f"the coordinator does not come up; see {child.log}")
+
+    def _start_stage(self, name: str) -> None:
+        words = ["stage", "--coordinator", self.address, "--name", name]
+        done = sum(dead == name for dead, _ in self.deaths)
+        own = sorted((k for k in self._kills if k.node == name), key=lambda k: k.step)
+        for kill in own[done:]:
+            words += ["--kill-at", kill.at]
+        self._start(name, words)
+
+    def _start(self, name: str, words: list[str]) -> Child:
+        log = self.folder / f"{name}.log"
+        self._children[name] = Child([sys.executable, "-m", "culm", *words], log, self._environment)
+        return self._children[name]
+
+    def _make_environment(self, job_folder: Path) -> dict[str, str]:
+        threads = str(self.job.job.threads)
+        path = [os.getcwd(), str(job_folder.resolve()), os.environ.get("PYTHONPATH", "")]
+        return {
+            **os.environ,
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the allocator keeps its pages: see docs/protocol.md
+            "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
+            "PYTHONPATH": os.pathsep.join(p for p in path if p),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def job_folder_of(path: str | Path) -> Path:
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
+        raise JobError("its folder does not exist", str(path), "give the path of a JOB.toml")
+    return folder

@@ -1,0 +1,55 @@
+"""``culm events``: what happened, and why."""
+
+import argparse
+import json
+import time
+
+import grpc
+
+from culm.client import connect, default_coordinator, details
+from pipeline.errors import JobError
+from protos import coordinator_pb2 as pb
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "events",
+        help="what happened, and why",
+        description="Lists the run's events with their reasons.",
+        epilog="example: culm events --follow",
+    )
+    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    parser.add_argument("--follow", action="store_true", help="go on as events happen")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    parser.set_defaults(command=events)
+
+
+def events(arguments: argparse.Namespace) -> int:
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=arguments.follow)):
+                print(_line(event, arguments.json), flush=True)
+        except KeyboardInterrupt:
+            return 0
+        except grpc.RpcError as error:
+            mend = "the run has ended, or look at the coordinator's log"
+            raise JobError(f"the events broke off: {details(error)}", arguments.coordinator, mend) from error
+    return 0
+
+
+def _line(event: pb.ListEventsResponse, as_json: bool) -> str:
+    if not as_json:
+        at = time.strftime("%H:%M:%S", time.localtime(event.time))
+        return f"{at}.{int(event.time % 1 * 1000):03d}  {event.kind:<10} {event.text}"
+    return json.dumps(
+        {
+            "sequence": event.sequence,
+            "time": event.time,
+            "kind": event.kind,
+            "text": event.text,
+            "step": event.step,
+            "generation": event.generation,
+            **event.fields,
+        }
+    )

@@ -1,0 +1,120 @@
+"""``culm run``: a job on a local cluster of real processes."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.errors import JobError
+from pipeline.job import Job, load_job
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "run",
+        help="train a job on a local cluster",
+        description="Trains a job on real processes of this machine: a coordinator, a Redis and the nodes.",
+        epilog="example: culm run examples/digits_mlp.toml --nodes 3 --spares 1 --kill n1@20:2B1 --out weights.safetensors",
+    )
+    add_job_arguments(parser)
+    parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 there")
+    parser.add_argument("--out", metavar="FILE", help="write the final weights as safetensors")
+    parser.add_argument("--coordinator-address", default="", metavar="HOST:PORT", help="where the coordinator listens")
+    parser.add_argument("--no-respawn", action="store_true", help="leave killed nodes dead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.set_defaults(command=run)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that runs a job."""
+    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument("--nodes", type=int, metavar="N", help="default: one for each stage")
+    parser.add_argument("--spares", type=int, default=0, metavar="K", help="nodes beside those")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+
+
+def prepare(path: str, overrides: Sequence[str]) -> Job:
+    """Loads and tries out a job, so that a mistake in it shows before anything starts. Raises JobError."""
+    import torch
+
+    from pipeline.model import check_job
+
+    sys.path.insert(1, str(Path(path).resolve().parent))
+    job = load_job(path, overrides)
+    if job.pipeline.pipelines > 1:
+        raise JobError("several pipelines are not there yet", f"{path}, pipeline.pipelines", "set it to 1")
+    torch.set_num_threads(job.job.threads)
+    check_job(job)
+    return job
+
+
+def node_count(job: Job, nodes: int | None, spares: int) -> int:
+    """How many processes to start. Raises JobError."""
+    count = (nodes if nodes is not None else job.pipeline.stages) + spares
+    if count < 1 or spares < 0:
+        raise JobError(f"{count} nodes cannot run anything", "--nodes", "ask for 1 or more")
+    return count
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM ends this process as Ctrl-C does: everything that it started is ended first."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from culm.cluster import LocalCluster, RunFailed, job_folder_of
+    from culm.kills import parse_kill
+    from culm.progress import display
+    from culm.training import train
+    from pipeline.digest import save_weights
+
+    job = prepare(arguments.job, arguments.set)
+    count = node_count(job, arguments.nodes, arguments.spares)
+    kills = [parse_kill(text, count, job.job.steps) for text in arguments.kill]
+    if arguments.out and not Path(arguments.out).resolve().parent.is_dir():
+        raise JobError("its folder does not exist", f"--out {arguments.out}", "make the folder first")
+    end_on_sigterm()
+    cluster = LocalCluster(
+        job,
+        job_folder_of(arguments.job),
+        count,
+        kills,
+        arguments.coordinator_address,
+        respawn=not arguments.no_respawn,
+    )
+    print(f"logs: {cluster.folder}", file=sys.stderr)
+    try:
+        with cluster, display(job.job.name, plain=arguments.json) as shown:
+            print(f"coordinator: {cluster.address}", file=sys.stderr)
+            outcome = train(cluster, shown.watch)
+    except RunFailed as error:
+        print(f"culm run: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("culm run: interrupted; every process is ended", file=sys.stderr)
+        return 130
+    if arguments.out:
+        save_weights(arguments.out, outcome.layers)
+    if arguments.json:
+        print(json.dumps(outcome.as_json()))
+        return os.EX_OK
+    rate = job.samples_per_step * len(outcome.losses) / outcome.seconds
+    print(
+        f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s, loss {outcome.losses[-1]:.4f}"
+    )
+    for x in outcome.losses_of_nodes:
+        print(
+            f"survived the loss of {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
+            f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
+        )
+    if arguments.out:
+        print(f"weights: {arguments.out}")
+    print(f"weights_sha256 {outcome.sha256}")
+    return os.EX_OK

@@ -1,0 +1,75 @@
+"""``culm status``: where the run stands."""
+
+import argparse
+import json
+import math
+
+import grpc
+
+from culm.client import connect, default_coordinator, details
+from pipeline.errors import JobError
+from protos import coordinator_pb2 as pb
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "status",
+        help="where the run stands",
+        description="Asks the coordinator where the run stands.",
+        epilog="example: culm status --coordinator 127.0.0.1:7070 --json",
+    )
+    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=status)
+
+
+def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
+    """The status by the names that scripts rely on."""
+    return {
+        "job": response.job,
+        "phase": response.phase,
+        "detail": response.detail,
+        "generation": response.generation,
+        "term": response.term,
+        "era": response.era,
+        "step": response.step,
+        "steps": response.steps,
+        "loss": None if math.isnan(response.loss) else response.loss,
+        "samples_per_second": response.samples_per_second,
+        "cost": response.cost,
+        "nodes": [
+            {
+                "id": n.id,
+                "address": n.address,
+                "pid": n.pid,
+                "zone": n.zone,
+                "state": n.state,
+                "stages": list(n.stages),
+                "standby_of": list(n.standby_of),
+            }
+            for n in response.nodes
+        ],
+        "exposure": {str(stage): seconds for stage, seconds in sorted(response.exposure.items())},
+    }
+
+
+def status(arguments: argparse.Namespace) -> int:
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            response = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+        except grpc.RpcError as error:
+            mend = "look at the coordinator's log"
+            raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
+    if arguments.json:
+        print(json.dumps(as_json(response)))
+        return 0
+    from rich.console import Console
+
+    from culm.progress import nodes_table
+
+    loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
+    print(f"{response.job}: {response.phase}, {response.detail}")
+    print(f"step {response.step}/{response.steps}  loss {loss}  {response.samples_per_second:.0f} samples/s")
+    Console().print(nodes_table(response))
+    return 0

@@ -1,0 +1,142 @@
+"""One run of a job on a local cluster, from its start to its final weights."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+
+from culm.client import connect
+from culm.cluster import LocalCluster, RunFailed
+from pipeline.digest import weights_sha256
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.fetch import fetch_layers
+
+LayerState = tuple[int, dict[str, torch.Tensor]]
+POLL_SECONDS = 0.05
+GATHER_SECONDS = 60.0
+
+
+@dataclass
+class Outcome:
+    """What a run gave. ``losses`` by step; ``losses_of_nodes`` as ``culm run --json`` prints them."""
+
+    losses: list[float] = field(default_factory=list)
+    losses_of_nodes: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    layers: list[LayerState] = field(default_factory=list)
+    sha256: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "steps": len(self.losses),
+            "losses": self.losses,
+            "loss_hex": [loss.hex() for loss in self.losses],
+            "seconds": self.seconds,
+            "losses_of_nodes": self.losses_of_nodes,
+            "weights_sha256": self.sha256,
+        }
+
+
+Watcher = Callable[[pb.GetStatusResponse, list[pb.ListEventsResponse], Outcome], None]
+
+
+def train(cluster: LocalCluster, watch: Watcher) -> Outcome:
+    """Follows a started cluster to the end of its job and gathers the weights. Raises RunFailed."""
+    outcome = Outcome()
+    channel, stub = connect(cluster.address, patience=10.0)
+    seen = 0
+    begun: float | None = None
+    lost: dict[str, pb.ListEventsResponse] = {}
+    with channel:
+        while True:
+            cluster.check()
+            events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0))
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            seen += len(events)
+            for event in events:
+                if event.kind == "plan" and begun is None:
+                    begun = event.time
+                _take(event, outcome, lost, cluster)
+            if begun is not None:
+                outcome.seconds = (events[-1].time if events and events[-1].kind == "done" else time.time()) - begun
+            watch(status, events, outcome)
+            if status.phase == "failed":
+                raise RunFailed(status.detail, 2)
+            if status.phase == "done":
+                break
+            time.sleep(POLL_SECONDS)
+        outcome.layers = gather(stub, cluster.check)
+    outcome.sha256 = weights_sha256(outcome.layers)
+    return outcome
+
+
+def _take(
+    event: pb.ListEventsResponse, outcome: Outcome, lost: dict[str, pb.ListEventsResponse], cluster: LocalCluster
+) -> None:
+    fields = event.fields
+    if event.kind == "commit":
+        step = int(fields["step"])
+        del outcome.losses[step:]
+        outcome.losses.append(float.fromhex(fields["loss_hex"]))
+    elif event.kind == "lost":
+        lost[fields["node"]] = event
+    elif event.kind == "recovered":
+        node = fields["node"]
+        detect = float(fields["detect_ms"])
+        deaths = [at for name, at in cluster.deaths if name == node and at <= lost[node].time]
+        if deaths:  # seen by the launcher itself, more closely than by the last heartbeat
+            detect = (lost[node].time - deaths[-1]) * 1e3
+        outcome.losses_of_nodes.append(
+            {
+                "node": node,
+                "stage": int(fields["stage"]),
+                "step": int(fields["step"]),
+                "detect_ms": round(detect, 1),
+                "resume_ms": float(fields["resume_ms"]),
+                "redone": int(fields["redone"]),
+            }
+        )
+
+
+def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]:
+    """The final state dicts of all layers, each from its stage's present owner."""
+    deadline = time.monotonic() + GATHER_SECONDS
+    while True:
+        status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+        gathered: dict[int, tuple[int, Value]] = {}
+
+        def take(layer: int, version: int, state: Value, into: dict[int, tuple[int, Value]] = gathered) -> None:
+            into[layer] = (version, state)
+
+        address = {m.node: m.address for m in status.plan.members}
+        try:
+            for stage in status.plan.stages:
+                layers = tuple(range(stage.first_layer, stage.end_layer))
+                fetch_layers(address[stage.owners[0]], layers, status.plan.era, take)
+        except grpc.RpcError:
+            gathered.clear()
+        if gathered and all(version == status.steps for version, _ in gathered.values()):
+            return [(layer, _state_dict(state)) for layer, (_, state) in sorted(gathered.items())]
+        if time.monotonic() > deadline:
+            raise RunFailed("the owners do not give their final weights; see the logs in the run folder")
+        check()
+        time.sleep(POLL_SECONDS)
+
+
+def _state_dict(state: Value) -> dict[str, torch.Tensor]:
+    entries = {}
+    for name, tensor in state.tensors:
+        kind, _, rest = name.partition(".")
+        if kind in ("parameter", "buffer"):
+            entries[rest] = tensor
+    return entries
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    return parent / name
