@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -136,7 +135,3 @@ def _state_dict(state: Value) -> dict[str, torch.Tensor]:
         if kind in ("parameter", "buffer"):
             entries[rest] = tensor
     return entries
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    return parent / name

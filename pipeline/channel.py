@@ -1,4 +1,4 @@
-"""gRPC options of every channel and server: a dead or frozen peer is noticed in about a second, ports are never shared."""
+"""gRPC options: a dead or frozen peer is noticed in about a second, and no two servers share a port."""
 
 Options = list[tuple[str, int]]
 
