@@ -98,7 +98,8 @@ class Service(CoordinatorServicer):
             if not request.follow:
                 return
             async with self._leader.new_event:
-                await self._leader.new_event.wait_for(lambda: at < len(events))
+                while at >= len(events):
+                    await self._leader.new_event.wait()
 
     async def Kill(  # type: ignore[override]  # noqa: N802
         self, request: pb.KillRequest, context: grpc.aio.ServicerContext[object, object]
@@ -107,7 +108,7 @@ class Service(CoordinatorServicer):
             mend = "start the coordinator with --allow-kill"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this coordinator does not kill nodes: {mend}")
         node = self._leader.state.nodes.get(request.node)
-        if node is None or not self._leader.send(request.node, pb.AttendResponse(die=pb.Die())):
+        if node is None or not self._leader.send(request.node, pb.AttendResponse(die=pb.Die(at=request.at))):
             known = ", ".join(self._leader.state.nodes) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} is attached; there are: {known}")
         assert node is not None

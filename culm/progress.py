@@ -53,10 +53,8 @@ class Lines:
                 self._said = int(event.fields["step"]) // every
                 rate = f"{status.samples_per_second:.0f} samples/s"
                 loss = float(event.fields["loss"])
-                step = int(event.fields["step"]) + 1
-                print(
-                    f"{self._title} | step {step}/{status.steps}  loss {loss:.4f}  {rate}", file=sys.stderr, flush=True
-                )
+                step = f"step {int(event.fields['step']) + 1}/{status.steps}"
+                print(f"{self._title} | {step}  loss {loss:.4f}  {rate}", file=sys.stderr, flush=True)
 
 
 class Screen:

@@ -17,7 +17,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "run",
         help="train a job on a local cluster",
         description="Trains a job on real processes of this machine: a coordinator, a Redis and the nodes.",
-        epilog="example: culm run examples/digits_mlp.toml --nodes 3 --spares 1 --kill n1@20:2B1 --out weights.safetensors",
+        epilog="example: culm run examples/digits_mlp.toml --spares 1 --kill n1@20:1B1 --out weights.safetensors",
     )
     add_job_arguments(parser)
     parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 there")

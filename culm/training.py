@@ -42,10 +42,11 @@ class Outcome:
         }
 
 
+Disturber = Callable[[CoordinatorStub, pb.GetStatusResponse, list[tuple[str, float]]], None]
 Watcher = Callable[[pb.GetStatusResponse, list[pb.ListEventsResponse], Outcome], None]
 
 
-def train(cluster: LocalCluster, watch: Watcher) -> Outcome:
+def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = None) -> Outcome:
     """Follows a started cluster to the end of its job and gathers the weights. Raises RunFailed."""
     outcome = Outcome()
     channel, stub = connect(cluster.address, patience=10.0)
@@ -65,6 +66,8 @@ def train(cluster: LocalCluster, watch: Watcher) -> Outcome:
             if begun is not None:
                 outcome.seconds = (events[-1].time if events and events[-1].kind == "done" else time.time()) - begun
             watch(status, events, outcome)
+            if disturb is not None:
+                disturb(stub, status, cluster.deaths)
             if status.phase == "failed":
                 raise RunFailed(status.detail, 2)
             if status.phase == "done":

@@ -8,7 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from culm.kills import Kill
+import grpc
+
+from culm.kills import KINDS, Kill
 from culm.plain_loop import PlainResult, run_plain
 from culm.run import add_job_arguments, end_on_sigterm, node_count, prepare
 from culm.training import LayerState, Outcome, train
@@ -16,6 +18,8 @@ from pipeline.digest import hash_layer
 from pipeline.errors import JobError
 from pipeline.job import Job
 from pipeline.schedule import one_f_one_b
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
 
 SPACING = 3  # steps between two kills, in which redundancy is repaired
 
@@ -34,25 +38,42 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.set_defaults(command=verify)
 
 
-def choose_kills(job: Job, nodes: int, kills: int, seed: int) -> list[Kill]:
-    """Random nodes that own a stage at the start, at random instructions, one in each of ``kills`` spans of steps."""
-    draw = random.Random(seed)
-    steps = job.job.steps
-    if kills and steps // kills < SPACING:
-        mend = f"ask for {steps // SPACING} or fewer, or for more steps with --set job.steps={kills * SPACING}"
-        raise JobError(f"{kills} kills do not fit into {steps} steps", f"--kills {kills}", mend)
-    stages = job.pipeline.stages
-    kinds = ["send", "receive", "ship", "ready", "commit", "forward", "backward"]
-    chosen = []
-    for i in range(kills):
-        first, end = i * steps // kills, (i + 1) * steps // kills
-        step = draw.randrange(max(first, 1), max(end - SPACING + 1, first + 2))
-        stage = draw.randrange(stages)
-        node = f"n{stage * min(nodes, stages) // stages}"
-        place = str(draw.choice(one_f_one_b(stage, stages, job.pipeline.microbatches)))
-        kind = draw.choice([*kinds, place, place, place])
-        chosen.append(Kill(node, step, kind))
-    return chosen
+class Killer:
+    """Kills the owner of a random stage at a random instruction, ``kills`` times, spread over the run.
+
+    It strikes only while every stage has a hot standby and a node is left to repair with: one loss at a time.
+    """
+
+    def __init__(self, job: Job, kills: int, seed: int) -> None:
+        self.done: list[Kill] = []
+        self._draw = random.Random(seed)
+        self._job = job
+        self._wanted = kills
+        self._armed: Kill | None = None
+
+    def watch(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        """Called again and again while the run goes on."""
+        if len(deaths) > len(self.done) and self._armed is not None:
+            self.done.append(self._armed)
+            self._armed = None
+        if self._armed is not None and status.step > self._armed.step + 1:
+            self._armed = None  # the step was over before the order came: another place
+        due = (len(self.done) + 0.5) * status.steps / max(1, self._wanted)
+        safe = status.phase == "running" and not any(status.exposure.values()) and len(status.nodes) > 2
+        if self._armed is None and len(self.done) < self._wanted and status.step >= due - 2 and safe:
+            self._arm(stub, status)
+
+    def _arm(self, stub: CoordinatorStub, status: pb.GetStatusResponse) -> None:
+        stages, microbatches = self._job.pipeline.stages, self._job.pipeline.microbatches
+        stage = self._draw.randrange(stages)
+        node = status.plan.stages[stage].owners[0]
+        place = str(self._draw.choice(one_f_one_b(stage, stages, microbatches)))
+        kind = self._draw.choice([*KINDS, place, place, place])
+        self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
+        try:
+            stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)
+        except grpc.RpcError:
+            self._armed = None  # it is just being lost: another one
 
 
 @dataclass(frozen=True)
@@ -83,7 +104,9 @@ def _compare_layers(name: str, step: int, plain: list[LayerState], run: list[Lay
     return None
 
 
-def train_on_cluster(job: Job, path: str, nodes: int, kills: list[Kill], title: str, plain: bool) -> Outcome:
+def train_on_cluster(
+    job: Job, path: str, nodes: int, kills: list[Kill], title: str, plain: bool, killer: Killer | None = None
+) -> Outcome:
     """One run on a local cluster, with its progress shown."""
     from culm.cluster import LocalCluster, job_folder_of
     from culm.progress import display
@@ -91,7 +114,7 @@ def train_on_cluster(job: Job, path: str, nodes: int, kills: list[Kill], title: 
     cluster = LocalCluster(job, job_folder_of(path), nodes, kills)
     print(f"{title}: logs in {cluster.folder}", file=sys.stderr)
     with cluster, display(title, plain) as shown:
-        return train(cluster, shown.watch)
+        return train(cluster, shown.watch, killer.watch if killer is not None else None)
 
 
 def verify(arguments: argparse.Namespace) -> int:
@@ -99,12 +122,15 @@ def verify(arguments: argparse.Namespace) -> int:
 
     job = prepare(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
-    kills = choose_kills(job, nodes, arguments.kills, arguments.seed)
+    if arguments.kills < 0 or arguments.kills * SPACING > job.job.steps:
+        mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
+        raise JobError(f"they do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
+    killer = Killer(job, arguments.kills, arguments.seed)
     end_on_sigterm()
     try:
         calm = train_on_cluster(job, arguments.job, nodes, [], "calm", arguments.json)
-        print(f"killed: {', '.join(map(str, kills)) or 'no kills'}", file=sys.stderr)
-        killed = train_on_cluster(job, arguments.job, nodes, kills, "killed", arguments.json)
+        spares = nodes + min(arguments.kills, 2)
+        killed = train_on_cluster(job, arguments.job, spares, [], "killed", arguments.json, killer)
         every = max(1, job.job.steps // 10)
 
         def on_step(step: int, loss: float) -> None:
@@ -119,7 +145,6 @@ def verify(arguments: argparse.Namespace) -> int:
         print("culm verify: interrupted; every process is ended", file=sys.stderr)
         return 130
     difference = compare("calm", plain, calm) or compare("killed", plain, killed)
-    lost = len(killed.losses_of_nodes)
     if arguments.json:
         result: dict[str, Any] = {
             "identical": difference is None,
@@ -128,11 +153,15 @@ def verify(arguments: argparse.Namespace) -> int:
             "plain": {"seconds": plain.seconds, "weights_sha256": plain.sha256},
             "calm": calm.as_json(),
             "killed": killed.as_json(),
-            "kills": [str(kill) for kill in kills],
+            "kills": [str(kill) for kill in killer.done],
         }
         print(json.dumps(result))
     else:
         for x in killed.losses_of_nodes:
             print(f"lost {x['node']} (stage {x['stage']}) in step {x['step']}: resumed after {x['resume_ms']:.0f} ms")
-        print(str(difference) if difference else f"identical {plain.sha256} ({lost} stages' losses survived)")
+        survived = f"{len(killer.done)} kills survived: {', '.join(map(str, killer.done)) or 'none asked for'}"
+        print(str(difference) if difference else f"identical {plain.sha256}\n{survived}")
+    if len(killer.done) < arguments.kills:
+        print(f"culm verify: only {len(killer.done)} kills found their moment: set more steps", file=sys.stderr)
+        return 1
     return 1 if difference else os.EX_OK

@@ -540,16 +540,21 @@ Global___Dismiss: _TypeAlias = Dismiss  # noqa: Y015
 
 @_typing.final
 class Die(_message.Message):
-    """End the process at once, as a preemption would."""
+    """End the process as a preemption would."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    AT_FIELD_NUMBER: _builtins.int
+    at: _builtins.str
+    """STEP:INSTRUCTION to die at; empty: at once."""
     def __init__(
         self,
+        *,
+        at: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -836,15 +841,19 @@ class KillRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
     node: _builtins.str
+    at: _builtins.str
+    """STEP:INSTRUCTION to die at, such as "12:2B3"; empty: at once."""
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
+        at: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

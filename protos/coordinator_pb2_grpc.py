@@ -82,7 +82,7 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Kill(self, request, context):
-        """Ends a node's process at once. Refused unless the coordinator allows it (demos and tests).
+        """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,7 @@ class CoordinatorStub:
     ListEvents: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListEventsRequest, _coordinator_pb2.ListEventsResponse]
     """Events from the given sequence number on; with follow, for as long as the caller listens."""
     Kill: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.KillRequest, _coordinator_pb2.KillResponse]
-    """Ends a node's process at once. Refused unless the coordinator allows it (demos and tests)."""
+    """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -52,7 +52,7 @@ class CoordinatorAsyncStub(CoordinatorStub):
     ListEvents: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListEventsRequest, _coordinator_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Events from the given sequence number on; with follow, for as long as the caller listens."""
     Kill: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.KillRequest, _coordinator_pb2.KillResponse]  # type: ignore[assignment]
-    """Ends a node's process at once. Refused unless the coordinator allows it (demos and tests)."""
+    """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """The control plane: who runs what. The coordinator dials nobody; nodes attend."""
@@ -86,6 +86,6 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.KillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.KillResponse, _abc.Awaitable[_coordinator_pb2.KillResponse]]:
-        """Ends a node's process at once. Refused unless the coordinator allows it (demos and tests)."""
+        """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -250,12 +250,10 @@ class Cluster:
 
     def cut(self, node: SimulatedNode) -> None:
         """One stream of the node breaks though both ends live: it is opened again."""
-        for peer in node.peers:
-            if node.cut_stream(peer):
-                other = self.nodes[peer]
-                self._miss(node, other)
-                self.clock.after(0.05, lambda: node.reopen(peer))
-                return
+        peer = next((p for p in node.peers if node.cut_stream(p)), None)
+        if peer is not None:
+            self._miss(node, self.nodes[peer])
+            self.clock.after(0.05, lambda: node.reopen(peer))
 
     def _disturbance(self) -> None:
         if self.state.phase is co.Phase.DONE:
@@ -296,9 +294,9 @@ class Cluster:
         for node in self.state.plan.members.values():
             simulated = self.nodes[node.node]
             held = self.state.plan.held_by(node.node)
-            if simulated.incarnation == node.incarnation and held and not simulated.frozen and simulated.alive:
-                if simulated.worker.version < self.steps:
-                    return False
+            present = simulated.incarnation == node.incarnation and simulated.alive and not simulated.frozen
+            if present and held and simulated.worker.version < self.steps:
+                return False
         return True
 
     def _check(self) -> None:

@@ -17,13 +17,16 @@ class Faults:
     def __init__(self, places: Iterable[str] = ()) -> None:
         self._places: dict[int, list[tuple[str, str]]] = {}
         for place in places:
-            step, _, instruction = place.partition(":")
-            kind, _, label = instruction.partition(":")
-            if not step.isdigit() or not instruction:
-                raise ValueError(f"{place!r} names no instruction: write STEP:INSTRUCTION, such as 12:2B3")
-            if kind not in KINDS:
-                kind, label = "", instruction
-            self._places.setdefault(int(step), []).append((kind, label))
+            self.add(place)
+
+    def add(self, place: str) -> None:
+        step, _, instruction = place.partition(":")
+        kind, _, label = instruction.partition(":")
+        if not step.isdigit() or not instruction:
+            raise ValueError(f"{place!r} names no instruction: write STEP:INSTRUCTION, such as 12:2B3")
+        if kind not in KINDS:
+            kind, label = "", instruction
+        self._places.setdefault(int(step), []).append((kind, label))
 
     def at(self, step: int, kind: str, label: str = "") -> None:
         """The process is at this instruction of this step; it may be its last."""

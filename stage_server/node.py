@@ -4,9 +4,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from pipeline.messages import plan_from_proto
-
 from pipeline.keys import Key, Kind
+from pipeline.messages import plan_from_proto
 from pipeline.plan import Member, Plan
 from pipeline.schedule import Instruction
 from pipeline.values import Value
@@ -265,7 +264,10 @@ class Node:
     def order(self, order: pb.AttendResponse) -> None:
         body = order.WhichOneof("body")
         if body == "die":
-            die()
+            if order.die.at:
+                self._faults.add(order.die.at)
+            else:
+                die()
         with self._changed:
             if body == "plan":
                 self.worker.take_plan(plan_from_proto(order.plan))
