@@ -96,6 +96,7 @@ class Arithmetic:
             self.states.clear()
             self.versions.clear()
             self.ranges.clear()
+            self._step.clear()
         self.states = {layer: self.states.get(layer, initial(layer)) for layer in layers}
         self.versions = {layer: self.versions.get(layer, 0) for layer in layers}
         owned = {s: (first, end) for s, first, end in stages}

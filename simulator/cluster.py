@@ -293,7 +293,7 @@ class Cluster:
             return False
         for node in self.state.plan.members.values():
             simulated = self.nodes[node.node]
-            held = self.state.plan.held_by(node.node)
+            held = any(node.node in stage.required() for stage in self.state.plan.stages)
             present = simulated.incarnation == node.incarnation and simulated.alive and not simulated.frozen
             if present and held and simulated.worker.version < self.steps:
                 return False

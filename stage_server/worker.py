@@ -167,8 +167,13 @@ class Worker(Generic[V]):
             self.outbox.acknowledge(key, peer, incarnation)
 
     def synced(self, peer: str, generation: int, version: int) -> None:
-        """A peer has told all that it has. One that is ahead needs nothing of this step any more."""
-        self._synced[peer] = max(generation, self._synced.get(peer, 0))
+        """A peer has told all that it has. One that is ahead needs nothing of this step any more.
+
+        An answer to an earlier plan's Hello may speak of another era's versions: it does not count.
+        """
+        if self.plan is None or generation != self.plan.generation:
+            return
+        self._synced[peer] = generation
         if version > self.version:
             for s in self.tenure:
                 for m in range(self.microbatches):
@@ -238,7 +243,7 @@ class Worker(Generic[V]):
         if catch_up is not None:
             return catch_up
         if self._commits and self._commits[0].step == self.version and self.plan is not None:
-            return self._apply(self._commits[0])
+            return None if self._may_wait(self.plan) else self._apply(self._commits[0])
         if self.plan is None or self.version >= self.steps:
             return None
         for s in self.tenure:
@@ -303,6 +308,13 @@ class Worker(Generic[V]):
         if stage in self._promoted and stage not in self._resumed:
             self._resumed.add(stage)
             self._effects.append(ReportResumed(self._promoted[stage], stage))
+
+    def _may_wait(self, plan: Plan) -> bool:
+        """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""
+        for known in (plan, self._commits[0].next_plan):
+            if known is not None and any(self.node in stage.required() for stage in known.stages):
+                return False
+        return len(self._commits) == 1 and not all(self.holds_whole(s) for s in plan.held_by(self.node))
 
     def _apply(self, commit: CommitOrder) -> Apply[V]:
         gradients = []
