@@ -1,8 +1,10 @@
 """The coordinator process: the gRPC service over the leader, its clock and its lease."""
 
 import asyncio
+import errno
 import logging
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 
@@ -34,11 +36,19 @@ class Service(CoordinatorServicer):
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._settings = leader.settings
+        self._deciding: set[asyncio.Task[None]] = set()
         self._welcome = pb.Welcome(
             job_toml=job_to_toml(leader.settings.job),
             term=leader.term,
             heartbeat_seconds=leader.settings.heartbeat_seconds,
         )
+
+    async def _take(self, event: co.Event) -> None:
+        """Carries a decision out whole: the node that caused it may die while a commit for all is being persisted."""
+        deciding = asyncio.create_task(self._leader.take(event))
+        self._deciding.add(deciding)
+        deciding.add_done_callback(self._deciding.discard)
+        await asyncio.shield(deciding)
 
     async def Attend(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
@@ -58,7 +68,7 @@ class Service(CoordinatorServicer):
         stream = OrderStream(join.node, join.incarnation, asyncio.Queue())
         stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
         self._leader.attach(stream)
-        await self._leader.take(co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone))
+        await self._take(co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone))
         reader = asyncio.create_task(self._read(stream, context))
         try:
             while (order := await stream.queue.get()) is not None:
@@ -75,18 +85,18 @@ class Service(CoordinatorServicer):
                     self._leader.heard(stream.node)
                 event = event_of(stream.node, stream.incarnation, request)
                 if event is not None:
-                    await self._leader.take(event)
+                    await self._take(event)
         except (grpc.RpcError, asyncio.CancelledError) as error:
             why = f"it broke ({type(error).__name__})"
         await asyncio.shield(self._leader.detach(stream, why))
         stream.queue.put_nowait(None)
 
-    async def GetStatus(  # type: ignore[override]  # noqa: N802
+    async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.GetStatusResponse:
         return self._leader.status()
 
-    async def ListEvents(  # type: ignore[override]  # noqa: N802
+    async def ListEvents(  # noqa: N802
         self, request: pb.ListEventsRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[pb.ListEventsResponse]:
         at = max(0, request.from_sequence - 1)
@@ -101,7 +111,7 @@ class Service(CoordinatorServicer):
                 while at >= len(events):
                     await self._leader.new_event.wait()
 
-    async def Kill(  # type: ignore[override]  # noqa: N802
+    async def Kill(  # noqa: N802
         self, request: pb.KillRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.KillResponse:
         if not self._settings.allow_kill:
@@ -115,6 +125,18 @@ class Service(CoordinatorServicer):
         return pb.KillResponse(pid=node.pid)
 
 
+def _obstacle(listen: str) -> str:
+    """Why nobody can listen there, or nothing. Asked first because gRPC writes lines of its own when it fails."""
+    host, _, port = listen.rpartition(":")
+    try:
+        with socket.create_server((host, int(port))):
+            return ""
+    except OSError as error:
+        return "port in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+    except (ValueError, OverflowError):
+        return "it is no HOST:PORT"
+
+
 async def _serve(settings: CoordinatorSettings) -> int:
     store: Store = MemoryStore()
     if settings.redis_url:
@@ -122,18 +144,26 @@ async def _serve(settings: CoordinatorSettings) -> int:
     leader = Leader(settings, store)
     server = grpc.aio.server(options=server_options())
     host, _, _ = settings.listen.rpartition(":")
+    obstacle = _obstacle(settings.listen)
     try:
-        port = server.add_insecure_port(settings.listen)
+        port = 0 if obstacle else server.add_insecure_port(settings.listen)
     except RuntimeError:
         port = 0
     if not port:
-        mend = "port in use; choose another with --listen"
+        mend = f"{obstacle or 'port in use'}; choose another with --listen"
         print(f"culm coordinator: cannot listen on {settings.listen}: {mend}", file=sys.stderr)
         return 2
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await leader.lead()
+    stopped = asyncio.create_task(stop.wait())
+    leading = asyncio.create_task(leader.lead())
+    await asyncio.wait({leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not leading.done():  # told to stop while another coordinator leads
+        leading.cancel()
+        await store.close()
+        return 0
+    await leading
     add_CoordinatorServicer_to_server(Service(leader), server)
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -144,7 +174,6 @@ async def _serve(settings: CoordinatorSettings) -> int:
     await server.start()
     print(f"culm coordinator listening on {host}:{port}", flush=True)
     lead = asyncio.create_task(_lead(leader, store))
-    stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if lead.done():

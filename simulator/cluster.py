@@ -132,6 +132,9 @@ class Cluster:
             if source.frozen:
                 self.clock.after(3.0, failed)
                 return
+            if not set(effect.layers) <= set(source.arithmetic.states):
+                self.clock.after(0.01, serve)  # still building them
+                return
             for layer in effect.layers:
                 version = source.worker.seeding.version_of(layer)
                 if version is None or source.worker.era != effect.era or source.worker.must_arrange:

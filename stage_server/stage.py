@@ -63,7 +63,7 @@ class Stage:
         if self._last:
             assert target is not None, "the last stage takes the target"
             h = self._loss(h, target)
-            self._losses[pipeline, microbatch] = float(h)
+            self._losses[pipeline, microbatch] = h.item()
         self._graphs[pipeline, microbatch] = (x, h)
         return h.detach()
 

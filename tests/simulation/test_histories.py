@@ -1,0 +1,66 @@
+"""Random histories in the simulated cluster: none gets stuck, none changes a number. A failing seed replays."""
+
+import random
+from typing import Any
+
+import pytest
+
+from pipeline.schedule import Instruction
+from simulator.cluster import Cluster, Kill
+
+
+def history(seed: int) -> Cluster:
+    """The cluster of one random history; the seed decides its shape and all that happens."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    microbatches = draw.choice([1, 2, 3])
+    steps = draw.choice([2, 3, 5])
+    spares = draw.choice([0, 0, 1])
+    disturb = draw.choice([0, 1, 1, 2, 3])
+    return Cluster(
+        seed,
+        stages=stages,
+        layers=stages + draw.choice([0, 1, 3]),
+        microbatches=microbatches,
+        steps=steps,
+        spares=spares,
+        disturb=disturb,
+    )
+
+
+@pytest.mark.parametrize("hundred", range(20))
+def test_random_histories_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (171, "a new era begins every step anew, also one of the same number"),
+        (225, "an answer to an earlier plan's Hello spoke of another era's version"),
+        (1458, "a node that becomes an owner with the commit must not wait for gradients it has missed"),
+        (3156, "a source that is still building its layers is asked for them"),
+    ],
+)
+def test_histories_that_failed_once(seed: int, why: str) -> None:
+    history(seed).run()
+
+
+def instructions(stages: int, microbatches: int) -> list[Instruction]:
+    return [Instruction(s, op, m) for s in range(stages) for op in ("F", "B") for m in range(microbatches)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_loss_at_every_instruction_redoes_work_on_the_heir_alone(freeze: bool) -> None:
+    stages, microbatches = 4, 3
+    for seed, instruction in enumerate(instructions(stages, microbatches)):
+        node = f"n{instruction.stage}"
+        kill = Kill(node, 1, instruction, freeze)
+        options: dict[str, Any] = {"stages": stages, "layers": 5, "microbatches": microbatches, "steps": 3}
+        cluster = Cluster(seed, kills=(kill,), disturb=0, respawn=False, **options).run()
+        heir = f"n{(instruction.stage - 1) % stages}"
+        for name in {f"n{i}" for i in range(stages)} - {node, heir}:
+            executed = cluster.nodes[name].executed
+            per_step = 2 * microbatches
+            assert len(executed) <= per_step * 3, f"{name} redid work after {node} was lost at {instruction}"

@@ -1,0 +1,158 @@
+"""Stages run one after the other, as a pipeline runs them, give the plain loop's bits."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from culm.plain_loop import run_plain
+from pipeline.clip import clip_scale
+from pipeline.data import Microbatches
+from pipeline.digest import weights_sha256
+from pipeline.job import Job, parse_job
+from pipeline.model import ModelSource
+from pipeline.partition import partition
+from pipeline.schedule import timetable
+from pipeline.values import Value
+from stage_server.layer import HeldLayer
+from stage_server.stage import Stage
+
+
+def layers(count: int) -> list[Any]:
+    """Linear layers with dropout, and BatchNorm in every second place."""
+    blocks: list[Any] = [
+        partial(nn.Sequential, nn.Linear(8, 8), nn.BatchNorm1d(8) if i % 2 else nn.LayerNorm(8), nn.Dropout(0.2))
+        for i in range(count - 1)
+    ]
+    return [*blocks, partial(nn.Linear, 8, 4)]
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(50, 8, generator=generator), torch.randint(0, 4, (50,), generator=generator))
+
+
+JOB = """
+[job]
+steps = 4
+seed = 7
+[model]
+layers = "tests.unit.test_exactness:layers"
+args = {{ count = {layers} }}
+[data]
+dataset = "tests.unit.test_exactness:dataset"
+microbatch = 3
+[train]
+loss = "torch.nn.functional:cross_entropy"
+optimizer = "{optimizer}"
+optimizer_args = {{ {arguments} }}
+{clip}
+[pipeline]
+stages = {stages}
+microbatches = {microbatches}
+"""
+
+ADAMW = ("torch.optim:AdamW", "lr = 1e-2")
+SGD = ("torch.optim:SGD", "lr = 0.1, momentum = 0.9")
+
+
+def make_job(stages: int, microbatches: int, optimizer: tuple[str, str], clip: bool, count: int) -> Job:
+    text = JOB.format(
+        layers=count,
+        optimizer=optimizer[0],
+        arguments=optimizer[1],
+        clip="clip_norm = 0.5" if clip else "",
+        stages=stages,
+        microbatches=microbatches,
+    )
+    return parse_job(text)
+
+
+def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: range) -> list[float]:
+    """Every stage in this process, in the order of the timetable."""
+    count = job.pipeline.stages
+    ranges = partition([1.0] * source.layer_count, count)
+    stages = [Stage(job, held[first:end], first == 0, end == source.layer_count, source.loss) for first, end in ranges]
+    data = Microbatches(job, source.dataset())
+    losses = []
+    for step in steps:
+        for stage in stages:
+            stage.begin_step(step)
+        outputs: dict[tuple[int, int], torch.Tensor] = {}
+        gradients: dict[tuple[int, int], torch.Tensor | None] = {}
+        for slot in timetable(list(range(count)), job.pipeline.microbatches):
+            s, m = slot.instruction.stage, slot.instruction.microbatch
+            x, target = data.microbatch(step, 0, m)
+            if slot.instruction.op == "F":
+                operand = x if s == 0 else outputs[s - 1, m]
+                outputs[s, m] = stages[s].forward(0, m, operand, target if s == count - 1 else None)
+            else:
+                gradients[s, m] = stages[s].backward(0, m, gradients.get((s + 1, m)))
+        reduced: dict[int, Value] = {}
+        for stage in stages:
+            reduced |= stage.reduce()
+        scale = clip_scale([reduced[i].squared_norm for i in sorted(reduced)], job.train.clip_norm)
+        step_losses = reduced[source.layer_count - 1].losses
+        losses.append(sum(step_losses) / len(step_losses))
+        for layer in held:
+            layer.apply(reduced[layer.index], scale)
+    return losses
+
+
+def build_all(source: ModelSource) -> list[HeldLayer]:
+    return [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
+
+
+def digest(held: list[HeldLayer]) -> str:
+    return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
+@pytest.mark.parametrize(("optimizer", "clip"), [(ADAMW, True), (ADAMW, False), (SGD, True), (SGD, False)])
+def test_the_calm_pipeline_is_the_plain_loop(
+    stages: int, microbatches: int, optimizer: tuple[str, str], clip: bool
+) -> None:
+    job = make_job(stages, microbatches, optimizer, clip, count=7)
+    source = ModelSource(job)
+    held = build_all(source)
+    losses = run_stages(job, held, source, range(job.job.steps))
+    plain = run_plain(job)
+    assert [x.hex() for x in losses] == [x.hex() for x in plain.losses]
+    assert digest(held) == plain.sha256
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD])
+def test_a_copy_made_in_the_middle_of_a_step_goes_on_alike(optimizer: tuple[str, str]) -> None:
+    """Export takes the state of the step's beginning, whatever forwards have done to buffers since."""
+    job = make_job(2, 3, optimizer, True, count=5)
+    source = ModelSource(job)
+    held = build_all(source)
+    run_stages(job, held, source, range(2))
+    runner = Stage(job, held, True, True, source.loss)
+    runner.begin_step(2)
+    x, target = Microbatches(job, source.dataset()).microbatch(2, 0, 0)
+    runner.forward(0, 0, x, target)
+    copies = build_all(source)
+    for layer, copy in zip(held, copies, strict=True):
+        copy.install(layer.export())
+    run_stages(job, copies, source, range(2, 4))
+    assert digest(copies) == run_plain(job).sha256
+
+
+def test_work_done_again_gives_the_same_bits() -> None:
+    """A step begun a second time starts from the step's beginning: same random numbers, same buffers."""
+    job = make_job(1, 3, ADAMW, True, count=4)
+    source = ModelSource(job)
+    held = build_all(source)
+    runner = Stage(job, held, True, True, source.loss)
+    data = Microbatches(job, source.dataset())
+    runner.begin_step(0)
+    for m in range(2):
+        runner.forward(0, m, *data.microbatch(0, 0, m))
+    runner.backward(0, 0, None)
+    run_stages(job, held, source, range(4))
+    assert digest(held) == run_plain(job).sha256

@@ -1,0 +1,49 @@
+"""The job file: what is right round-trips, what is wrong is said in one line."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import JobError
+from pipeline.job import job_to_toml, load_job, parse_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("name", ["stdlib_gpt.toml", "digits_mlp.toml"])
+def test_examples_round_trip(name: str) -> None:
+    job = load_job(EXAMPLES / name)
+    assert parse_job(job_to_toml(job)) == job
+
+
+def test_overrides_are_toml_or_bare_words() -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=7", "model.args.width=32", "resilience.redundancy=off"])
+    assert (job.job.steps, job.model.args["width"], job.resilience.redundancy) == (7, 32, "off")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("job.stepz=3", ["job.stepz", "unknown key", "did you mean steps?"]),
+        ('job.steps="many"', ["job.steps", "integer"]),
+        ("job.steps=0", ["job.steps", "greater than or equal to 1"]),
+        ("resilience.redundancy=maybe", ["resilience.redundancy", "lazy"]),
+        ("model.layers=nothing", ["model.layers", '"module:callable"']),
+        ("jobs.steps=1", ["unknown key 'jobs'", "did you mean job?"]),
+        ("steps", ["--set", "section.key=value"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(change: str, said: list[str]) -> None:
+    with pytest.raises(JobError) as error:
+        load_job(EXAMPLES / "digits_mlp.toml", [change])
+    assert "\n" not in str(error.value)
+    for words in said:
+        assert words in str(error.value)
+
+
+def test_a_missing_file_and_bad_toml(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="cannot be read"):
+        load_job(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[job\n")
+    with pytest.raises(JobError, match="no TOML"):
+        load_job(tmp_path / "bad.toml")

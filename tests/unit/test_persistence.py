@@ -1,0 +1,108 @@
+"""What a coordinator persists is what its successor goes on from."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.machine import advance, begin, validate
+from coordinator.persistence import from_document, to_document, without_volatile
+from coordinator.state import Available, Event, Heartbeat, Joined, Left, Phase, Ready, Settings, State
+
+SETTINGS = Settings(stages=2, microbatches=2, steps=5, clip_norm=0.1)
+COSTS = (3.0, 1.0, 0.1, 2.0)
+
+
+def after(*events: Event) -> State:
+    state = begin(SETTINGS, term=3)
+    for now, event in enumerate(events):
+        state, _ = advance(state, event, now / 100)
+        validate(state)
+    return state
+
+
+def arrival(node: str, incarnation: int = 1) -> tuple[Event, Event]:
+    address = f"{node}.example:7000"
+    return Joined(node, incarnation, address, 42, "a"), Available(node, incarnation, COSTS, "code")
+
+
+def step(number: int, loss: float) -> list[Event]:
+    """Everything that nodes n0 and n1, each owner and standby, report in a step."""
+    facts: list[Event] = []
+    for stage in (0, 1):
+        for node in ("n0", "n1"):
+            losses = (loss, loss / 3) if stage == 1 else ()
+            facts.append(Ready(node, 1, 0, number, stage, (loss, loss / 7), losses))
+    return facts
+
+
+def successor_of(state: State, now: float = 100.0) -> State:
+    """Through the text that is stored."""
+    return from_document(json.loads(json.dumps(to_document(state))), state.settings, state.term + 1, now)
+
+
+@given(st.floats(min_value=1e-12, max_value=1e12))
+def test_a_successor_knows_the_last_commit_to_the_last_bit(loss: float) -> None:
+    state = after(*arrival("n0"), *arrival("n1"), *step(0, loss))
+    assert state.last_commit is not None
+    assert successor_of(state).last_commit == state.last_commit
+
+
+def test_a_successor_differs_only_in_what_nodes_say_again() -> None:
+    state = after(*arrival("n0"), *arrival("n1"), *step(0, 0.1), Ready("n0", 1, 0, 1, 0, (1.0,)), Heartbeat("n0", 1, 1))
+    successor = successor_of(state)
+    kept = replace(state, term=4, last_tick=None, detail=successor.detail)
+    assert without_volatile(successor) == without_volatile(kept)
+
+
+def test_members_count_as_detached_until_they_attach_again() -> None:
+    successor = successor_of(after(*arrival("n0"), *arrival("n1")), now=100.0)
+    validate(successor)
+    assert sorted(successor.nodes) == ["n0", "n1"]
+    for node in successor.nodes.values():
+        assert (node.attached_since, node.detached_at, node.available) == (None, 100.0, True)
+
+
+def test_exposure_counts_from_the_successors_own_clock() -> None:
+    state = after(*arrival("n0"), *arrival("n1"), Left("n1", 1))
+    assert sorted(state.exposed_since) == [0, 1]
+    assert successor_of(state, now=100.0).exposed_since == {0: 100.0, 1: 100.0}
+
+
+def test_a_lost_incarnation_stays_fenced() -> None:
+    successor = successor_of(after(*arrival("n0"), *arrival("n1"), *arrival("n2"), Left("n2", 1)))
+    assert sorted(successor.nodes) == ["n0", "n1"]
+    assert ("n2", 1) in successor.fenced
+    refused, commands = advance(successor, Joined("n2", 1, "n2.example:7000"), 101.0)
+    assert "n2" not in refused.nodes
+    assert len(commands) == 1
+
+
+def test_a_commit_that_carries_a_switch_keeps_its_plan() -> None:
+    state = after(*arrival("n0"), *arrival("n1"), *arrival("n2"), *step(0, 0.5))
+    assert state.last_commit is not None
+    assert state.plan is not None
+    state = replace(state, last_commit=replace(state.last_commit, next_plan=state.plan))
+    assert successor_of(state).last_commit == state.last_commit
+
+
+EARLY = [
+    after(),
+    after(*arrival("n0")),
+    after(*arrival("n0"), *arrival("n1"), Left("n0", 1)),
+]
+
+
+@pytest.mark.parametrize("state", EARLY)
+def test_a_state_at_any_point_can_be_gone_on_from(state: State) -> None:
+    successor = successor_of(state)
+    validate(successor)
+    assert (successor.era, successor.committed, successor.plan) == (state.era, state.committed, state.plan)
+
+
+def test_a_run_that_is_done_stays_done() -> None:
+    steps = [fact for number in range(SETTINGS.steps) for fact in step(number, 0.25)]
+    successor = successor_of(after(*arrival("n0"), *arrival("n1"), *steps))
+    assert (successor.phase, successor.committed) == (Phase.DONE, SETTINGS.steps)

@@ -1,0 +1,53 @@
+"""Values survive the wire bit for bit."""
+
+import pytest
+import torch
+
+from pipeline.values import Value
+from pipeline.wire import Assembler, chunks, header_of
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def through_the_wire(value: Value, chunk_bytes: int) -> Value:
+    assembler = Assembler(header_of(value))
+    for offset, payload in chunks(value, chunk_bytes):
+        assembler.add(offset, bytes(payload))
+    assert assembler.complete
+    return assembler.value()
+
+
+@pytest.mark.parametrize("chunk_bytes", [7, 64, 1 << 20])
+def test_every_dtype_and_shape(chunk_bytes: int) -> None:
+    shapes = [(), (0,), (3,), (2, 5), (4, 1, 3)]
+    tensors = tuple((f"{dtype}{shape}", (torch.rand(shape) * 100).to(dtype)) for dtype in DTYPES for shape in shapes)
+    sent = Value(tensors, 1.25, (0.1, 0.2))
+    got = through_the_wire(sent, chunk_bytes)
+    assert (got.squared_norm, got.losses) == (1.25, (0.1, 0.2))
+    for (name, a), (other, b) in zip(sent.tensors, got.tensors, strict=True):
+        assert (name, a.dtype, a.shape) == (other, b.dtype, b.shape)
+        assert torch.equal(a, b), name
+
+
+def test_a_transposed_tensor_arrives_as_it_looks() -> None:
+    tensor = torch.arange(6.0).reshape(2, 3).T
+    assert torch.equal(through_the_wire(Value.single(tensor), 5).tensor(), tensor)
+
+
+def test_nothing_is_a_value_too() -> None:
+    assert through_the_wire(Value(()), 64).tensors == ()
+
+
+def test_a_piece_out_of_order_is_refused() -> None:
+    assembler = Assembler(header_of(Value.single(torch.zeros(4))))
+    with pytest.raises(ValueError, match="does not follow"):
+        assembler.add(4, b"1234")
