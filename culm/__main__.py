@@ -10,10 +10,6 @@ from pipeline.errors import JobError
 MODULES = ("run", "verify", "demo", "status", "events", "serve")
 
 
-class UsageError(Exception):
-    """The command was called in a way that cannot work; the text says what, where and the mend."""
-
-
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. 0: done. 1: the run failed or differs. 2: bad usage or job file, with one line on stderr."""
     parser = argparse.ArgumentParser(
@@ -23,11 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in MODULES:
-        try:
-            module = import_module(f"culm.{name}")
-        except ModuleNotFoundError:
-            continue
-        module.add_arguments(commands)
+        import_module(f"culm.{name}").add_arguments(commands)
     words = sys.argv[1:] if argv is None else argv
     arguments = parser.parse_args(words)
     sys.path.insert(0, "")  # the current folder is importable, as the job file says

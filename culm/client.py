@@ -26,9 +26,3 @@ def connect(coordinator: str, patience: float = PATIENCE) -> tuple[grpc.Channel,
         mend = "start one, or name where it listens"
         raise JobError(f"no coordinator answers at {coordinator}", "--coordinator", mend) from error
     return channel, CoordinatorStub(channel)
-
-
-def details(error: grpc.RpcError) -> str:
-    """What a failed call says, in words."""
-    said = getattr(error, "details", None)
-    return str(said()) if callable(said) else str(error)

@@ -6,7 +6,8 @@ import time
 
 import grpc
 
-from culm.client import connect, default_coordinator, details
+from culm.client import connect, default_coordinator
+from pipeline.channel import details
 from pipeline.errors import JobError
 from protos import coordinator_pb2 as pb
 

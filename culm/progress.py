@@ -5,7 +5,7 @@ from collections import deque
 from types import TracebackType
 from typing import Protocol, Self
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -94,7 +94,7 @@ class Screen:
             loss=loss,
             rate=f"{status.samples_per_second:.0f}",
         )
-        parts = [self._bar, nodes_table(status)]
+        parts: list[RenderableType] = [self._bar, nodes_table(status)]
         if outcome.losses_of_nodes:
             parts.append(losses_table(outcome))
         if status.phase != "running":

@@ -1,6 +1,7 @@
 """A byte-level GPT that learns Python from the standard library's own source files: real text, on every machine."""
 
 import sysconfig
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -70,7 +71,7 @@ class Head(nn.Module):
         return scores.transpose(1, 2)
 
 
-def layers(depth: int, width: int, heads: int, context: int, dropout: float = 0.1) -> list[partial[nn.Module]]:
+def layers(depth: int, width: int, heads: int, context: int, dropout: float = 0.1) -> list[Callable[[], nn.Module]]:
     """Constructors of the model's layers: a node builds only those that it holds."""
     blocks = [partial(Block, width, heads, dropout) for _ in range(depth)]
     return [partial(Embedding, width, context, dropout), *blocks, partial(Head, width)]

@@ -1,5 +1,7 @@
 """gRPC options: a dead or frozen peer is noticed in about a second, and no two servers share a port."""
 
+import grpc
+
 Options = list[tuple[str, int]]
 
 _KEEPALIVE: Options = [
@@ -29,3 +31,9 @@ def server_options() -> Options:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
     ]
+
+
+def details(error: grpc.RpcError) -> str:
+    """What a failed call says, in words."""
+    said = getattr(error, "details", None)
+    return str(said()) if callable(said) else str(error)

@@ -14,7 +14,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(b"")
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
@@ -56,7 +56,7 @@ class Assembler:
     def __init__(self, header: tensor_pb2.ValueHeader) -> None:
         self._header = header
         self._buffer = torch.empty(header.total_bytes, dtype=torch.uint8)
-        self._bytes = memoryview(self._buffer.numpy()) if header.total_bytes else memoryview(bytearray())
+        self._bytes = memoryview(self._buffer.numpy() if header.total_bytes else bytearray())  # type: ignore[arg-type]
         self._received = 0
 
     def add(self, offset: int, payload: bytes) -> None:

@@ -172,9 +172,9 @@ class Cluster:
         elif isinstance(command, co.SendCommit):
             self._order_commit(self.nodes[command.node], command.commit)
         elif isinstance(command, co.Dismiss):
-            node = self.nodes.get(command.node)
-            if node is not None and node.incarnation == command.incarnation and node.alive:
-                self._order(node, self._join_anew)
+            dismissed = self.nodes.get(command.node)
+            if dismissed is not None and dismissed.incarnation == command.incarnation and dismissed.alive:
+                self._order(dismissed, self._join_anew)
         elif isinstance(command, co.Record):
             self.records.append((self.clock.now, command))
 

@@ -4,10 +4,10 @@ import logging
 from dataclasses import dataclass
 
 import torch
-from pipeline.model import ModelSource
 
 from pipeline.data import Microbatches
 from pipeline.job import Job
+from pipeline.model import ModelSource
 from pipeline.values import Value
 from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Work
 from stage_server.layer import HeldLayer

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import grpc
-from pipeline.channel import channel_options
 
+from pipeline.channel import channel_options, details
 from pipeline.plan import Member
 from pipeline.values import Value
 from pipeline.wire import Assembler
@@ -59,5 +59,5 @@ class Fetcher:
         try:
             fetch_layers(source.address, layers, era, take)
         except grpc.RpcError as error:
-            why = error.details() if isinstance(error, grpc.Call) else str(error)
-            self._listener.fetch_failed(source.node, missing, why or "unknown")
+            why = details(error)
+            self._listener.fetch_failed(source.node, missing, why)

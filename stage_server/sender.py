@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import grpc
-from pipeline.channel import channel_options
-from pipeline.messages import key_from_proto, key_to_proto
 
+from pipeline.channel import channel_options, details
 from pipeline.keys import Key, Kind
+from pipeline.messages import key_from_proto, key_to_proto
 from pipeline.plan import Member
 from pipeline.schedule import Instruction
 from pipeline.values import Value
@@ -75,7 +75,7 @@ class Sender:
                         self._hear(response)
                     why = "its stream ended"
                 except grpc.RpcError as error:
-                    why = error.details() if isinstance(error, grpc.Call) else str(error)
+                    why = details(error)
             if self._closed.is_set():
                 return
             self._source.peer_lost(self.peer, f"the stream to it broke: {why}")

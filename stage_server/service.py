@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from pipeline.channel import server_options
-from pipeline.model import ModelSource
-from pipeline.version import PROTOCOL_VERSION
 
+from pipeline.channel import server_options
 from pipeline.errors import JobError
 from pipeline.job import parse_job
+from pipeline.model import ModelSource
+from pipeline.values import Value
+from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos.stage_pb2_grpc import add_StageServicer_to_server
 from stage_server.compute import Compute
@@ -46,6 +47,7 @@ class StageServer:
         self._node: Node | None = None
         self._available = pb.Available()
         self._announce: Callable[[list[pb.AttendRequest]], None] | None = None
+        self._turn = threading.Lock()  # attaching and having built the model may happen at once
         self._woken = threading.Event()  # something for the main thread: a job, or the end
         self._exit: int | None = None
         self._error = ""
@@ -83,8 +85,8 @@ class StageServer:
             self._orders.report(pb.AttendRequest(failed=pb.Failed(why=str(error))))
             self._end(2, str(error))
             return
-        worker: Worker[object] = Worker(self._name, self._incarnation, job.pipeline.microbatches, job.job.steps)
-        node = Node(worker, Compute(job, source, torch.device("cpu")), Faults(self._settings.kill_at))  # type: ignore[arg-type]
+        worker: Worker[Value] = Worker(self._name, self._incarnation, job.pipeline.microbatches, job.job.steps)
+        node = Node(worker, Compute(job, source, torch.device("cpu")), Faults(self._settings.kill_at))
         add_StageServicer_to_server(node.receiver, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -92,9 +94,10 @@ class StageServer:
         self._server.start()
         node.attend(self._orders)
         self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())
-        self._node = node
-        if self._announce is not None:
-            node.attached(self._announce, self._available)
+        with self._turn:
+            self._node = node
+            if self._announce is not None:
+                node.attached(self._announce, self._available)
         if self._exit is None:
             node.run()
 
@@ -126,11 +129,12 @@ class StageServer:
         )
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
-        if self._node is not None:
-            self._node.attached(announce, self._available)
-        else:
-            announce([])  # heartbeats flow while the model is built
-            self._announce = announce
+        with self._turn:
+            if self._node is not None:
+                self._node.attached(announce, self._available)
+            else:
+                announce([])  # heartbeats flow while the model is built
+                self._announce = announce
 
     def heartbeat(self) -> pb.Heartbeat:
         return self._node.heartbeat() if self._node is not None else pb.Heartbeat()

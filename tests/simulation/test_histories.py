@@ -48,7 +48,7 @@ def test_histories_that_failed_once(seed: int, why: str) -> None:
 
 
 def instructions(stages: int, microbatches: int) -> list[Instruction]:
-    return [Instruction(s, op, m) for s in range(stages) for op in ("F", "B") for m in range(microbatches)]  # type: ignore[arg-type]
+    return [Instruction(s, op, m) for s in range(stages) for op in ("F", "B") for m in range(microbatches)]
 
 
 @pytest.mark.parametrize("freeze", [False, True])

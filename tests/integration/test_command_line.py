@@ -1,0 +1,130 @@
+"""The command line as a user meets it: results, and one clear line for every mistake."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "examples" / "digits_mlp.toml")
+TIMEOUT = 120
+
+
+def culm(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "culm", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def the_one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The error of a command that failed on bad input."""
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("culm ")]
+    assert len(lines) == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return lines[0]
+
+
+def test_run_prints_its_result_as_json_and_writes_the_weights(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    from pipeline.digest import weights_sha256
+
+    done = culm("run", DIGITS, "--set", "job.steps=5", "--json", "--out", "w.safetensors", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["steps"] == 5
+    assert [float.fromhex(x) for x in result["loss_hex"]] == result["losses"]
+    layers: dict[int, dict[str, object]] = {}
+    for name, tensor in load_file(tmp_path / "w.safetensors").items():
+        index, _, rest = name.partition(".")
+        layers.setdefault(int(index), {})[rest] = tensor
+    assert weights_sha256(layers.items()) == result["weights_sha256"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["job.stepz=1"], "did you mean steps?"),
+        (["job.steps=some"], "job.steps"),
+        (["model.layers=examples.digits_mlp:nothing"], "has no 'nothing'"),
+        (["model.layers=nowhere_at_all:layers"], "cannot be imported"),
+        (["pipeline.stages=40"], "set it to"),
+        (["model.layers=tests.integration.bad_models:tuples"], "returned a tuple"),
+    ],
+)
+def test_a_bad_job_is_refused_before_anything_starts(changes: list[str], said: str, tmp_path: Path) -> None:
+    words = [w for change in changes for w in ("--set", change)]
+    line = the_one_line(culm("run", DIGITS, *words, folder=tmp_path))
+    assert said in line
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kill", ["n9@1", "n1@999", "n1", "n1@1:nonsense"])
+def test_a_bad_kill_is_refused(kill: str, tmp_path: Path) -> None:
+    assert "--kill" in the_one_line(culm("run", DIGITS, "--kill", kill, folder=tmp_path))
+
+
+@pytest.mark.parametrize("words", [("status",), ("events",), ("stage", "--connect-timeout", "1")])
+def test_an_unreachable_coordinator(words: tuple[str, ...], taken_port: int, tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        line = the_one_line(culm(*words, "--coordinator", address, folder=tmp_path))
+    assert address in line
+
+
+def test_a_port_in_use(taken_port: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{taken_port}"
+    assert "port in use" in the_one_line(culm("run", DIGITS, "--coordinator-address", address, folder=tmp_path))
+    assert "in use" in the_one_line(culm("stage", "--listen", address, folder=tmp_path))
+    assert "port in use" in the_one_line(culm("coordinator", "--job", DIGITS, "--listen", address, folder=tmp_path))
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "culm", "run", DIGITS, "--set", "job.steps=100000"],
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "| step" in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 5, "redis, a coordinator and three nodes"
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    gone, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive, f"left running: {alive}"
+    assert process.returncode == 130
+
+
+def test_verify_says_identical(tmp_path: Path) -> None:
+    done = culm("verify", DIGITS, "--set", "job.steps=12", "--kills", "1", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["identical"] is True

@@ -1,0 +1,78 @@
+"""Real processes, killed at every kind of instruction on every stage: the weights never change."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from culm.cluster import LocalCluster
+from culm.kills import KINDS, Kill
+from culm.plain_loop import PlainResult, run_plain
+from culm.training import Outcome, train
+from pipeline.job import Job, load_job
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STAGES = 4
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    """Small, with BatchNorm and dropout-free layers; four stages."""
+    changes = ["job.steps=16", f"pipeline.stages={STAGES}", "pipeline.microbatches=6", "data.microbatch=8"]
+    return load_job(EXAMPLES / "digits_mlp.toml", changes)
+
+
+@pytest.fixture(scope="module")
+def plain(job: Job) -> PlainResult:
+    return run_plain(job)
+
+
+class Strike:
+    """Disturbs a run once it has reached a step."""
+
+    def __init__(self, step: int, number: int, node: str) -> None:
+        self._step = step
+        self._number = number
+        self._node = node
+        self._done = False
+
+    def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if not self._done and status.step >= self._step:
+            self._done = True
+            os.kill(next(n.pid for n in status.nodes if n.id == self._node), self._number)
+
+
+def run(job: Job, folder: Path, kills: list[Kill], strike: Strike | None = None, respawn: bool = False) -> Outcome:
+    cluster = LocalCluster(job, EXAMPLES, STAGES, kills, respawn=respawn, folder=folder)
+    with cluster:
+        return train(cluster, lambda status, events, outcome: None, strike)
+
+
+def check(outcome: Outcome, plain: PlainResult) -> None:
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+
+
+@pytest.mark.parametrize("stage", range(STAGES))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_every_kind_of_instruction(
+    kind: str, stage: int, job: Job, plain: PlainResult, tmp_path: Path
+) -> None:
+    outcome = run(job, tmp_path / "run", [Kill(f"n{stage}", 5, kind)])
+    check(outcome, plain)
+    (loss,) = outcome.losses_of_nodes
+    assert (loss["node"], loss["stage"]) == (f"n{stage}", stage)
+    assert loss["detect_ms"] < 500
+    assert loss["redone"] <= 2 * job.pipeline.microbatches
+
+
+def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tmp_path: Path) -> None:
+    """SIGSTOP for good: no stream breaks, only heartbeats are missing."""
+    outcome = run(job, tmp_path / "run", [], Strike(5, signal.SIGSTOP, "n2"))
+    check(outcome, plain)
+    (loss,) = outcome.losses_of_nodes
+    assert loss["node"] == "n2"
+    assert loss["detect_ms"] < 3000
