@@ -227,9 +227,10 @@ def commit_if_ready(state: State, now: float) -> Decision:
     )
     next_plan = None
     records: list[Command] = []
+    ended: list[Command] = []
     if state.committed >= settings.steps:
         state = replace(state, phase=Phase.DONE, detail="every step is committed")
-        records.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
+        ended.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
     elif settings.redundancy:
         nodes = [n.node for n in state.nodes.values() if n.available and n.attached_since is not None]
         stages, reasons = settle(plan.stages, nodes, seeded)
@@ -240,7 +241,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     state = replace(state, last_commit=commit)
     fields = {"step": str(step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(scale)}
     done = Record("commit", f"step {step} committed, loss {loss:.4f}", fields)
-    return state, (Persist(state), commit, done, *recovered, *records)
+    return state, (Persist(state), commit, done, *recovered, *records, *ended)
 
 
 def _recovered(state: State, loss: Loss, now: float) -> Record:

@@ -125,16 +125,15 @@ class Service(CoordinatorServicer):
         return pb.KillResponse(pid=node.pid)
 
 
-def _obstacle(listen: str) -> str:
-    """Why nobody can listen there, or nothing. Asked first because gRPC writes lines of its own when it fails."""
+def _taken(listen: str) -> bool:
+    """Whether somebody listens there. Asked first because gRPC, when it fails, writes lines of its own."""
     host, _, port = listen.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.create_server((host, int(port))):
-            return ""
-    except OSError as error:
-        return "port in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-    except (ValueError, OverflowError):
-        return "it is no HOST:PORT"
+        with socket.create_server((host.strip("[]"), int(port)), family=family):
+            return False
+    except (OSError, ValueError, OverflowError) as error:
+        return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
 
 
 async def _serve(settings: CoordinatorSettings) -> int:
@@ -144,13 +143,13 @@ async def _serve(settings: CoordinatorSettings) -> int:
     leader = Leader(settings, store)
     server = grpc.aio.server(options=server_options())
     host, _, _ = settings.listen.rpartition(":")
-    obstacle = _obstacle(settings.listen)
+    taken = _taken(settings.listen)
     try:
-        port = 0 if obstacle else server.add_insecure_port(settings.listen)
+        port = 0 if taken else server.add_insecure_port(settings.listen)
     except RuntimeError:
         port = 0
     if not port:
-        mend = f"{obstacle or 'port in use'}; choose another with --listen"
+        mend = f"{'port in use' if taken else 'it is no address of this host'}; choose another with --listen"
         print(f"culm coordinator: cannot listen on {settings.listen}: {mend}", file=sys.stderr)
         return 2
     stop = asyncio.Event()

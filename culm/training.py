@@ -56,8 +56,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     with channel:
         while True:
             cluster.check()
-            events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0))
             status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0))
             seen += len(events)
             for event in events:
                 if event.kind == "plan" and begun is None:
@@ -70,7 +70,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 disturb(stub, status, cluster.deaths)
             if status.phase == "failed":
                 raise RunFailed(status.detail, 2)
-            if status.phase == "done":
+            if any(event.kind == "done" for event in events):
                 break
             time.sleep(POLL_SECONDS)
         outcome.layers = gather(stub, cluster.check)

@@ -99,6 +99,6 @@ class Compute:
             assert operand is not None, f"{work.instruction} has no input"
             target = self._data(work.step, m)[1].to(self._device) if last else None
             output = runner.forward(0, m, operand.to(self._device), target)
-            return Result(value=Value.single(output)) if isinstance(output, torch.Tensor) else Result()
+            return Result(value=Value.single(output))
         gradient = runner.backward(0, m, operand.to(self._device) if operand is not None else None)
         return Result(value=Value.single(gradient) if gradient is not None else Value(()))

@@ -179,7 +179,7 @@ class Worker(Generic[V]):
                 for m in range(self.microbatches):
                     for kind in (Kind.ACTIVATION, Kind.GRADIENT):
                         key = self._key(kind, s, m)
-                        if self.plan is not None and peer in consumers(key, self.plan):
+                        if peer in consumers(key, self.plan):
                             self.outbox.acknowledge(key, peer, self.plan.members[peer].incarnation)
 
     def _arrive(self, arrival: _Arrival[V]) -> None:

@@ -119,7 +119,7 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     assert len(children) >= 5, "redis, a coordinator and three nodes"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
-    gone, alive = psutil.wait_procs(children, timeout=5)
+    _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive, f"left running: {alive}"
     assert process.returncode == 130
 

@@ -1,0 +1,216 @@
+"""Both stores keep what they are given; the one in Redis also keeps its order through an outage, and its leader."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from coordinator.redis_store import RedisStore
+from coordinator.store import LostLease, MemoryStore, Store
+from culm.redis_server import EmbeddedRedis, free_port
+
+DEADLINE_SECONDS = 10.0
+LEASE_SECONDS = 30.0
+
+
+class Server:
+    """A Redis server that can go away and come back at the same address, and a look inside it."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.process = EmbeddedRedis(folder, choose_port=lambda: port)
+        self.process.start()
+        self.client: Redis = Redis.from_url(self.process.url, decode_responses=True)
+
+    def texts(self, stream: str) -> list[str]:
+        return [entry["text"] for entry in self.entries(stream)]
+
+    def entries(self, stream: str) -> list[dict[str, str]]:
+        found: Any = self.client.xrange(f"culm:r:{stream}")
+        return [entry for _, entry in found]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path)
+    yield server
+    server.client.close()
+    server.process.stop()
+
+
+def in_time(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def leading(server: Server, holder: str = "a") -> AsyncIterator[RedisStore]:
+    store = RedisStore(server.process.url, "r", holder, LEASE_SECONDS)
+    try:
+        await store.acquire()
+        yield store
+    finally:
+        await store.close()
+
+
+async def written(store: RedisStore) -> None:
+    """Until everything that was given so far is in Redis."""
+    await store._drained.wait()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def make_store(request: pytest.FixtureRequest) -> Callable[[], Store]:
+    if request.param == "memory":
+        return MemoryStore
+    server: Server = request.getfixturevalue("server")
+    return lambda: RedisStore(server.process.url, "r", "a", LEASE_SECONDS)
+
+
+def test_a_new_run_has_no_state(make_store: Callable[[], Store]) -> None:
+    async def scenario() -> None:
+        store = make_store()
+        assert await store.acquire() == 1
+        assert await store.load() is None
+        await store.close()
+
+    in_time(scenario)
+
+
+def test_the_last_state_saved_is_the_one_loaded(make_store: Callable[[], Store]) -> None:
+    async def scenario() -> None:
+        store = make_store()
+        await store.acquire()
+        await store.save({"step": 1, "scale": (0.1).hex()})
+        await store.save({"step": 2, "scale": (0.3).hex(), "plan": None})
+        await store.renew()
+        while await store.load() != {"step": 2, "scale": (0.3).hex(), "plan": None}:
+            await store.renew()
+        await store.close()
+
+    in_time(scenario)
+
+
+def test_every_leader_has_a_higher_term(server: Server) -> None:
+    async def scenario() -> None:
+        for term in (1, 2, 3):
+            async with leading(server, f"holder{term}") as store:
+                assert store._term == term
+
+    in_time(scenario)
+
+
+def test_a_successor_loads_what_the_leader_before_saved(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server, "a") as first:
+            await first.save({"step": 7})
+            await written(first)
+        async with leading(server, "b") as second:
+            assert await second.load() == {"step": 7}
+
+    in_time(scenario)
+
+
+def test_a_second_coordinator_waits_until_the_leader_gives_its_lease_back(server: Server) -> None:
+    async def scenario() -> None:
+        second = RedisStore(server.process.url, "r", "b", LEASE_SECONDS)
+        async with leading(server, "a"):
+            waiting = asyncio.create_task(second.acquire())
+            while server.client.info("commandstats").get("cmdstat_eval", {"calls": 0})["calls"] < 2:
+                await asyncio.wait({waiting}, timeout=0.01)
+            assert not waiting.done()
+        assert await waiting == 2
+        await second.close()
+
+    in_time(scenario)
+
+
+def test_entries_come_in_order_with_their_fields(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server) as store:
+            store.append("events", {"kind": "joined", "text": "n0 joined", "node": "n0"})
+            store.append("metrics", {"text": "step 0", "loss": 0.5})
+            store.append("events", {"kind": "plan", "text": "two nodes"})
+            await written(store)
+            assert server.texts("events") == ["n0 joined", "two nodes"]
+            assert server.entries("metrics") == [{"text": "step 0", "loss": "0.5"}]
+
+    in_time(scenario)
+
+
+def test_a_heartbeat_has_a_time_to_live(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server) as store:
+            store.heartbeat("n0", 20.0)
+            await written(store)
+            assert 0 < server.client.pttl("culm:r:heartbeat:n0") <= 20_000
+
+    in_time(scenario)
+
+
+def test_an_outage_delays_writes_and_keeps_their_order(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server) as store:
+            store.append("events", {"text": "before"})
+            await written(store)
+            server.process.stop()
+            for step in range(3):
+                await store.save({"step": step})  # comes back although nobody answers
+                store.append("events", {"text": f"step {step}"})
+                await store.renew()  # an outage is no lost lease
+            assert len(store._queue) >= 6
+            server.process.start()
+            await written(store)
+            # This server keeps nothing on disk: what was written before the outage is gone with it.
+            assert server.texts("events") == ["step 0", "step 1", "step 2"]
+
+    in_time(scenario)
+
+
+def test_a_leader_that_was_replaced_writes_nothing_more_and_is_told(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server, "a") as old:
+            await old.save({"step": 1})
+            await written(old)
+            server.client.delete("culm:r:leader")  # its lease ran out
+            async with leading(server, "b") as new:
+                await new.save({"step": 2})
+                await written(new)
+                await old.save({"step": 1})
+                await written(old)
+                with pytest.raises(LostLease, match="higher term"):
+                    await old.renew()
+                assert await new.load() == {"step": 2}
+
+    in_time(scenario)
+
+
+def test_a_lease_that_ran_out_while_nobody_took_it_goes_on(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server, "a") as store:
+            server.client.delete("culm:r:leader")
+            await store.save({"step": 1})
+            await written(store)
+            await store.renew()
+            assert server.client.get("culm:r:leader") == "a:1"
+
+    in_time(scenario)
+
+
+def test_runs_do_not_meet(server: Server) -> None:
+    async def scenario() -> None:
+        other = RedisStore(server.process.url, "other", "a", LEASE_SECONDS)
+        async with leading(server) as store:
+            assert await other.acquire() == 1
+            await store.save({"step": 1})
+            await written(store)
+            assert await other.load() is None
+        await other.close()
+
+    in_time(scenario)
