@@ -1,6 +1,7 @@
 """The local launcher: an embedded Redis, a coordinator and nodes as real processes on loopback."""
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from pipeline.errors import JobError
 from pipeline.job import Job, job_to_toml
 
 START_SECONDS = 30.0
+USUAL_PORT = 7070
 
 
 class RunFailed(Exception):
@@ -40,7 +42,7 @@ class LocalCluster:
     ) -> None:
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
-        self.address = address or f"127.0.0.1:{free_port()}"
+        self.address = address or f"127.0.0.1:{usual_port()}"
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
@@ -139,6 +141,16 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join(p for p in path if p),
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def usual_port() -> int:
+    """The port that ``culm status`` asks by itself if it is free, else any."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", USUAL_PORT))
+        except OSError:
+            return free_port()
+    return USUAL_PORT
 
 
 def job_folder_of(path: str | Path) -> Path:

@@ -1,0 +1,421 @@
+"""The coordinator over real gRPC: a node that speaks the raw protocol meets the service, and so do its viewers."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+from redis import Redis
+
+from coordinator.leader import Leader
+from coordinator.persistence import Document
+from coordinator.service import Service
+from coordinator.settings import CoordinatorSettings
+from coordinator.state import Phase
+from coordinator.store import MemoryStore
+from culm.redis_server import EmbeddedRedis
+from pipeline.channel import channel_options, server_options
+from pipeline.job import load_job, parse_job
+from pipeline.version import PROTOCOL_VERSION
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorAsyncStub, CoordinatorStub, add_CoordinatorServicer_to_server
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB = load_job(ROOT / "examples" / "digits_mlp.toml", ["pipeline.stages=2", "job.steps=2"])
+DEADLINE_SECONDS = 20.0
+
+Call = grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendResponse]
+
+
+class GatedStore(MemoryStore):
+    """A store whose writes take as long as the test wants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.open.set()
+        self.saving = asyncio.Event()
+
+    async def save(self, document: Document) -> None:
+        self.saving.set()
+        await self.open.wait()
+        await super().save(document)
+
+
+@dataclass
+class Cluster:
+    """A leader behind a real server on loopback."""
+
+    leader: Leader
+    stub: CoordinatorAsyncStub
+
+    async def open(self, name: str, incarnation: int = 1, version: int = PROTOCOL_VERSION) -> "FakeNode":
+        call = self.stub.Attend()
+        node = FakeNode(name, call)
+        join = pb.Join(node=name, incarnation=incarnation, address=f"{name}:1", pid=77, protocol_version=version)
+        await node.say(join=join)
+        return node
+
+    async def attend(self, name: str) -> "FakeNode":
+        """A node that has joined and built the model."""
+        node = await self.open(name)
+        await node.hear("welcome")
+        await node.say(available=pb.Available(layer_parameters=[4, 3, 2, 1], fingerprint="code"))
+        return node
+
+    async def pair(self) -> tuple["FakeNode", "FakeNode"]:
+        """Two nodes that have their first plan, each owner of one stage and standby of the other."""
+        n0, n1 = await self.attend("n0"), await self.attend("n1")
+        await n0.hear("plan")
+        await n1.hear("plan")
+        return n0, n1
+
+    async def until(self, holds: Callable[[pb.GetStatusResponse], bool]) -> pb.GetStatusResponse:
+        """The first status of which it holds."""
+        while not holds(status := await self.stub.GetStatus(pb.GetStatusRequest())):
+            pass
+        return status
+
+    async def events(self) -> list[pb.ListEventsResponse]:
+        return [event async for event in self.stub.ListEvents(pb.ListEventsRequest(from_sequence=1))]
+
+
+@dataclass
+class FakeNode:
+    """The node's end of an Attend stream."""
+
+    name: str
+    call: Call
+
+    async def say(self, **body: object) -> None:
+        await self.call.write(pb.AttendRequest(**body))  # type: ignore[arg-type]
+
+    async def hear(self, body: str) -> pb.AttendResponse:
+        """The next order, which must be of this kind."""
+        order = await self.call.read()
+        assert isinstance(order, pb.AttendResponse), f"{self.name}'s stream ended before {body}"
+        assert order.WhichOneof("body") == body
+        return order
+
+    async def ready(self, stage: int, step: int = 0) -> None:
+        losses = [0.5, 0.25] if stage == 1 else []
+        await self.say(ready=pb.Ready(step=step, stage=stage, squared_norms=[1.0, 2.0], losses=losses))
+
+    async def ended(self) -> bool:
+        return await self.call.read() is grpc.aio.EOF
+
+
+def run(
+    scenario: Callable[[Cluster], Awaitable[None]], store: MemoryStore | None = None, allow_kill: bool = False
+) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), cluster(store or MemoryStore(), allow_kill) as running:
+            await scenario(running)
+
+    asyncio.run(limited())
+
+
+@asynccontextmanager
+async def cluster(store: MemoryStore, allow_kill: bool) -> AsyncIterator[Cluster]:
+    leader = Leader(CoordinatorSettings(JOB, allow_kill=allow_kill), store)
+    await leader.lead()
+    server = grpc.aio.server(options=server_options())
+    add_CoordinatorServicer_to_server(Service(leader), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options())
+    try:
+        yield Cluster(leader, CoordinatorStub(channel))  # type: ignore[arg-type]
+    finally:
+        await channel.close()
+        await server.stop(None)
+
+
+def test_a_node_that_joins_is_welcomed_with_the_job() -> None:
+    async def scenario(running: Cluster) -> None:
+        node = await running.open("n0")
+        welcome = (await node.hear("welcome")).welcome
+        assert parse_job(welcome.job_toml) == JOB
+        assert (welcome.term, welcome.heartbeat_seconds) == (1, 0.5)
+
+    run(scenario)
+
+
+def test_a_node_of_another_protocol_is_told_so_in_one_line() -> None:
+    async def scenario(running: Cluster) -> None:
+        node = await running.open("n0", version=PROTOCOL_VERSION + 1)
+        dismiss = (await node.hear("dismiss")).dismiss
+        assert dismiss.why == "n0 speaks protocol 2, this coordinator 1: install the same version of culm on both"
+        assert not dismiss.join_anew
+        assert await node.ended()
+        assert running.leader.state.nodes == {}
+
+    run(scenario)
+
+
+def test_a_stream_that_does_not_begin_with_join_is_refused() -> None:
+    async def scenario(running: Cluster) -> None:
+        node = FakeNode("n0", running.stub.Attend())
+        await node.say(heartbeat=pb.Heartbeat())
+        assert await node.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    run(scenario)
+
+
+def test_nodes_get_a_plan_and_then_each_commit() -> None:
+    async def scenario(running: Cluster) -> None:
+        nodes = await running.pair()
+        for step in range(2):
+            for node in nodes:
+                await node.ready(0, step)
+                await node.ready(1, step)
+            for node in nodes:
+                commit = (await node.hear("commit")).commit
+                assert (commit.term, commit.era, commit.step, commit.loss) == (1, 0, step, 0.375)
+        assert running.leader.state.phase is Phase.DONE
+
+    run(scenario)
+
+
+def test_the_status_names_nodes_stages_and_progress() -> None:
+    async def scenario(running: Cluster) -> None:
+        n0, _ = await running.pair()
+        await n0.say(heartbeat=pb.Heartbeat(instruction="0F1"))
+        status = await running.until(lambda s: s.nodes[0].instruction == "0F1")
+        assert (status.job, status.phase, status.step, status.steps) == ("digits-mlp", "running", 0, 2)
+        assert [(n.id, n.pid, n.state, list(n.stages), list(n.standby_of)) for n in status.nodes] == [
+            ("n0", 77, "active", [0], [1]),
+            ("n1", 77, "active", [1], [0]),
+        ]
+        assert dict(status.exposure) == {0: 0.0, 1: 0.0}
+        assert [list(stage.owners) for stage in status.plan.stages] == [["n0"], ["n1"]]
+
+    run(scenario)
+
+
+def test_events_are_numbered_and_told_with_their_reasons() -> None:
+    async def scenario(running: Cluster) -> None:
+        await running.pair()
+        events = await running.events()
+        assert [event.sequence for event in events] == list(range(1, len(events) + 1))
+        assert [event.kind for event in events if event.kind != "waiting"] == ["joined", "joined", "plan"]
+        assert events[-1].text == "2 nodes for 2 stages, from step 0"
+        later = running.stub.ListEvents(pb.ListEventsRequest(from_sequence=len(events)))
+        assert [event async for event in later] == events[-1:]
+
+    run(scenario)
+
+
+def test_one_who_follows_hears_of_events_as_they_happen() -> None:
+    async def scenario(running: Cluster) -> None:
+        following = running.stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=True))
+        await running.open("n0")
+        first = await following.read()
+        assert isinstance(first, pb.ListEventsResponse)
+        assert (first.kind, first.fields["node"]) == ("joined", "n0")
+
+    run(scenario)
+
+
+def test_a_stream_that_breaks_leaves_the_node_detached_until_it_attaches_again() -> None:
+    async def scenario(running: Cluster) -> None:
+        n0, _ = await running.pair()
+        n0.call.cancel()
+        await running.until(lambda s: s.nodes[0].state == "detached")
+        again = await running.open("n0")
+        await again.hear("welcome")
+        await running.until(lambda s: s.nodes[0].state == "active")
+        assert running.leader.state.fenced == frozenset()
+
+    run(scenario)
+
+
+def test_a_broken_stream_and_a_neighbours_report_are_enough_to_promote() -> None:
+    async def scenario(running: Cluster) -> None:
+        n0, n1 = await running.pair()
+        n0.call.cancel()
+        await running.until(lambda s: s.nodes[0].state == "detached")
+        await n1.say(peer_lost=pb.PeerLost(node="n0", incarnation=1, why="its stream broke"))
+        plan = (await n1.hear("plan")).plan
+        assert [list(stage.owners) for stage in plan.stages] == [["n1"], ["n1"]]
+        assert plan.reason == "n1 runs stage 0 for n0, whose standby it was; stage 1 lost a standby"
+
+    run(scenario)
+
+
+def test_a_commit_reaches_all_though_the_last_to_report_dies_while_it_is_persisted() -> None:
+    store = GatedStore()
+
+    async def scenario(running: Cluster) -> None:
+        n0, n1 = await running.pair()
+        await n0.ready(0)
+        await n0.ready(1)
+        await n1.ready(0)
+        while len(running.leader.state.facts) < 3:
+            await running.stub.GetStatus(pb.GetStatusRequest())
+        store.saving.clear()
+        store.open.clear()
+        await n1.ready(1)
+        await store.saving.wait()
+        n1.call.cancel()
+        await running.until(lambda s: s.step == 1)
+        # The server has noticed the cancellation by the time it answers a stream that n1 opens after it.
+        assert await (await running.open("n9", version=PROTOCOL_VERSION + 1)).hear("dismiss")
+        store.open.set()
+        assert (await n0.hear("commit")).commit.step == 0
+
+    run(scenario, store)
+
+
+def test_killing_is_refused_unless_it_is_allowed() -> None:
+    async def scenario(running: Cluster) -> None:
+        await running.pair()
+        with pytest.raises(grpc.aio.AioRpcError, match="--allow-kill") as refused:
+            await running.stub.Kill(pb.KillRequest(node="n0"))
+        assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    run(scenario)
+
+
+def test_a_kill_reaches_the_node() -> None:
+    async def scenario(running: Cluster) -> None:
+        _, n1 = await running.pair()
+        assert (await running.stub.Kill(pb.KillRequest(node="n1", at="1:1B0"))).pid == 77
+        assert (await n1.hear("die")).die.at == "1:1B0"
+
+    run(scenario, allow_kill=True)
+
+
+def test_killing_an_unknown_node_names_the_known_ones() -> None:
+    async def scenario(running: Cluster) -> None:
+        await running.pair()
+        with pytest.raises(grpc.aio.AioRpcError, match="no node 'n7' is attached; there are: n0, n1") as refused:
+            await running.stub.Kill(pb.KillRequest(node="n7"))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+    run(scenario, allow_kill=True)
+
+
+def test_a_successor_goes_on_from_the_last_commit() -> None:
+    store = MemoryStore()
+
+    async def before(running: Cluster) -> None:
+        for node in await running.pair():
+            await node.ready(0)
+            await node.ready(1)
+        await running.until(lambda s: s.step == 1)
+
+    async def after(running: Cluster) -> None:
+        status = await running.stub.GetStatus(pb.GetStatusRequest())
+        assert (status.term, status.step, status.loss) == (2, 1, 0.375)
+        assert [(n.id, n.state) for n in status.nodes] == [("n0", "detached"), ("n1", "detached")]
+
+    run(before, store)
+    run(after, store)
+
+
+# ---- as a process ---------------------------------------------------------------------------------------------------
+
+
+def command(server: EmbeddedRedis, listen: str = "127.0.0.1:0") -> list[str]:
+    job = str(ROOT / "examples" / "digits_mlp.toml")
+    return [sys.executable, "-m", "culm", "coordinator", "--job", job, "--listen", listen, "--redis", server.url]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> EmbeddedRedis:
+    return EmbeddedRedis(tmp_path)
+
+
+def start(words: list[str]) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def address_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("culm coordinator listening on 127.0.0.1:")
+    return line.split()[-1]
+
+
+def finish(process: "subprocess.Popen[str]") -> int:
+    """Asks it to stop; its exit code."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+    return process.returncode
+
+
+def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> None:
+    async def farewell(process: "subprocess.Popen[str]", address: str) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), grpc.aio.insecure_channel(address) as channel:
+            node = FakeNode("n0", CoordinatorStub(channel).Attend())  # type: ignore[arg-type]
+            await node.say(join=pb.Join(node="n0", incarnation=1, protocol_version=PROTOCOL_VERSION))
+            await node.hear("welcome")
+            process.send_signal(signal.SIGTERM)
+            dismiss = (await node.hear("dismiss")).dismiss
+            assert (dismiss.goodbye, dismiss.join_anew) == (True, False)
+            assert await node.ended()
+
+    with server:
+        process = start(command(server))
+        try:
+            asyncio.run(farewell(process, address_of(process)))
+        finally:
+            code = finish(process)
+        assert code == 0
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(server: EmbeddedRedis) -> None:
+    with server:
+        process = start(command(server))
+        try:
+            address = address_of(process)
+            second = subprocess.run(command(server, address), cwd=ROOT, capture_output=True, text=True)
+        finally:
+            finish(process)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert second.stderr == (
+        f"culm coordinator: cannot listen on {address}: port in use; choose another with --listen\n"
+    )
+
+
+def test_one_that_waits_for_the_lease_says_so_and_can_be_stopped(server: EmbeddedRedis) -> None:
+    with server:
+        leader = start(command(server))
+        try:
+            address_of(leader)
+            waiting = start(command(server))
+            assert waiting.stderr is not None
+            assert any("waiting for its lease to end" in line for line in waiting.stderr)
+            assert finish(waiting) == 0
+        finally:
+            finish(leader)
+
+
+def test_a_leader_that_lost_its_lease_steps_down(server: EmbeddedRedis) -> None:
+    with server:
+        process = start(command(server))
+        try:
+            address_of(process)
+            with Redis.from_url(server.url) as client:
+                client.incr("culm:culm:term")
+                client.set("culm:culm:leader", "another:2")
+            _, said = process.communicate(timeout=DEADLINE_SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert said.splitlines()[-1] == (
+        "culm coordinator: another coordinator leads with a higher term; this one steps down"
+    )
