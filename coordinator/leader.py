@@ -39,6 +39,7 @@ class Leader:
         self.term = 0
         self.events: list[pb.ListEventsResponse] = []
         self.new_event = asyncio.Condition()
+        self.failure: Exception | None = None  # a decision that raised: the process is to end with it
         self._store = store
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
@@ -101,11 +102,16 @@ class Leader:
     async def take(self, event: co.Event) -> None:
         """Decides on an event and carries the commands out in order."""
         async with self._turn:
-            self._state, commands = advance(self._state, event, time.monotonic())
-            if self._validates:
-                validate(self._state)
-            for command in commands:
-                await self._carry_out(command)
+            try:
+                self._state, commands = advance(self._state, event, time.monotonic())
+                if self._validates:
+                    validate(self._state)
+                for command in commands:
+                    await self._carry_out(command)
+            except Exception as error:
+                self.failure = error
+                log.exception("cannot decide on %s", event)
+                raise
 
     async def _carry_out(self, command: co.Command) -> None:
         if isinstance(command, co.Persist):

@@ -31,12 +31,14 @@ local term = redis.call('INCR', KEYS[2])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
 return term
 """
-# KEYS: lease. ARGV: holder and term, lease in ms, then the command. A lease that ran out while nobody took it goes on.
+# KEYS: lease, term. ARGV: holder and term, term, lease in ms, then the command. A lease that ran out while nobody took
+# it goes on; a Redis that lost its memory learns the term again, so that the next leader's is higher all the same.
 FENCED = """
 local held = redis.call('GET', KEYS[1])
 local newest = tonumber(redis.call('GET', KEYS[2]) or '0')
 if newest > tonumber(ARGV[2]) or (held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+if newest < tonumber(ARGV[2]) then redis.call('SET', KEYS[2], ARGV[2]) end
 if #ARGV > 3 then return redis.call(unpack(ARGV, 4)) end
 return 1
 """
@@ -67,20 +69,20 @@ class RedisStore:
         return f"{self._holder}:{self._term}"
 
     async def acquire(self) -> int:
-        told = False
+        told = ""
         while True:
             try:
                 term = await self._redis.eval(ACQUIRE, 2, *self._keys, self._holder, self._lease_ms)
+                obstacle = "another coordinator leads this run: waiting for its lease to end"
             except (RedisConnectionError, RedisTimeoutError) as error:
-                log.warning("waiting for Redis: %s", error)
-                term = 0
+                term, obstacle = 0, f"waiting for Redis: {error}"
             if term:
                 self._term = int(term)
                 self._writer = asyncio.create_task(self._write())
                 return self._term
-            if not told:
-                log.info("another coordinator leads this run: waiting for its lease to end")
-                told = True
+            if obstacle != told:
+                log.warning("%s", obstacle)
+                told = obstacle
             await asyncio.sleep(0.2)
 
     async def renew(self) -> None:
@@ -90,7 +92,13 @@ class RedisStore:
             self._put(())
 
     async def load(self) -> Document | None:
-        text = await self._redis.get(f"{self._prefix}state")
+        while True:
+            try:
+                text = await self._redis.get(f"{self._prefix}state")
+                break
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                log.warning("waiting for Redis, to read the state: %s", error)
+                await asyncio.sleep(0.2)
         return json.loads(text) if text else None
 
     async def save(self, document: Document) -> None:
@@ -123,16 +131,14 @@ class RedisStore:
                 try:
                     lease = (self._lease, str(self._term), str(self._lease_ms))
                     await self._redis.eval(FENCED, 2, *self._keys, *lease, *command)
-                except ResponseError as error:
-                    if "FENCED" not in str(error):
-                        raise
-                    self._lost = LostLease("another coordinator leads with a higher term")
-                    self._queue.clear()
-                    self._drained.set()
-                    return
                 except RedisError as error:
-                    if not self._away:
-                        log.warning("Redis is away, writes are queued: %s", error)
+                    if isinstance(error, ResponseError) and "FENCED" in str(error):
+                        self._lost = LostLease("another coordinator leads with a higher term")
+                        self._queue.clear()
+                        self._drained.set()
+                        return
+                    if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
+                        log.warning("Redis takes no writes, they are queued: %s", error)
                     self._away = True
                     await asyncio.sleep(0.1)
                     continue

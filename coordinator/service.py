@@ -6,7 +6,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -43,9 +43,9 @@ class Service(CoordinatorServicer):
             heartbeat_seconds=leader.settings.heartbeat_seconds,
         )
 
-    async def _take(self, event: co.Event) -> None:
+    async def _whole(self, decision: Coroutine[None, None, None]) -> None:
         """Carries a decision out whole: the node that caused it may die while a commit for all is being persisted."""
-        deciding = asyncio.create_task(self._leader.take(event))
+        deciding = asyncio.create_task(decision)
         self._deciding.add(deciding)
         deciding.add_done_callback(self._deciding.discard)
         await asyncio.shield(deciding)
@@ -68,28 +68,35 @@ class Service(CoordinatorServicer):
         stream = OrderStream(join.node, join.incarnation, asyncio.Queue())
         stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
         self._leader.attach(stream)
-        await self._take(co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone))
-        reader = asyncio.create_task(self._read(stream, context))
+        joined = co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone)
+        reader = asyncio.create_task(self._read(stream, joined, context))
         try:
             while (order := await stream.queue.get()) is not None:
                 await context.write(order)
         finally:
             reader.cancel()
+            await self._whole(self._leader.detach(stream, "it broke"))
 
-    async def _read(self, stream: OrderStream, context: grpc.aio.ServicerContext[object, object]) -> None:
-        why = "it ended"
+    async def _read(
+        self, stream: OrderStream, joined: co.Joined, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        """Turns what the node reports into events, until its stream ends."""
+        why = "it broke"
         try:
+            await self._whole(self._leader.take(joined))
             while (request := await context.read()) is not grpc.aio.EOF:
                 assert isinstance(request, pb.AttendRequest)
                 if request.HasField("heartbeat"):
                     self._leader.heard(stream.node)
                 event = event_of(stream.node, stream.incarnation, request)
                 if event is not None:
-                    await self._take(event)
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            why = f"it broke ({type(error).__name__})"
-        await asyncio.shield(self._leader.detach(stream, why))
-        stream.queue.put_nowait(None)
+                    await self._whole(self._leader.take(event))
+            why = "it ended"
+        except (grpc.RpcError, grpc.aio.UsageError):
+            log.debug("the order stream of %s broke", stream.node)
+        finally:
+            await self._whole(self._leader.detach(stream, why))
+            stream.queue.put_nowait(None)
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[object, object]
@@ -136,7 +143,8 @@ def _taken(listen: str) -> bool:
         return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
 
 
-async def _serve(settings: CoordinatorSettings) -> int:
+async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
+    """Serves until ``stop`` is set or another coordinator leads; the exit code."""
     store: Store = MemoryStore()
     if settings.redis_url:
         store = RedisStore(settings.redis_url, settings.run, settings.name, settings.lease_seconds)
@@ -152,9 +160,6 @@ async def _serve(settings: CoordinatorSettings) -> int:
         mend = f"{'port in use' if taken else 'it is no address of this host'}; choose another with --listen"
         print(f"culm coordinator: cannot listen on {settings.listen}: {mend}", file=sys.stderr)
         return 2
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
     leading = asyncio.create_task(leader.lead())
     await asyncio.wait({leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -188,21 +193,30 @@ async def _serve(settings: CoordinatorSettings) -> int:
 
 
 async def _lead(leader: Leader, store: Store) -> None:
-    """Time passes and the lease is kept, until another leads."""
+    """Time passes and the lease is kept, until another leads. A decision that raised ends it too."""
     last = 0.0
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(TICK_SECONDS)
+        if leader.failure is not None:
+            raise leader.failure
         await leader.take(co.Tick())
         if loop.time() - last > leader.settings.lease_seconds / 4:
             last = loop.time()
             await store.renew()
 
 
+async def _serve_until_told(settings: CoordinatorSettings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return await serve(settings, stop)
+
+
 def main(settings: CoordinatorSettings) -> int:
     """Serves until it is told to stop. Exit codes as for every ``culm`` command."""
     try:
-        return asyncio.run(_serve(settings))
+        return asyncio.run(_serve_until_told(settings))
     except LostLease as error:
         print(f"culm coordinator: {error}", file=sys.stderr)
         return 1

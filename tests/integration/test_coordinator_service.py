@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import pytest
@@ -25,11 +26,14 @@ from pipeline.channel import channel_options, server_options
 from pipeline.job import load_job, parse_job
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorAsyncStub, CoordinatorStub, add_CoordinatorServicer_to_server
+from protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
+
+if TYPE_CHECKING:
+    from protos.coordinator_pb2_grpc import CoordinatorAsyncStub  # in the stubs' types only
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = load_job(ROOT / "examples" / "digits_mlp.toml", ["pipeline.stages=2", "job.steps=2"])
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
 
 Call = grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendResponse]
 
@@ -54,7 +58,7 @@ class Cluster:
     """A leader behind a real server on loopback."""
 
     leader: Leader
-    stub: CoordinatorAsyncStub
+    stub: "CoordinatorAsyncStub"
 
     async def open(self, name: str, incarnation: int = 1, version: int = PROTOCOL_VERSION) -> "FakeNode":
         call = self.stub.Attend()
@@ -82,6 +86,14 @@ class Cluster:
         while not holds(status := await self.stub.GetStatus(pb.GetStatusRequest())):
             pass
         return status
+
+    async def reaches(self, node: str) -> bool:
+        """Whether orders to the node still have a stream to go to."""
+        try:
+            await self.stub.Kill(pb.KillRequest(node=node))
+        except grpc.aio.AioRpcError:
+            return False
+        return True
 
     async def events(self) -> list[pb.ListEventsResponse]:
         return [event async for event in self.stub.ListEvents(pb.ListEventsRequest(from_sequence=1))]
@@ -132,7 +144,7 @@ async def cluster(store: MemoryStore, allow_kill: bool) -> AsyncIterator[Cluster
     await server.start()
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options())
     try:
-        yield Cluster(leader, CoordinatorStub(channel))  # type: ignore[arg-type]
+        yield Cluster(leader, CoordinatorStub(channel))
     finally:
         await channel.close()
         await server.stop(None)
@@ -266,12 +278,12 @@ def test_a_commit_reaches_all_though_the_last_to_report_dies_while_it_is_persist
         await store.saving.wait()
         n1.call.cancel()
         await running.until(lambda s: s.step == 1)
-        # The server has noticed the cancellation by the time it answers a stream that n1 opens after it.
-        assert await (await running.open("n9", version=PROTOCOL_VERSION + 1)).hear("dismiss")
+        while await running.reaches("n1"):
+            pass
         store.open.set()
         assert (await n0.hear("commit")).commit.step == 0
 
-    run(scenario, store)
+    run(scenario, store, allow_kill=True)
 
 
 def test_killing_is_refused_unless_it_is_allowed() -> None:
@@ -324,9 +336,19 @@ def test_a_successor_goes_on_from_the_last_commit() -> None:
 # ---- as a process ---------------------------------------------------------------------------------------------------
 
 
-def command(server: EmbeddedRedis, listen: str = "127.0.0.1:0") -> list[str]:
-    job = str(ROOT / "examples" / "digits_mlp.toml")
-    return [sys.executable, "-m", "culm", "coordinator", "--job", job, "--listen", listen, "--redis", server.url]
+SERVE = """
+import logging, os, sys
+from coordinator.service import main
+from coordinator.settings import CoordinatorSettings
+from pipeline.job import load_job
+logging.basicConfig(level="INFO", stream=sys.stderr)
+job, listen, redis_url = sys.argv[1:]
+sys.exit(main(CoordinatorSettings(load_job(job), listen, redis_url, name=str(os.getpid()))))
+"""
+
+
+def command(redis: EmbeddedRedis, listen: str = "127.0.0.1:0") -> list[str]:
+    return [sys.executable, "-c", SERVE, str(ROOT / "examples" / "digits_mlp.toml"), listen, redis.url]
 
 
 @pytest.fixture
@@ -360,7 +382,7 @@ def finish(process: "subprocess.Popen[str]") -> int:
 def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> None:
     async def farewell(process: "subprocess.Popen[str]", address: str) -> None:
         async with asyncio.timeout(DEADLINE_SECONDS), grpc.aio.insecure_channel(address) as channel:
-            node = FakeNode("n0", CoordinatorStub(channel).Attend())  # type: ignore[arg-type]
+            node = FakeNode("n0", CoordinatorStub(channel).Attend())
             await node.say(join=pb.Join(node="n0", incarnation=1, protocol_version=PROTOCOL_VERSION))
             await node.hear("welcome")
             process.send_signal(signal.SIGTERM)

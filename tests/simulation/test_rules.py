@@ -17,6 +17,7 @@ from pipeline.keys import Key, Kind
 from pipeline.plan import Plan
 from simulator.arithmetic import Number
 from simulator.cluster import Cluster
+from stage_server.instructions import Install
 from stage_server.outbox import Outbox
 from stage_server.worker import CommitOrder, Worker
 
@@ -87,9 +88,7 @@ class WithoutSeedingByLayer(Worker[Number]):
 
     def next_work(self) -> Any:
         work = super().next_work()
-        if hasattr(work, "layer"):
-            return replace(work, version=self.version)
-        return work
+        return replace(work, version=self.version) if isinstance(work, Install) else work
 
 
 def without_facts(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:

@@ -1,0 +1,177 @@
+"""What the coordinator decides, as transcripts that read as prose.
+
+Accept a change on purpose with ``pytest tests/scenarios --rewrite``.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from coordinator import state as co
+from coordinator.machine import advance, begin, validate
+
+FOLDER = Path(__file__).parent / "transcripts"
+
+
+class Play:
+    """Feeds events to the machine and writes down what it records and orders."""
+
+    def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, redundancy: bool = True) -> None:
+        self.state = begin(co.Settings(stages, 2, steps, nodes=nodes, redundancy=redundancy))
+        self.now = 0.0
+        self.lines: list[str] = []
+        self.incarnations: dict[str, int] = {}
+
+    def event(self, words: str, event: co.Event) -> None:
+        self.lines.append(f"{self.now:5.2f}  {words}")
+        self.state, commands = advance(self.state, event, self.now)
+        validate(self.state)
+        for command in commands:
+            if isinstance(command, co.Record):
+                self.lines.append(f"         {command.kind}: {command.text}")
+            elif isinstance(command, co.Publish | co.SendPlan):
+                to = command.node if isinstance(command, co.SendPlan) else "all"
+                self.lines.append(f"         -> {to}: plan {command.plan.generation}{self._stages(command.plan)}")
+            elif isinstance(command, co.Commit):
+                plan = command.next_plan
+                switch = f", then plan {plan.generation}{self._stages(plan)}" if plan else ""
+                self.lines.append(f"         -> all: commit {command.step}{switch}")
+            elif isinstance(command, co.Dismiss):
+                self.lines.append(f"         -> {command.node}: go{', join anew' if command.join_anew else ''}")
+
+    @staticmethod
+    def _stages(plan: object) -> str:
+        out = ""
+        for s in plan.stages:  # type: ignore[attr-defined]
+            standbys = "".join(f"+{b.node}{'' if b.hot else '(seeding)'}" for b in s.standbys)
+            out += f" {s.owner}{standbys}"
+        return f" [{out.strip()}]"
+
+    def join(self, node: str) -> None:
+        incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
+        self.event(f"{node} joins", co.Joined(node, incarnation, f"{node}:1"))
+        self.event(f"{node} is available", co.Available(node, incarnation, (1.0,) * 6))
+
+    def ready(self, *nodes: str) -> None:
+        """Every stage that each of the nodes holds is ready."""
+        plan, step = self.state.plan, self.state.committed
+        assert plan is not None
+        for node in nodes:
+            for s in plan.held_by(node):
+                losses = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
+                ready = co.Ready(node, self.incarnations[node], plan.era, step, s, (0.0, 0.0), losses)
+                self.event(f"{node} is ready with stage {s} of step {step}", ready)
+
+    def lose(self, node: str, reporter: str) -> None:
+        incarnation = self.incarnations[node]
+        self.event(f"{node}'s order stream breaks", co.StreamBroken(node, incarnation))
+        lost = co.PeerLost(reporter, self.incarnations[reporter], node, incarnation, "the stream broke")
+        self.event(f"{reporter} misses {node}", lost)
+
+    def beat(self, *nodes: str) -> None:
+        for node in nodes:
+            self.state, _ = advance(self.state, co.Heartbeat(node, self.incarnations[node]), self.now)
+
+    def tick(self) -> None:
+        self.event("time passes", co.Tick())
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def three_nodes() -> Play:
+    play = Play()
+    for node in ("n0", "n1", "n2"):
+        play.join(node)
+    return play
+
+
+def calm_step() -> Play:
+    play = three_nodes()
+    play.wait(0.1)
+    play.ready("n0", "n1", "n2")
+    return play
+
+
+def loss_and_return() -> Play:
+    play = three_nodes()
+    play.wait(0.1)
+    play.lose("n1", "n2")
+    play.wait(0.1)
+    play.ready("n0", "n2")
+    play.join("n1")
+    play.wait(0.1)
+    play.ready("n0", "n2")
+    play.wait(0.1)
+    play.ready("n1", "n0", "n2")
+    return play
+
+
+def loss_between_ready_and_commit() -> Play:
+    play = three_nodes()
+    play.wait(0.1)
+    play.ready("n1", "n2")
+    play.lose("n1", "n2")
+    play.ready("n0")
+    return play
+
+
+def frozen_node() -> Play:
+    play = three_nodes()
+    for _ in range(3):
+        play.wait(0.8)
+        play.beat("n0", "n1")
+        play.tick()
+    play.event("n2 wakes up", co.Joined("n2", 1, "n2:1"))
+    return play
+
+
+def coordinator_stood_still() -> Play:
+    play = three_nodes()
+    play.tick()
+    play.wait(60.0)
+    play.tick()
+    return play
+
+
+def link_fault() -> Play:
+    play = three_nodes()
+    play.event("n0 misses n1", co.PeerLost("n0", 1, "n1", 1, "the stream broke"))
+    play.wait(0.5)
+    play.beat("n0", "n1", "n2")
+    play.tick()
+    return play
+
+
+def both_copies_lost() -> Play:
+    play = three_nodes()
+    play.wait(0.1)
+    play.ready("n0", "n1", "n2")
+    play.lose("n1", "n2")
+    play.lose("n0", "n2")
+    play.join("n0")
+    return play
+
+
+SCENARIOS = {
+    f.__name__: f
+    for f in (
+        calm_step,
+        loss_and_return,
+        loss_between_ready_and_commit,
+        frozen_node,
+        coordinator_stood_still,
+        link_fault,
+        both_copies_lost,
+    )
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_transcript(name: str, request: pytest.FixtureRequest) -> None:
+    text = "\n".join(SCENARIOS[name]().lines) + "\n"
+    path = FOLDER / f"{name}.txt"
+    if request.config.getoption("--rewrite"):
+        FOLDER.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
