@@ -203,6 +203,37 @@ def test_a_lease_that_ran_out_while_nobody_took_it_goes_on(server: Server) -> No
     in_time(scenario)
 
 
+def test_a_redis_that_lost_its_memory_learns_the_term_again(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server, "a"):
+            pass
+        async with leading(server, "b") as second:
+            server.process.stop()
+            server.process.start()  # empty: this server keeps nothing on disk
+            await second.save({"step": 1})
+            await written(second)
+        async with leading(server, "c") as third:
+            assert third._term == 3
+
+    in_time(scenario)
+
+
+def test_a_redis_that_refuses_writes_for_now_delays_them(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server) as store:
+            server.client.config_set("min-replicas-to-write", 1)
+            await store.save({"step": 1})
+            store.append("events", {"text": "after"})
+            await store.renew()
+            while not store._away:
+                await store.save({"step": 2})
+            server.client.config_set("min-replicas-to-write", 0)
+            await written(store)
+            assert server.texts("events") == ["after"]
+
+    in_time(scenario)
+
+
 def test_runs_do_not_meet(server: Server) -> None:
     async def scenario() -> None:
         other = RedisStore(server.process.url, "other", "a", LEASE_SECONDS)
