@@ -6,7 +6,7 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from pipeline.keys import Key, Kind, consumers, producer
@@ -32,6 +32,8 @@ from stage_server.instructions import (
 from stage_server.mailbox import Mailbox
 from stage_server.outbox import Outbox
 from stage_server.seeding import Seeding
+
+COMMITS_TO_WAIT = 4  # how far a node being seeded may fall behind to wait for gradients: it bounds its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Worker(Generic[V]):
 
     def take_commit(self, commit: CommitOrder) -> None:
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
-        if commit.term < self.term or commit.era != self.era or commit.step < self.version + len(self._commits):
+        if commit.term < self.term or commit.era != self.era or commit.step < self.committed:
             return
         self._commits.append(commit)
 
@@ -195,7 +197,7 @@ class Worker(Generic[V]):
             self._effects.append(Acknowledge(arrival.peer, arrival.key))
 
     def _takes(self, arrival: _Arrival[V], key: Key, plan: Plan) -> bool:
-        return self._of_this_era(key) and self._from_producer(arrival, key, plan) and key.step <= self.version + 1
+        return self._of_this_era(key) and self._from_producer(arrival, key, plan) and key.step <= self.committed + 1
 
     def _of_this_era(self, key: Key) -> bool:
         return key.era == self.era
@@ -223,6 +225,11 @@ class Worker(Generic[V]):
                 self._effects.append(Send(peer, key))
             elif value is not None:
                 self.mailbox.put(key, value)
+
+    @property
+    def committed(self) -> int:
+        """Steps that this node knows to be committed, applied here or not yet."""
+        return self.version + len(self._commits)
 
     @property
     def must_arrange(self) -> bool:
@@ -314,7 +321,15 @@ class Worker(Generic[V]):
         for known in (plan, self._commits[0].next_plan):
             if known is not None and any(self.node in stage.required() for stage in known.stages):
                 return False
-        return len(self._commits) == 1 and not all(self.holds_whole(s) for s in plan.held_by(self.node))
+        missing = [
+            self._key(Kind.REDUCED, s, layer)
+            for s in plan.held_by(self.node)
+            for layer in plan.stages[s].layers
+            if self._key(Kind.REDUCED, s, layer) not in self.mailbox
+        ]
+        # Streams keep their order: where a later gradient is here, the missing one will not come.
+        passed = any(replace(key, step=key.step + 1) in self.mailbox for key in missing)
+        return bool(missing) and not passed and len(self._commits) <= COMMITS_TO_WAIT
 
     def _apply(self, commit: CommitOrder) -> Apply[V]:
         gradients = []

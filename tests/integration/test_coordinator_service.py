@@ -286,6 +286,24 @@ def test_a_commit_reaches_all_though_the_last_to_report_dies_while_it_is_persist
     run(scenario, store, allow_kill=True)
 
 
+def test_a_node_that_goes_while_its_joining_is_persisted_is_detached() -> None:
+    store = GatedStore()
+
+    async def scenario(running: Cluster) -> None:
+        await running.pair()
+        store.saving.clear()
+        store.open.clear()
+        anew = await running.open("n1", incarnation=2)  # the loss of the incarnation before is persisted
+        await store.saving.wait()
+        anew.call.cancel()
+        while await running.reaches("n1"):
+            pass
+        store.open.set()
+        await running.until(lambda s: [n.state for n in s.nodes if n.incarnation == 2] == ["detached"])
+
+    run(scenario, store, allow_kill=True)
+
+
 def test_killing_is_refused_unless_it_is_allowed() -> None:
     async def scenario(running: Cluster) -> None:
         await running.pair()
