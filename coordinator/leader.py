@@ -85,6 +85,10 @@ class Leader:
         stream.queue.put_nowait(order)
         return True
 
+    def _attends(self, node: str, incarnation: int) -> bool:
+        stream = self._streams.get(node)
+        return stream is not None and stream.incarnation == incarnation
+
     def end_streams(self, order: pb.AttendResponse | None) -> None:
         """A last order to every node, and the end."""
         for stream in self._streams.values():
@@ -123,14 +127,14 @@ class Leader:
             if target is None:
                 return
             node, order = target
+            if isinstance(command, co.Dismiss) and not self._attends(command.node, command.incarnation):
+                return  # the stream of that name is another incarnation's: its process was started again
             for name in [node] if node is not None else list(self._streams):
                 self.send(name, order)
             if isinstance(command, co.Commit):
                 self._commit_times.append(time.monotonic())
             if isinstance(command, co.Dismiss):
-                stream = self._streams.get(command.node)
-                if stream is not None and stream.incarnation == command.incarnation:
-                    self._streams.pop(command.node).queue.put_nowait(None)
+                self._streams.pop(command.node).queue.put_nowait(None)
 
     async def _record(self, record: co.Record) -> None:
         state = self._state

@@ -7,7 +7,15 @@ from importlib import import_module
 from culm.redis_server import RedisUnavailable
 from pipeline.errors import JobError
 
-MODULES = ("run", "verify", "demo", "status", "events", "serve")
+MODULES = {
+    "run": "run",
+    "verify": "verify",
+    "demo": "demo",
+    "status": "status",
+    "events": "events",
+    "coordinator": "serve",
+    "stage": "serve",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -18,9 +26,11 @@ def main(argv: list[str] | None = None) -> int:
         epilog="try: culm run examples/digits_mlp.toml --kill n1@20:2B1",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name in MODULES:
-        import_module(f"culm.{name}").add_arguments(commands)
     words = sys.argv[1:] if argv is None else argv
+    # Only the command's own module: some bring torch, which takes seconds to import.
+    wanted = [MODULES[words[0]]] if words and words[0] in MODULES else dict.fromkeys(MODULES.values())
+    for module in wanted:
+        import_module(f"culm.{module}").add_arguments(commands)
     arguments = parser.parse_args(words)
     sys.path.insert(0, "")  # the current folder is importable, as the job file says
     try:

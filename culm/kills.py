@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 
 from pipeline.errors import JobError
+from stage_server.faults import KINDS
 
-KINDS = ("forward", "backward", "send", "receive", "ship", "ready", "commit")
 DEFAULT = "backward"
 
 

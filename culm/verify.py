@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from culm.kills import KINDS, Kill
+from culm.kills import Kill
 from culm.plain_loop import PlainResult, run_plain
 from culm.run import add_job_arguments, end_on_sigterm, node_count, prepare
 from culm.training import LayerState, Outcome, train
@@ -20,6 +20,7 @@ from pipeline.job import Job
 from pipeline.schedule import one_f_one_b
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.faults import KINDS
 
 SPACING = 3  # steps between two kills, in which redundancy is repaired
 

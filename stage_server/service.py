@@ -145,7 +145,7 @@ class StageServer:
             if self._welcome is None:
                 self._welcome = order.welcome
                 self._woken.set()
-        elif body == "dismiss":
+        elif body == "dismiss" and self._exit is None:  # one that leaves is not called back
             self.join_anew = order.dismiss.join_anew
             goodbye = not order.dismiss.why or order.dismiss.goodbye
             log.info("dismissed: %s", order.dismiss.why)

@@ -459,3 +459,15 @@ def test_a_leader_that_lost_its_lease_steps_down(server: EmbeddedRedis) -> None:
     assert said.splitlines()[-1] == (
         "culm coordinator: another coordinator leads with a higher term; this one steps down"
     )
+
+
+def test_a_process_started_again_is_not_dismissed_for_the_one_before() -> None:
+    async def scenario(running: Cluster) -> None:
+        await running.attend("n0")
+        again = await running.open("n0", incarnation=2)
+        await again.hear("welcome")
+        await running.until(lambda s: [n.incarnation for n in s.nodes] == [2])
+        assert await running.reaches("n0")
+        await again.hear("die")
+
+    run(scenario, allow_kill=True)

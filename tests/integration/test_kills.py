@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from culm.cluster import LocalCluster
-from culm.kills import KINDS, Kill
+from culm.kills import Kill
 from culm.plain_loop import PlainResult, run_plain
 from culm.training import Outcome, train
 from pipeline.job import Job, load_job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.faults import KINDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES = 4
