@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import grpc
-from pipeline.messages import key_from_proto, key_to_proto
 
 from pipeline.keys import Key
+from pipeline.messages import key_from_proto, key_to_proto
 from pipeline.values import Value
 from pipeline.wire import Assembler, chunks, header_of
 from protos import stage_pb2
