@@ -40,6 +40,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     stage.add_argument("--name", default=env("CULM_NAME", ""), help="default: made from host name and process id")
     stage.add_argument("--zone", default=env("CULM_ZONE", ""))
     stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
+    stage.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
     stage.set_defaults(command=run_stage)
 
@@ -93,5 +94,6 @@ def run_stage(arguments: argparse.Namespace) -> int:
             zone=arguments.zone,
             kill_at=tuple(arguments.kill_at),
             connect_timeout=arguments.connect_timeout,
+            reflection=arguments.reflection,
         )
     )

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from pipeline.channel import server_options
 from pipeline.errors import JobError
@@ -21,6 +22,7 @@ from pipeline.model import ModelSource
 from pipeline.values import Value
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
+from protos import stage_pb2
 from protos.stage_pb2_grpc import add_StageServicer_to_server
 from stage_server.compute import Compute
 from stage_server.faults import Faults
@@ -91,6 +93,9 @@ class StageServer:
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)
+        if self._settings.reflection:
+            names = [d.full_name for d in stage_pb2.DESCRIPTOR.services_by_name.values()]
+            reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
         self._server.start()
         node.attend(self._orders)
         self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())

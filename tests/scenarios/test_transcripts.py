@@ -143,6 +143,23 @@ def link_fault() -> Play:
     return play
 
 
+def other_code() -> Play:
+    play = Play()
+    play.join("n0")
+    play.state, _ = advance(play.state, co.Available("n0", 1, (1.0,) * 6, "0123456789abcdef"), play.now)
+    play.incarnations["n1"] = 1
+    play.event("n1 joins", co.Joined("n1", 1, "n1:1"))
+    play.event("n1 is available with other code", co.Available("n1", 1, (1.0,) * 6, "fedcba9876543210"))
+    return play
+
+
+def too_few_layers() -> Play:
+    play = Play(stages=3)
+    play.event("n0 joins", co.Joined("n0", 1, "n0:1"))
+    play.event("n0 is available with two layers", co.Available("n0", 1, (1.0, 1.0)))
+    return play
+
+
 def both_copies_lost() -> Play:
     play = three_nodes()
     play.wait(0.1)
@@ -162,6 +179,8 @@ SCENARIOS = {
         frozen_node,
         coordinator_stood_still,
         link_fault,
+        other_code,
+        too_few_layers,
         both_copies_lost,
     )
 }
