@@ -11,7 +11,7 @@ from pipeline.data import Microbatches
 from pipeline.digest import hash_layer, weights_sha256
 from pipeline.job import Job
 from pipeline.model import ModelSource
-from pipeline.streams import stream_seed
+from pipeline.streams import seed_all, stream_seed
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             for index in range(microbatches):
                 x, target = data.microbatch(step, pipeline, index)
                 for number, layer in enumerate(model):
-                    torch.manual_seed(stream_seed(job.job.seed, step, pipeline, index, number))
+                    seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
                     x = layer(x)
                 loss = source.loss(x, target)
                 (loss / (pipelines * microbatches)).backward()
@@ -78,7 +78,9 @@ def _clip(model: list[torch.nn.Module], clip_norm: float) -> None:
         of_layer = 0.0
         for parameter in layer.parameters():
             if parameter.grad is not None:
-                norm = torch.linalg.vector_norm(parameter.grad, dtype=torch.float64).item()
+                grad = parameter.grad
+                real = torch.view_as_real(grad) if grad.is_complex() else grad
+                norm = torch.linalg.vector_norm(real, dtype=torch.float64).item()
                 of_layer += norm * norm
         squared += of_layer
     scale = min(1.0, clip_norm / (math.sqrt(squared) + 1e-6))

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import default_collate
 
 from pipeline.job import Job
-from pipeline.streams import epoch_seed
+from pipeline.streams import epoch_seed, sample_seed, seed_all
 
 
 class Microbatches:
@@ -25,6 +25,7 @@ class Microbatches:
 
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(input, target)``, samples stacked along the first dimension."""
+        seed_all(sample_seed(self._seed, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
         inputs, targets = default_collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
         return inputs, targets

@@ -3,7 +3,8 @@
 import copy
 import hashlib
 import importlib
-import inspect
+import platform
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 from pipeline.data import Microbatches
 from pipeline.errors import JobError
 from pipeline.job import Job, job_to_toml
-from pipeline.streams import layer_seed
+from pipeline.streams import layer_seed, seed_all
 
 Constructor = Callable[[], nn.Module]
 
@@ -44,9 +45,9 @@ class ModelSource:
         self.loss = load_callable(job.train.loss, "train.loss")
         self._optimizer = load_callable(job.train.optimizer, "train.optimizer")
         self._dataset = load_callable(job.data.dataset, "data.dataset")
-        factory = load_callable(job.model.layers, "model.layers")
-        torch.manual_seed(job.job.seed)
-        made = _called(factory, job.model.args, "model.layers")
+        self._factory = load_callable(job.model.layers, "model.layers")
+        seed_all(job.job.seed)
+        made = _called(self._factory, job.model.args, "model.layers")
         if not isinstance(made, nn.Sequential | list | tuple):
             what = f"it returned a {type(made).__name__}, not a list of layers"
             raise JobError(what, f"model.layers, {job.model.layers}", "return an nn.Sequential or a list")
@@ -69,7 +70,7 @@ class ModelSource:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             return copy.deepcopy(layer).train()
-        torch.manual_seed(layer_seed(self._job.job.seed, index))
+        seed_all(layer_seed(self._job.job.seed, index))
         module = _called(layer, {}, f"model.layers, layer {index}")
         if not isinstance(module, nn.Module):
             what = f"the constructor of layer {index} returned a {type(module).__name__}, not an nn.Module"
@@ -97,7 +98,8 @@ class ModelSource:
         return made
 
     def dataset(self) -> Any:
-        """The job's map-style dataset."""
+        """The job's map-style dataset, made under the job's seed."""
+        seed_all(self._job.job.seed)
         made = _called(self._dataset, self._job.data.args, "data.dataset")
         if not (hasattr(made, "__getitem__") and hasattr(made, "__len__")) or len(made) == 0:
             what = f"{self._job.data.dataset!r} gives no dataset with samples"
@@ -105,13 +107,28 @@ class ModelSource:
         return made
 
     def fingerprint(self) -> str:
-        """Hash of the job, the code that it names and torch's version: nodes that differ would compute other bits."""
-        digest = hashlib.sha256(f"{torch.__version__}\n{job_to_toml(self._job)}".encode())
-        names = (self._job.model.layers, self._job.data.dataset, self._job.train.loss, self._job.train.optimizer)
-        for name in names:
-            source = inspect.getsourcefile(importlib.import_module(name.partition(":")[0]))
-            digest.update(Path(source).read_bytes() if source else b"")
+        """Hash of all that the bits depend on: the job, the user's code, torch and Python. Nodes must agree on it."""
+        versions = f"{torch.__version__}\n{platform.python_version()}\n{job_to_toml(self._job)}"
+        digest = hashlib.sha256(versions.encode())
+        for name, path in sorted(self._sources()):
+            digest.update(name.encode())
+            digest.update(path.read_bytes())
         return digest.hexdigest()
+
+    def _sources(self) -> set[tuple[str, Path]]:
+        """(module, file) of the user's code: the packages that the job names, or that define what it names."""
+        job = self._job
+        named = {name.partition(":")[0] for name in (job.model.layers, job.data.dataset, job.train.loss)}
+        named.add(job.train.optimizer.partition(":")[0])
+        used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer]
+        named |= {m for made in used if (m := getattr(getattr(made, "func", made), "__module__", None))}
+        roots = {name.partition(".")[0] for name in named} - {"torch", "functools", "builtins"}
+        found = set()
+        for name, module in list(sys.modules.items()):
+            source = getattr(module, "__file__", None)
+            if name.partition(".")[0] in roots and source and source.endswith(".py"):
+                found.add((name, Path(source)))
+        return found
 
 
 def _called(factory: Callable[..., Any], arguments: dict[str, Any], where: str) -> Any:

@@ -78,16 +78,27 @@ class HeldLayer:
         for name, buffer in buffers.items():
             kind = "buffer" if name in own else "transient"
             tensors.append((f"{kind}.{name}", buffer.detach().clone()))
-        if self._optimizer is not None:
-            for index, entries in self._optimizer.state_dict()["state"].items():
-                for name, entry in entries.items():
-                    tensors.append(_exported(f"{index}.{name}", entry))
+        for index, parameter in enumerate(self._optimized()):
+            assert self._optimizer is not None
+            for name, entry in self._optimizer.state.get(parameter, {}).items():
+                tensors.append(_exported(f"{index}.{name}", entry, parameter.device))
+        for index, group in enumerate(self._optimizer.param_groups if self._optimizer is not None else ()):
+            for name, entry in group.items():
+                if isinstance(entry, bool | int | float):  # some optimizers count and adapt there
+                    tensors.append((f"group.{index}.{name}", _number(entry)))
         return Value(tuple(tensors))
+
+    def _optimized(self) -> list[torch.Tensor]:
+        """The optimizer's parameters in its own order."""
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        return [parameter for group in groups for parameter in group["params"]]
 
     def install(self, state: Value) -> None:
         """Takes over a copy that ``export`` made elsewhere."""
         own = dict(self.module.named_parameters())
-        optimizer: dict[int, dict[str, object]] = {}
+        optimized = self._optimized()
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
         buffers: dict[str, torch.Tensor] = {}
         with torch.no_grad():
             for name, tensor in state.tensors:
@@ -97,31 +108,42 @@ class HeldLayer:
                 elif kind in ("buffer", "transient"):
                     buffers[rest] = tensor
                 else:
+                    assert self._optimizer is not None, "optimizer state for a layer without parameters"
                     index, _, entry = rest.partition(".")
-                    held: object = tensor.clone() if kind == "optimizer" else tensor.item()
-                    optimizer.setdefault(int(index), {})[entry] = held
+                    if kind == "group":
+                        self._optimizer.param_groups[int(index)][entry] = tensor.item()
+                        continue
+                    parameter = optimized[int(index)]
+                    # Placed as it was, never through load_state_dict: that casts it to the parameter's dtype.
+                    held = tensor.item() if kind == "number" else tensor.clone()
+                    if kind == "optimizer":
+                        held = tensor.to(parameter.device, copy=True)
+                    self._optimizer.state[parameter][entry] = held
         self._restore(buffers)
         self._buffers_before = None
         for parameter in self.module.parameters():
             parameter.grad = None
-        if self._optimizer is not None:
-            groups = self._optimizer.state_dict()["param_groups"]
-            self._optimizer.load_state_dict({"state": optimizer, "param_groups": groups})
 
 
-def _exported(name: str, entry: object) -> tuple[str, torch.Tensor]:
+def _exported(name: str, entry: object, device: torch.device) -> tuple[str, torch.Tensor]:
     if isinstance(entry, torch.Tensor):
-        return f"optimizer.{name}", entry.detach().clone()
+        kind = "optimizer" if entry.device == device else "host"  # such as a step count beside a parameter on a GPU
+        return f"{kind}.{name}", entry.detach().clone()
     if isinstance(entry, bool | int | float):
-        kind = torch.bool if isinstance(entry, bool) else torch.int64 if isinstance(entry, int) else torch.float64
-        return f"number.{name}", torch.tensor(entry, dtype=kind)
+        return f"number.{name}", _number(entry)
     raise TypeError(f"optimizer state {name} is a {type(entry).__name__}: only tensors and numbers can be copied")
+
+
+def _number(entry: bool | int | float) -> torch.Tensor:
+    kind = torch.bool if isinstance(entry, bool) else torch.int64 if isinstance(entry, int) else torch.float64
+    return torch.tensor(entry, dtype=kind)
 
 
 def squared_norm(gradients: list[torch.Tensor]) -> float:
     """Squared L2 norm over all elements, in float64, tensor by tensor in the order given."""
     total = 0.0
     for gradient in gradients:
-        norm = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))
+        real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        norm = float(torch.linalg.vector_norm(real, dtype=torch.float64))
         total += norm * norm
     return total

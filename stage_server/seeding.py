@@ -65,7 +65,7 @@ class Seeding(Generic[V]):
             self._installs.append(Install(layer, version, state))
 
     def failed(self, peer: str, layers: Iterable[int]) -> None:
-        """The source could not send these layers: another one is asked, or the same one under the next plan."""
+        """The source could not send these layers: another one is asked; the same one after the next commit."""
         self._failed_sources.add(peer)
         for layer in layers:
             if self._asked.get(layer) == peer:
@@ -111,6 +111,8 @@ class Seeding(Generic[V]):
         return version == step
 
     def applied(self, layers: Iterable[int]) -> None:
+        """A committed step was applied to these layers."""
+        self._failed_sources.clear()
         for layer in layers:
             version = self._versions.get(layer)
             if version is not None:

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.errors import JobError
 from pipeline.job import Job
-from pipeline.streams import stream_seed
+from pipeline.streams import seed_all, stream_seed
 from pipeline.values import Value
 from stage_server.layer import HeldLayer
 
@@ -45,14 +45,11 @@ class Stage:
 
         x: [B, ...] as the first layer takes it; target as the loss takes it, at the last stage only.
         """
-        if not self._first and x.is_floating_point():
+        if not self._first and (x.is_floating_point() or x.is_complex()):
             x = x.detach().requires_grad_()
         h = x
         for layer in self._layers:
-            seed = stream_seed(self._seed, self._step, pipeline, microbatch, layer.index)
-            torch.default_generator.manual_seed(seed)
-            if h.is_cuda:
-                torch.cuda.manual_seed(seed)
+            seed_all(stream_seed(self._seed, self._step, pipeline, microbatch, layer.index))
             try:
                 h = layer.module(h)
             except RuntimeError as error:

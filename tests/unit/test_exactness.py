@@ -1,12 +1,15 @@
 """Stages run one after the other, as a pipeline runs them, give the plain loop's bits."""
 
+import random
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from culm.plain_loop import run_plain
 from pipeline.clip import clip_scale
@@ -21,18 +24,55 @@ from stage_server.layer import HeldLayer
 from stage_server.stage import Stage
 
 
+class Block(nn.Sequential):
+    """A linear layer with dropout, and BatchNorm or LayerNorm."""
+
+    def __init__(self, batch_norm: bool) -> None:
+        super().__init__(nn.Linear(8, 8), nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8), nn.Dropout(0.2))
+
+
+class Careless(nn.Module):
+    """Draws from Python's and numpy's generators as well, and hands on complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8) + 1j * torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, 8]
+        return x * self.weight * (1.0 + 0.1 * random.random() + 0.1 * float(np.random.rand()))
+
+
+class Real(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, 8], complex
+        return torch.view_as_real(x).sum(-1)
+
+
 def layers(count: int) -> list[Any]:
-    """Linear layers with dropout, and BatchNorm in every second place."""
-    blocks: list[Any] = [
-        partial(nn.Sequential, nn.Linear(8, 8), nn.BatchNorm1d(8) if i % 2 else nn.LayerNorm(8), nn.Dropout(0.2))
-        for i in range(count - 1)
-    ]
-    return [*blocks, partial(nn.Linear, 8, 4)]
+    """Every second block has BatchNorm; as constructors and as modules in turn."""
+    made = [partial(Block, batch_norm=bool(i % 2)) if i % 3 else Block(bool(i % 2)) for i in range(count - 1)]
+    return [*made, partial(nn.Linear, 8, 4)]
+
+
+def careless_layers(count: int) -> list[Any]:
+    return [partial(nn.Linear, 8, 8), *[Careless, Real] * count, partial(nn.Linear, 8, 4)]
 
 
 def dataset() -> TensorDataset:
     generator = torch.Generator().manual_seed(3)
     return TensorDataset(torch.randn(50, 8, generator=generator), torch.randint(0, 4, (50,), generator=generator))
+
+
+class Augmented(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples made and changed with whatever generator is at hand."""
+
+    def __init__(self) -> None:
+        self.x, self.y = torch.randn(50, 8), torch.randint(0, 4, (50,))
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index] * random.random() + torch.rand(8) * float(np.random.rand()), self.y[index]
 
 
 JOB = """
@@ -56,6 +96,8 @@ microbatches = {microbatches}
 """
 
 ADAMW = ("torch.optim:AdamW", "lr = 1e-2")
+NADAM = ("torch.optim:NAdam", "lr = 1e-2")
+ADAGRAD = ("torch.optim:Adagrad", "lr = 1e-2")
 SGD = ("torch.optim:SGD", "lr = 0.1, momentum = 0.9")
 
 
@@ -125,7 +167,7 @@ def test_the_calm_pipeline_is_the_plain_loop(
     assert digest(held) == plain.sha256
 
 
-@pytest.mark.parametrize("optimizer", [ADAMW, SGD])
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD, NADAM, ADAGRAD])
 def test_a_copy_made_in_the_middle_of_a_step_goes_on_alike(optimizer: tuple[str, str]) -> None:
     """Export takes the state of the step's beginning, whatever forwards have done to buffers since."""
     job = make_job(2, 3, optimizer, True, count=5)
@@ -136,7 +178,8 @@ def test_a_copy_made_in_the_middle_of_a_step_goes_on_alike(optimizer: tuple[str,
     runner.begin_step(2)
     x, target = Microbatches(job, source.dataset()).microbatch(2, 0, 0)
     runner.forward(0, 0, x, target)
-    copies = build_all(source)
+    copies = build_all(ModelSource(job))
+    assert digest(copies) != digest(held), "the copies are copies, and behind"
     for layer, copy in zip(held, copies, strict=True):
         copy.install(layer.export())
     run_stages(job, copies, source, range(2, 4))
@@ -156,3 +199,65 @@ def test_work_done_again_gives_the_same_bits() -> None:
     runner.backward(0, 0, None)
     run_stages(job, held, source, range(4))
     assert digest(held) == run_plain(job).sha256
+
+
+def test_a_layer_in_half_precision_is_copied_with_its_optimizer_state_as_it_is() -> None:
+    """NAdam keeps a product in float32 beside bfloat16 parameters: casting it would change the bits."""
+
+    def layer() -> HeldLayer:
+        torch.manual_seed(0)
+        module = nn.Linear(8, 8, dtype=torch.bfloat16)
+        return HeldLayer(0, module, torch.optim.NAdam(module.parameters(), lr=0.013))
+
+    def train(held: HeldLayer, steps: range) -> None:
+        for step in steps:
+            torch.manual_seed(step)
+            gradients = tuple((f"grad.{n}", torch.randn_like(p)) for n, p in held.module.named_parameters())
+            held.apply(Value(gradients), 1.0)
+
+    held, copy = layer(), layer()
+    train(held, range(3))
+    copy.install(held.export())
+    train(held, range(3, 20))
+    train(copy, range(3, 20))
+    assert digest([copy]) == digest([held])
+
+
+def test_random_numbers_from_anywhere_are_the_same_on_every_node() -> None:
+    """A dataset and layers that draw from torch's, Python's and numpy's generators; complex activations."""
+    job = make_job(3, 3, ADAMW, True, count=2)
+    job = job.model_copy(
+        update={
+            "model": job.model.model_copy(update={"layers": "tests.unit.test_exactness:careless_layers"}),
+            "data": job.data.model_copy(update={"dataset": "tests.unit.test_exactness:Augmented"}),
+        }
+    )
+    plain = run_plain(job)
+    random.seed(99)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    source = ModelSource(job)
+    held = build_all(source)
+    losses = run_stages(job, held, source, range(job.job.steps))
+    assert losses == plain.losses
+    assert digest(held) == plain.sha256
+
+
+def test_nodes_with_other_code_have_another_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the job names one module and the layers come from another."""
+    package = tmp_path / "their_model"
+    package.mkdir()
+    (package / "__init__.py").write_text("from their_model.blocks import layers, data\n")
+    blocks = package / "blocks.py"
+    blocks.write_text(
+        "from torch import nn\nfrom tests.unit.test_exactness import dataset as data\n"
+        "def layers():\n    return [nn.Linear(8, 4)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    changes = {"layers": "their_model:layers", "args": {}}
+    job = make_job(1, 1, SGD, False, count=2)
+    job = job.model_copy(update={"model": job.model.model_copy(update=changes)})
+    before = ModelSource(job).fingerprint()
+    assert ModelSource(job).fingerprint() == before
+    blocks.write_text(blocks.read_text() + "# another version\n")
+    assert ModelSource(job).fingerprint() != before
