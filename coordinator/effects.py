@@ -36,7 +36,8 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         costs = tuple(float(x) for x in a.layer_parameters)
         return co.Available(node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state)
     if body == "heartbeat":
-        return co.Heartbeat(node, incarnation, request.heartbeat.version, request.heartbeat.instruction)
+        h = request.heartbeat
+        return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished)
     if body == "ready":
         r = request.ready
         return co.Ready(node, incarnation, r.era, r.step, r.stage, tuple(r.squared_norms), tuple(r.losses), r.redone)

@@ -64,12 +64,15 @@ class Leader:
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
-    def attach(self, stream: OrderStream) -> None:
-        """The node's orders go to this stream from now on; an older one ends."""
+    def attach(self, stream: OrderStream) -> bool:
+        """The node's orders go to this stream from now on; an older one ends. False: a newer incarnation attends."""
         before = self._streams.get(stream.node)
+        if before is not None and before.incarnation > stream.incarnation:
+            return False
         if before is not None:
             before.queue.put_nowait(None)
         self._streams[stream.node] = stream
+        return True
 
     async def detach(self, stream: OrderStream, why: str) -> None:
         """The stream ended without a word. One that was replaced says nothing about the node."""
@@ -194,6 +197,8 @@ class Leader:
                 standby_of=standby,
                 incarnation=node.incarnation,
                 instruction=node.instruction,
+                version=node.version,
+                finished=node.finished,
             )
         return response
 

@@ -86,7 +86,8 @@ def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return state, ()
-    node = replace(node, heard_at=now, version=event.version, instruction=event.instruction)
+    said = {"version": event.version, "instruction": event.instruction, "finished": event.finished}
+    node = replace(node, heard_at=now, **said)  # type: ignore[arg-type]
     return replace(state, nodes={**state.nodes, event.node: node}), ()
 
 

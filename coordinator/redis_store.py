@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
@@ -31,18 +31,30 @@ local term = redis.call('INCR', KEYS[2])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
 return term
 """
-# KEYS: lease, term. ARGV: holder and term, term, lease in ms, then the command. A lease that ran out while nobody took
-# it goes on; a Redis that lost its memory learns the term again, so that the next leader's is higher all the same.
+# KEYS: lease, term, written. ARGV: holder and term, term, lease in ms, serial number, then the command. A lease that
+# ran out while nobody took it goes on; a Redis that lost its memory learns the term again, so that the next leader's is
+# higher all the same. A write whose answer was lost is sent again: its serial number tells that it has been done.
 FENCED = """
 local held = redis.call('GET', KEYS[1])
 local newest = tonumber(redis.call('GET', KEYS[2]) or '0')
 if newest > tonumber(ARGV[2]) or (held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 if newest < tonumber(ARGV[2]) then redis.call('SET', KEYS[2], ARGV[2]) end
-if #ARGV > 3 then return redis.call(unpack(ARGV, 4)) end
-return 1
+if #ARGV == 4 then return 1 end
+local done = redis.call('HGET', KEYS[3], ARGV[1])
+if done and tonumber(done) >= tonumber(ARGV[4]) then return 0 end
+local answer = redis.pcall(unpack(ARGV, 5))
+if type(answer) == 'table' and answer.err then return answer end
+if not done then redis.call('DEL', KEYS[3]) end
+redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
+return answer
 """
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class _Write(NamedTuple):
+    serial: int
+    command: tuple[str, ...]
 
 
 class RedisStore:
@@ -53,11 +65,12 @@ class RedisStore:
             url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0), decode_responses=True
         )
         self._prefix = f"culm:{run}:"
-        self._keys = [f"{self._prefix}leader", f"{self._prefix}term"]
+        self._keys = [f"{self._prefix}leader", f"{self._prefix}term", f"{self._prefix}written"]
         self._holder = holder
         self._lease_ms = int(lease_seconds * 1000)
         self._term = 0
-        self._queue: deque[tuple[str, ...]] = deque()
+        self._queue: deque[_Write] = deque()
+        self._serial = 0
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._lost: LostLease | None = None
@@ -72,7 +85,7 @@ class RedisStore:
         told = ""
         while True:
             try:
-                term = await self._redis.eval(ACQUIRE, 2, *self._keys, self._holder, self._lease_ms)
+                term = await self._redis.eval(ACQUIRE, 2, *self._keys[:2], self._holder, self._lease_ms)
                 obstacle = "another coordinator leads this run: waiting for its lease to end"
             except (RedisConnectionError, RedisTimeoutError) as error:
                 term, obstacle = 0, f"waiting for Redis: {error}"
@@ -102,7 +115,11 @@ class RedisStore:
         return json.loads(text) if text else None
 
     async def save(self, document: Document) -> None:
-        self._put(("SET", f"{self._prefix}state", json.dumps(document)))
+        name = f"{self._prefix}state"
+        if self._away:  # only the newest state counts; the first in the queue may be on its way already
+            waiting = [w for w in list(self._queue)[1:] if w.command[:2] != ("SET", name)]
+            self._queue = deque([*list(self._queue)[:1], *waiting])
+        self._put(("SET", name, json.dumps(document)))
         if not self._away:
             try:
                 await asyncio.wait_for(self._drained.wait(), PATIENCE)
@@ -119,7 +136,8 @@ class RedisStore:
         self._put(("XADD", f"{self._prefix}{stream}", *limit, "*", *fields))
 
     def _put(self, command: tuple[str, ...]) -> None:
-        self._queue.append(command)
+        self._serial += 1
+        self._queue.append(_Write(self._serial, command))
         self._drained.clear()
         self._wake.set()
 
@@ -127,10 +145,10 @@ class RedisStore:
         while True:
             await self._wake.wait()
             while self._queue:
-                command = self._queue[0]
+                write = self._queue[0]
                 try:
                     lease = (self._lease, str(self._term), str(self._lease_ms))
-                    await self._redis.eval(FENCED, 2, *self._keys, *lease, *command)
+                    await self._redis.eval(FENCED, 3, *self._keys, *lease, str(write.serial), *write.command)
                 except RedisError as error:
                     if isinstance(error, ResponseError) and "FENCED" in str(error):
                         self._lost = LostLease("another coordinator leads with a higher term")

@@ -67,7 +67,10 @@ class Service(CoordinatorServicer):
             return
         stream = OrderStream(join.node, join.incarnation, asyncio.Queue())
         stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
-        self._leader.attach(stream)
+        if not self._leader.attach(stream):
+            why = f"another process already runs as {join.node}: give this one its own --name"
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+            return
         joined = co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone)
         reader = asyncio.create_task(self._read(stream, joined, context))
         try:

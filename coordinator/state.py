@@ -45,6 +45,7 @@ class Node:
     heard_at: float = 0.0
     version: int = 0
     instruction: str = ""
+    finished: int = 0  # instructions since the process started: the progress watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,7 @@ class Heartbeat:
     incarnation: int
     version: int = 0
     instruction: str = ""
+    finished: int = 0
 
 
 @dataclass(frozen=True, slots=True)

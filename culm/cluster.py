@@ -1,7 +1,7 @@
 """The local launcher: an embedded Redis, a coordinator and nodes as real processes on loopback."""
 
 import os
-import socket
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -11,12 +11,13 @@ from typing import Self
 
 from culm.kills import Kill
 from culm.processes import Child
-from culm.redis_server import EmbeddedRedis, free_port
+from culm.redis_server import EmbeddedRedis
 from pipeline.errors import JobError
 from pipeline.job import Job, job_to_toml
 
 START_SECONDS = 30.0
-USUAL_PORT = 7070
+USUAL_ADDRESS = "127.0.0.1:7070"  # where `culm status` asks by itself
+LISTENING = re.compile(r"^culm coordinator listening on (\S+)$", re.MULTILINE)
 
 
 class RunFailed(Exception):
@@ -42,7 +43,7 @@ class LocalCluster:
     ) -> None:
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
-        self.address = address or f"127.0.0.1:{usual_port()}"
+        self.address = address  # empty: found on entering
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
@@ -104,17 +105,23 @@ class LocalCluster:
                 self._start_stage(name)
 
     def _start_coordinator(self) -> None:
+        """At the given address; else where ``culm status`` asks by itself, or at any free port if that is taken."""
+        for address in [self.address] if self.address else [USUAL_ADDRESS, "127.0.0.1:0"]:
+            child = self._start("coordinator", self._coordinator_words(address))
+            deadline = time.monotonic() + START_SECONDS
+            while (found := LISTENING.search(child.log.read_text(errors="replace"))) is None and not child.wait(0.02):
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"the coordinator does not come up; see {child.log}")
+            if found is not None:
+                self.address = found[1]
+                return
+        text = child.last_line().replace("--listen", "--coordinator-address")
+        raise RunFailed(text.removeprefix("culm coordinator: "), 2)
+
+    def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
-        words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", self.address]
-        words += ["--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
-        child = self._start("coordinator", words)
-        deadline = time.monotonic() + START_SECONDS
-        while b"listening on" not in child.log.read_bytes():
-            if child.wait(0.02):
-                text = child.last_line().replace("--listen", "--coordinator-address")
-                raise RunFailed(text.removeprefix("culm coordinator: "), 2)
-            if time.monotonic() > deadline:
-                raise RunFailed(f"the coordinator does not come up; see {child.log}")
+        words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address]
+        return [*words, "--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
 
     def _start_stage(self, name: str) -> None:
         words = ["stage", "--coordinator", self.address, "--name", name]
@@ -141,16 +148,6 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join(p for p in path if p),
             "PYTHONUNBUFFERED": "1",
         }
-
-
-def usual_port() -> int:
-    """The port that ``culm status`` asks by itself if it is free, else any."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", USUAL_PORT))
-        except OSError:
-            return free_port()
-    return USUAL_PORT
 
 
 def job_folder_of(path: str | Path) -> Path:

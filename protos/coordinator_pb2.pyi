@@ -628,6 +628,8 @@ class NodeStatus(_message.Message):
     STANDBY_OF_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     pid: _builtins.int
@@ -636,6 +638,10 @@ class NodeStatus(_message.Message):
     """"joining", "spare", "active", "detached" or "lost"."""
     incarnation: _builtins.int
     instruction: _builtins.str
+    version: _builtins.int
+    """Steps applied to what it holds, as of its last heartbeat."""
+    finished: _builtins.int
+    """Instructions finished since its process started, as of its last heartbeat."""
     @_builtins.property
     def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Stages it owns now."""
@@ -654,10 +660,12 @@ class NodeStatus(_message.Message):
         standby_of: _abc.Iterable[_builtins.int] | None = ...,
         incarnation: _builtins.int = ...,
         instruction: _builtins.str = ...,
+        version: _builtins.int = ...,
+        finished: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "instruction", b"instruction", "pid", b"pid", "stages", b"stages", "standby_of", b"standby_of", "state", b"state", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "finished", b"finished", "id", b"id", "incarnation", b"incarnation", "instruction", b"instruction", "pid", b"pid", "stages", b"stages", "standby_of", b"standby_of", "state", b"state", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from coordinator import state as co
 from pipeline.keys import Key
 from pipeline.plan import Plan
+from pipeline.schedule import Instruction
 from simulator.arithmetic import Arithmetic, Number
 from simulator.network import Channel
 from stage_server.instructions import (
@@ -41,7 +42,7 @@ class SimulatedNode:
         self.arithmetic = Arithmetic()
         self.alive = True
         self.frozen = False
-        self.executed: list[str] = []
+        self.executed: list[tuple[int, Instruction]] = []
         self._busy = False
         self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
         self.peers: dict[str, int] = {}
@@ -121,7 +122,7 @@ class SimulatedNode:
         operand = work.operand.number if work.operand is not None else None
         if stage not in self.arithmetic.ranges:
             return None
-        self.executed.append(str(work.instruction))
+        self.executed.append((work.step, work.instruction))
         if work.instruction.op == "F":
             last = self.arithmetic.ranges[stage][1] == self.cluster.layers
             return Number(self.arithmetic.forward(stage, work.step, m, operand, last))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from culm.client import connect
 from culm.cluster import LocalCluster
 from culm.kills import Kill
 from culm.plain_loop import PlainResult, run_plain
@@ -46,10 +47,29 @@ class Strike:
             os.kill(next(n.pid for n in status.nodes if n.id == self._node), self._number)
 
 
-def run(job: Job, folder: Path, kills: list[Kill], strike: Strike | None = None, respawn: bool = False) -> Outcome:
-    cluster = LocalCluster(job, EXAMPLES, STAGES, kills, respawn=respawn, folder=folder)
-    with cluster:
-        return train(cluster, lambda status, events, outcome: None, strike)
+def run(job: Job, folder: Path, kills: list[Kill], strike: Strike | None = None) -> tuple[Outcome, dict[str, int]]:
+    """The outcome, and how many instructions each surviving node has run."""
+    with LocalCluster(job, EXAMPLES, STAGES, kills, respawn=False, folder=folder) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None, strike)
+        return outcome, finished(cluster, job.job.steps)
+
+
+def finished(cluster: LocalCluster, steps: int) -> dict[str, int]:
+    """By node, once the heartbeats have told that all is applied."""
+    channel, stub = connect(cluster.address)
+    with channel:
+        while True:
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            if all(node.version == steps for node in status.nodes):
+                return {node.id: node.finished for node in status.nodes}
+
+
+def nobody_else_redid_work(job: Job, counts: dict[str, int], lost: int) -> None:
+    each = job.job.steps * 2 * job.pipeline.microbatches
+    heir = f"n{(lost - 1) % STAGES}"
+    others = {f"n{s}" for s in range(STAGES)} - {f"n{lost}", heir}
+    assert {name: counts[name] for name in others} == dict.fromkeys(others, each)
+    assert counts[heir] > each
 
 
 def check(outcome: Outcome, plain: PlainResult) -> None:
@@ -62,8 +82,9 @@ def check(outcome: Outcome, plain: PlainResult) -> None:
 def test_a_kill_at_every_kind_of_instruction(
     kind: str, stage: int, job: Job, plain: PlainResult, tmp_path: Path
 ) -> None:
-    outcome = run(job, tmp_path / "run", [Kill(f"n{stage}", 5, kind)])
+    outcome, counts = run(job, tmp_path / "run", [Kill(f"n{stage}", 5, kind)])
     check(outcome, plain)
+    nobody_else_redid_work(job, counts, stage)
     (loss,) = outcome.losses_of_nodes
     assert (loss["node"], loss["stage"]) == (f"n{stage}", stage)
     assert loss["detect_ms"] < 500
@@ -72,8 +93,9 @@ def test_a_kill_at_every_kind_of_instruction(
 
 def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tmp_path: Path) -> None:
     """SIGSTOP for good: no stream breaks, only heartbeats are missing."""
-    outcome = run(job, tmp_path / "run", [], Strike(5, signal.SIGSTOP, "n2"))
+    outcome, counts = run(job, tmp_path / "run", [], Strike(5, signal.SIGSTOP, "n2"))
     check(outcome, plain)
+    nobody_else_redid_work(job, counts, 2)
     (loss,) = outcome.losses_of_nodes
     assert loss["node"] == "n2"
     assert loss["detect_ms"] < 3000
