@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.state import Command, Record, State
+from coordinator.state import Command, Layers, Record, State
 from pipeline.plan import Member, Plan, Stages
 
 Decision = tuple[State, tuple[Command, ...]]
@@ -31,4 +31,20 @@ def with_plan(state: State, stages: Stages, reason: str, now: float) -> tuple[St
             ms = f"{(now - start) * 1e3:.1f}"
             text = f"stage {s} has a hot standby again, {node}, after {ms} ms"
             records.append(Record("hot", text, {"node": node, "stage": str(s), "exposure_ms": ms}))
-    return replace(state, generation=generation, plan=plan, exposed_since=since), plan, tuple(records)
+    state = replace(
+        state, generation=generation, exposed_since=since, following=_still_following(state, plan), plan=plan
+    )
+    return state, plan, tuple(records)
+
+
+def _still_following(state: State, plan: Plan) -> Layers:
+    """Whoever gives a layer up has to be seeded with it from the beginning the next time."""
+    before = state.plan
+    if before is None or before.era != plan.era:
+        return {}
+    kept = {}
+    for node, layers in state.following.items():
+        held = layers & before.layers_of(node) & plan.layers_of(node)
+        if held:
+            kept[node] = held
+    return kept

@@ -40,7 +40,8 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished)
     if body == "ready":
         r = request.ready
-        return co.Ready(node, incarnation, r.era, r.step, r.stage, tuple(r.squared_norms), tuple(r.losses), r.redone)
+        norms, losses = tuple(r.squared_norms), tuple(r.losses)
+        return co.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
     if body == "resumed":
         return co.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
     if body == "peer_lost":

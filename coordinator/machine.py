@@ -14,9 +14,9 @@ from coordinator.state import (
     Command,
     Commit,
     Event,
-    Fact,
     Heartbeat,
     Joined,
+    Layers,
     Left,
     Loss,
     NodeFailed,
@@ -71,14 +71,15 @@ def _available(state: State, event: Available, now: float) -> Decision:
     )
     if event.era == state.era and event.holds_state and event.version > state.committed:
         # What a node has applied is committed, whatever was persisted (rule 8).
-        state = replace(state, committed=event.version, facts=frozenset(), norms={}, losses=())
+        state = replace(state, committed=event.version, facts={}, norms={}, losses=())
     if state.plan is None:
         return begin_era(state, now)
     commands: list[Command] = []
     last = state.last_commit
     if last is not None and event.holds_state and event.era == state.era and event.version == last.step:
         commands.append(SendCommit(event.node, last))
-    commands.append(SendPlan(event.node, state.plan))
+    # A newcomer starts at the step of the plan that it is sent: the present one, not the one the plan was made in.
+    commands.append(SendPlan(event.node, replace(state.plan, step=state.committed)))
     return state, tuple(commands)
 
 
@@ -95,23 +96,31 @@ def _ready(state: State, event: Ready, now: float) -> Decision:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return state, ()
-    if (event.era, event.step) != (state.era, state.committed) or state.plan is None:
+    if event.era != state.era or state.plan is None or event.step > state.committed:
         return state, ()
+    if event.step < state.committed:
+        # Too late for its step. A node being seeded has caught up all the same: the next commit waits for it, since
+        # a node that nobody waits for may never be in time.
+        return replace(state, following=_with_layers(state.following, event)), ()
     losses = state.losses or event.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
-    norms = state.norms if event.stage in state.norms else {**state.norms, event.stage: event.squared_norms}
+    norms = {**dict(zip(event.layers, event.squared_norms, strict=True)), **state.norms}
     open_losses = tuple(
         replace(x, redone=event.redone) if (x.stage, x.heir) == (event.stage, event.node) else x
         for x in state.open_losses
     )
     state = replace(
         state,
-        facts=state.facts | {Fact(event.stage, event.node, event.incarnation)},
+        facts=_with_layers(state.facts, event),
         norms=norms,
         losses=losses,
         open_losses=open_losses,
         nodes={**state.nodes, event.node: replace(node, heard_at=now)},
     )
     return commit_if_ready(state, now)
+
+
+def _with_layers(known: Layers, event: Ready) -> Layers:
+    return {**known, event.node: known.get(event.node, frozenset()) | frozenset(event.layers)}
 
 
 def _resumed(state: State, event: Resumed, now: float) -> Decision:
@@ -198,11 +207,18 @@ def begin_era(state: State, now: float) -> Decision:
 
 
 def missing(state: State, plan: Plan) -> tuple[str, ...]:
-    """Who is still required to report ready for the step being committed, as ``stage:node``."""
+    """Who is still to report ready for the step being committed, as ``stage:node``.
+
+    Owners and hot standbys are required; a node being seeded is waited for once it has caught up.
+    """
+    nothing: frozenset[int] = frozenset()
     out = []
     for s, stage in enumerate(plan.stages):
-        for node in stage.required():
-            if Fact(s, node, plan.members[node].incarnation) not in state.facts:
+        layers = frozenset(stage.layers)
+        for node in stage.holders():
+            if node not in stage.required() and not layers <= state.following.get(node, nothing):
+                continue
+            if not layers <= state.facts.get(node, nothing):
                 out.append(f"{s}:{node}")
     return tuple(out)
 
@@ -213,19 +229,18 @@ def commit_if_ready(state: State, now: float) -> Decision:
     if plan is None or state.phase is not Phase.RUNNING or missing(state, plan):
         return state, ()
     settings = state.settings
-    norms = [x for s in range(len(plan.stages)) for x in state.norms[s]]
+    norms = [state.norms[layer] for layer in sorted(state.norms)]
     scale = clip_scale(norms, settings.clip_norm)
     loss = sum(state.losses) / len(state.losses) if state.losses else 0.0
     step = state.committed
     recovered = tuple(_recovered(state, loss, now) for loss in state.open_losses)
     seeded = {
-        (f.stage, f.node)
-        for f in state.facts
-        if f.node in plan.members and plan.members[f.node].incarnation == f.incarnation
+        (s, node)
+        for s, stage in enumerate(plan.stages)
+        for node in stage.holders()
+        if frozenset(stage.layers) <= state.facts.get(node, frozenset())
     }
-    state = replace(
-        state, committed=step + 1, facts=frozenset(), norms={}, losses=(), open_losses=(), detail="training"
-    )
+    state = replace(state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training")
     next_plan = None
     records: list[Command] = []
     ended: list[Command] = []

@@ -122,6 +122,8 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         nodes={k: v for k, v in state.nodes.items() if k not in gone},
         fenced=state.fenced | {(n.node, n.incarnation) for n in gone.values()},
         evidence={k: v for k, v in state.evidence.items() if k not in gone},
+        facts={k: v for k, v in state.facts.items() if k not in gone},
+        following={k: v for k, v in state.following.items() if k not in gone},
     )
     commands: list[Command] = []
     for node in gone.values():
@@ -169,7 +171,8 @@ def roll_back(state: State, why: str) -> Decision:
         plan=None,
         phase=Phase.WAITING,
         detail=text,
-        facts=frozenset(),
+        facts={},
+        following={},
         norms={},
         losses=(),
         last_commit=None,

@@ -94,4 +94,4 @@ def _commit_from(document: Document) -> Commit:
 
 def without_volatile(state: State) -> State:
     """The state as it looks after a round trip, for comparison."""
-    return replace(state, nodes={}, evidence={}, facts=frozenset(), norms={}, losses=(), open_losses=())
+    return replace(state, nodes={}, evidence={}, facts={}, following={}, norms={}, losses=(), open_losses=())

@@ -48,13 +48,7 @@ class Node:
     finished: int = 0  # instructions since the process started: the progress watermark
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """Ready: this incarnation holds the whole reduced gradient of the stage for the step being committed."""
-
-    stage: int
-    node: str
-    incarnation: int
+Layers = Mapping[str, frozenset[int]]  # node -> layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +80,11 @@ class State:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
     evidence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # suspect -> reporter -> when
-    facts: frozenset[Fact] = frozenset()  # for (era, committed)
-    norms: Mapping[int, tuple[float, ...]] = field(default_factory=dict)  # stage -> squared norms of its layers
+    # Who holds which layer's whole reduced gradient of (era, committed), over a copy at that version: rule 6's facts.
+    facts: Layers = field(default_factory=dict)
+    # Who, being seeded, reported so for an earlier step: it has caught up, and commits wait for it from now on.
+    following: Layers = field(default_factory=dict)
+    norms: Mapping[int, float] = field(default_factory=dict)  # layer -> squared norm
     losses: tuple[float, ...] = ()  # of the microbatches of the step being committed
     last_commit: "Commit | None" = None
     open_losses: tuple[Loss, ...] = ()
@@ -139,9 +136,14 @@ class Ready:
     era: int
     step: int
     stage: int
-    squared_norms: tuple[float, ...] = ()
+    first_layer: int
+    squared_norms: tuple[float, ...]  # of the layers from first_layer on
     losses: tuple[float, ...] = ()
     redone: int = 0
+
+    @property
+    def layers(self) -> range:
+        return range(self.first_layer, self.first_layer + len(self.squared_norms))
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,10 @@ class Plan:
     def held_by(self, node: str) -> tuple[int, ...]:
         return tuple(i for i, s in enumerate(self.stages) if node in s.holders())
 
+    def layers_of(self, node: str) -> frozenset[int]:
+        """The layers that the node holds, or is being seeded with."""
+        return frozenset(layer for s in self.held_by(node) for layer in self.stages[s].layers)
+
     def exposed(self) -> tuple[int, ...]:
         """Stages without a hot standby."""
         return tuple(i for i, s in enumerate(self.stages) if s.hot_standby() is None)

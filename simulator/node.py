@@ -159,6 +159,7 @@ class SimulatedNode:
             fact.era,
             fact.step,
             fact.stage,
+            fact.first_layer,
             fact.squared_norms,
             fact.losses,
             fact.redone,

@@ -124,6 +124,7 @@ class Node:
             self._connect(effect.plan)
         elif isinstance(effect, FetchLayers):
             assert self.worker.plan is not None
+            log.info("fetching layers %s from %s at step %d", effect.layers, effect.peer, self.worker.version)
             self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
         elif isinstance(effect, ReportReady):
             self._report(self._ready(effect))
@@ -237,6 +238,7 @@ class Node:
 
     def fetched(self, layer: int, version: int, state: Value) -> None:
         with self._changed:
+            log.info("layer %d is here at version %d, at step %d", layer, version, self.worker.version)
             self.worker.seeding.fetched(layer, version, state)
             self._after_event()
 

@@ -118,7 +118,9 @@ class FakeNode:
 
     async def ready(self, stage: int, step: int = 0) -> None:
         losses = [0.5, 0.25] if stage == 1 else []
-        await self.say(ready=pb.Ready(step=step, stage=stage, squared_norms=[1.0, 2.0], losses=losses))
+        norms = [1.0] if stage == 0 else [1.0, 2.0, 3.0]  # four layers cost 4, 3, 2, 1: the first is a stage
+        ready = pb.Ready(step=step, stage=stage, first_layer=stage, squared_norms=norms, losses=losses)
+        await self.say(ready=ready)
 
     async def ended(self) -> bool:
         return await self.call.read() is grpc.aio.EOF
@@ -270,7 +272,7 @@ def test_a_commit_reaches_all_though_the_last_to_report_dies_while_it_is_persist
         await n0.ready(0)
         await n0.ready(1)
         await n1.ready(0)
-        while len(running.leader.state.facts) < 3:
+        while sum(map(len, running.leader.state.facts.values())) < 5:
             await running.stub.GetStatus(pb.GetStatusRequest())
         store.saving.clear()
         store.open.clear()

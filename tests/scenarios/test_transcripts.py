@@ -52,14 +52,17 @@ class Play:
         self.event(f"{node} joins", co.Joined(node, incarnation, f"{node}:1"))
         self.event(f"{node} is available", co.Available(node, incarnation, (1.0,) * 6))
 
-    def ready(self, *nodes: str) -> None:
+    def ready(self, *nodes: str, step: int | None = None) -> None:
         """Every stage that each of the nodes holds is ready."""
-        plan, step = self.state.plan, self.state.committed
+        plan = self.state.plan
+        step = self.state.committed if step is None else step
         assert plan is not None
         for node in nodes:
             for s in plan.held_by(node):
                 losses = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
-                ready = co.Ready(node, self.incarnations[node], plan.era, step, s, (0.0, 0.0), losses)
+                layers = plan.stages[s].layers
+                norms = (0.0,) * len(layers)
+                ready = co.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
                 self.event(f"{node} is ready with stage {s} of step {step}", ready)
 
     def lose(self, node: str, reporter: str) -> None:
@@ -113,6 +116,19 @@ def loss_between_ready_and_commit() -> Play:
     play.ready("n1", "n2")
     play.lose("n1", "n2")
     play.ready("n0")
+    return play
+
+
+def a_standby_that_is_seeded_is_always_late() -> Play:
+    """Nobody waits for it until it has caught up; then the next commit does."""
+    play = three_nodes()
+    play.wait(0.1)
+    play.join("n3")
+    play.lose("n1", "n2")
+    play.ready("n0", "n2")
+    play.ready("n3", step=0)
+    play.ready("n0", "n2")
+    play.ready("n3")
     return play
 
 
@@ -176,6 +192,7 @@ SCENARIOS = {
         calm_step,
         loss_and_return,
         loss_between_ready_and_commit,
+        a_standby_that_is_seeded_is_always_late,
         frozen_node,
         coordinator_stood_still,
         link_fault,

@@ -67,3 +67,14 @@ def test_a_loss_at_every_instruction_redoes_work_on_the_heir_alone(freeze: bool)
             again = set(executed) & set(lost)
             assert not again or name == heir, f"{name} redid {again} after {node} was lost at {instruction}"
             assert all(step == 1 and x.stage == instruction.stage for step, x in again)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_redundancy_is_repaired_after_every_loss(seed: int) -> None:
+    """Some steps after the last loss every stage has a hot standby again, and no node runs two stages for want of one."""
+    cluster = Cluster(seed, stages=3, layers=6, steps=60, spares=seed % 2, disturb=2).run()
+    plan = cluster.state.plan
+    assert plan is not None
+    assert plan.exposed() == ()
+    if len(cluster.state.nodes) >= 3:
+        assert all(len(plan.owned_by(name)) <= 1 for name in cluster.state.nodes)

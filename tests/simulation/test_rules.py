@@ -95,7 +95,7 @@ def without_facts(state: co.State, event: co.Event, now: float) -> tuple[co.Stat
     """Rule 6 off: a plan change throws away who was ready."""
     before = state.generation
     state, commands = advance(state, event, now)
-    return (replace(state, facts=frozenset()), commands) if state.generation != before else (state, commands)
+    return (replace(state, facts={}), commands) if state.generation != before else (state, commands)
 
 
 def without_determinism(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:

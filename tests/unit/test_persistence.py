@@ -31,10 +31,11 @@ def arrival(node: str, incarnation: int = 1) -> tuple[Event, Event]:
 def step(number: int, loss: float) -> list[Event]:
     """Everything that nodes n0 and n1, each owner and standby, report in a step."""
     facts: list[Event] = []
+    norms = ((loss,), (loss / 7, loss / 9, loss / 11))  # stage 0 has one layer, stage 1 three
     for stage in (0, 1):
         for node in ("n0", "n1"):
             losses = (loss, loss / 3) if stage == 1 else ()
-            facts.append(Ready(node, 1, 0, number, stage, (loss, loss / 7), losses))
+            facts.append(Ready(node, 1, 0, number, stage, stage, norms[stage], losses))
     return facts
 
 
@@ -51,7 +52,9 @@ def test_a_successor_knows_the_last_commit_to_the_last_bit(loss: float) -> None:
 
 
 def test_a_successor_differs_only_in_what_nodes_say_again() -> None:
-    state = after(*arrival("n0"), *arrival("n1"), *step(0, 0.1), Ready("n0", 1, 0, 1, 0, (1.0,)), Heartbeat("n0", 1, 1))
+    state = after(
+        *arrival("n0"), *arrival("n1"), *step(0, 0.1), Ready("n0", 1, 0, 1, 0, 0, (1.0,)), Heartbeat("n0", 1, 1)
+    )
     successor = successor_of(state)
     kept = replace(state, term=4, last_tick=None, detail=successor.detail)
     assert without_volatile(successor) == without_volatile(kept)
