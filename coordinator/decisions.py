@@ -10,8 +10,10 @@ Decision = tuple[State, tuple[Command, ...]]
 
 
 def members_of(state: State) -> Mapping[str, Member]:
-    """Every node that can be given work."""
-    return {n.node: Member(n.node, n.incarnation, n.address, n.zone) for n in state.nodes.values() if n.available}
+    """Every node that can be given work, or has some: after a takeover it may not have reported yet."""
+    before = state.plan.members if state.plan is not None and state.plan.era == state.era else {}
+    members = {n.node: Member(n.node, n.incarnation, n.address, n.zone) for n in state.nodes.values()}
+    return {k: m for k, m in members.items() if state.nodes[k].available or m == before.get(k)}
 
 
 def reason_of(reasons: Sequence[str]) -> str:

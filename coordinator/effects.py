@@ -1,8 +1,13 @@
 """From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
 
 from coordinator import state as co
-from pipeline.messages import plan_to_proto
+from pipeline.messages import plan_from_proto, plan_to_proto
 from protos import coordinator_pb2 as pb
+
+
+def commit_from_proto(commit: pb.Commit) -> co.Commit:
+    next_plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
+    return co.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan)
 
 
 def commit_order(commit: co.Commit) -> pb.AttendResponse:
@@ -34,7 +39,9 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
     if body == "available":
         a = request.available
         costs = tuple(float(x) for x in a.layer_parameters)
-        return co.Available(node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state)
+        plan = plan_from_proto(a.plan) if a.HasField("plan") else None
+        commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
+        return co.Available(node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state, plan, commit)
     if body == "heartbeat":
         h = request.heartbeat
         return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished)

@@ -6,7 +6,7 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from coordinator import membership
+from coordinator import membership, takeover
 from coordinator.decisions import Decision, reason_of, with_plan
 from coordinator.placement import place, settle
 from coordinator.state import (
@@ -27,8 +27,6 @@ from coordinator.state import (
     Ready,
     Record,
     Resumed,
-    SendCommit,
-    SendPlan,
     Settings,
     State,
     StreamBroken,
@@ -69,18 +67,12 @@ def _available(state: State, event: Available, now: float) -> Decision:
         layer_costs=state.layer_costs or event.layer_costs,
         fingerprint=state.fingerprint or event.fingerprint,
     )
-    if event.era == state.era and event.holds_state and event.version > state.committed:
-        # What a node has applied is committed, whatever was persisted (rule 8).
-        state = replace(state, committed=event.version, facts={}, norms={}, losses=())
+    state, learnt = takeover.learn(state, event, now)
     if state.plan is None:
         return begin_era(state, now)
-    commands: list[Command] = []
-    last = state.last_commit
-    if last is not None and event.holds_state and event.era == state.era and event.version == last.step:
-        commands.append(SendCommit(event.node, last))
-    # A newcomer starts at the step of the plan that it is sent: the present one, not the one the plan was made in.
-    commands.append(SendPlan(event.node, replace(state.plan, step=state.committed)))
-    return state, tuple(commands)
+    told = takeover.catch_up(state, event)
+    state, ended = takeover.complete(state, now)
+    return state, (*learnt, *told, *ended)
 
 
 def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
@@ -158,7 +150,9 @@ def _failed(state: State, event: NodeFailed, now: float) -> Decision:
 
 
 def _tick(state: State, event: Tick, now: float) -> Decision:
-    return chain(membership.tick(state, now), now)
+    state, ended = takeover.complete(state, now)
+    state, commands = chain(membership.tick(state, now), now)
+    return state, (*ended, *commands)
 
 
 _HANDLERS: Mapping[type, Callable[..., Decision]] = {
@@ -226,7 +220,7 @@ def missing(state: State, plan: Plan) -> tuple[str, ...]:
 def commit_if_ready(state: State, now: float) -> Decision:
     """The gate: commits when every holder that the present plan requires is on record (rule 6)."""
     plan = state.plan
-    if plan is None or state.phase is not Phase.RUNNING or missing(state, plan):
+    if plan is None or state.phase is not Phase.RUNNING or takeover.recovering(state) or missing(state, plan):
         return state, ()
     settings = state.settings
     norms = [state.norms[layer] for layer in sorted(state.norms)]

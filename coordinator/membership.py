@@ -20,6 +20,7 @@ from coordinator.state import (
     State,
     StreamBroken,
 )
+from coordinator.takeover import recovering
 
 
 def join(state: State, event: Joined, now: float) -> Decision:
@@ -32,6 +33,9 @@ def join(state: State, event: Joined, now: float) -> Decision:
     if known is not None and known.incarnation > event.incarnation:
         why = f"another process already runs as {event.node}: give this one its own --name"
         return state, (Dismiss(event.node, event.incarnation, why),)
+    if known is not None and known.incarnation != event.incarnation and recovering(state):
+        why = "the coordinator has just taken over and must hear from the nodes before it first"
+        return state, (Dismiss(event.node, event.incarnation, why, join_anew=True),)
     if known is not None and known.incarnation != event.incarnation:
         state, lost = lose(state, {event.node: "its process was started again"}, now)
         commands.extend(lost)
@@ -41,7 +45,7 @@ def join(state: State, event: Joined, now: float) -> Decision:
         fields = {"node": event.node, "incarnation": str(event.incarnation), "zone": event.zone}
         commands.append(Record("joined", f"{event.node} joined from {event.address}", fields))
     else:
-        node = replace(known, address=event.address, attached_since=now, detached_at=None, heard_at=now)
+        node = replace(known, address=event.address, pid=event.pid, attached_since=now, detached_at=None, heard_at=now)
         commands.append(Record("attached", f"{event.node} is back on its order stream", {"node": event.node}))
     evidence = {k: v for k, v in state.evidence.items() if k != event.node}
     state = replace(state, nodes={**state.nodes, event.node: node}, evidence=evidence)
@@ -78,7 +82,7 @@ def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
         return state, ()
     reports = {**state.evidence.get(event.suspect, {}), event.node: now}
     state = replace(state, evidence={**state.evidence, event.suspect: reports})
-    if node.attached_since is None:
+    if node.attached_since is None and not recovering(state):
         return lose(state, {event.suspect: f"its order stream broke and {event.node} misses it: {event.why}"}, now)
     return state, ()
 
@@ -88,6 +92,8 @@ def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
     if node is None or node.incarnation != event.incarnation:
         return state, ()
     state = replace(state, nodes={**state.nodes, event.node: replace(node, attached_since=None, detached_at=now)})
+    if recovering(state):
+        return state, ()
     recent = [r for r, at in state.evidence.get(event.node, {}).items() if now - at <= state.settings.reconnect_timeout]
     if recent:
         return lose(state, {event.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
@@ -95,13 +101,20 @@ def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
 
 
 def tick(state: State, now: float) -> Decision:
-    """Declares silent nodes lost. Time in which the coordinator itself stood still counts for nobody's silence."""
+    """Declares silent nodes lost.
+
+    Time in which the coordinator itself stood still, or heard nobody at all, counts for nobody's silence: then it is
+    rather the coordinator that is cut off.
+    """
     settings = state.settings
-    stood_still = now - state.last_tick if state.last_tick is not None else 0.0
+    passed = now - state.last_tick if state.last_tick is not None else 0.0
+    newest = max((n.heard_at for n in state.nodes.values()), default=now)
     nodes = state.nodes
-    if stood_still > settings.heartbeat_timeout / 2:
-        nodes = {k: replace(n, heard_at=n.heard_at + stood_still) for k, n in nodes.items()}
+    if passed > settings.heartbeat_timeout / 2 or now - newest > settings.heartbeat_timeout / 2:
+        nodes = {k: _later(n, passed) for k, n in nodes.items()}
     state = replace(state, last_tick=now, nodes=nodes)
+    if recovering(state):
+        return state, ()
     lost: dict[str, str] = {}
     for node in nodes.values():
         silence = now - node.heard_at
@@ -110,6 +123,11 @@ def tick(state: State, now: float) -> Decision:
         elif node.detached_at is not None and now - node.detached_at > settings.reconnect_timeout:
             lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
     return lose(state, lost, now) if lost else (state, ())
+
+
+def _later(node: Node, seconds: float) -> Node:
+    detached_at = node.detached_at + seconds if node.detached_at is not None else None
+    return replace(node, heard_at=node.heard_at + seconds, detached_at=detached_at)
 
 
 def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:

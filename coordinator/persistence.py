@@ -29,7 +29,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float)
     """The state under a new term; the plan's members count as detached since now and may come back."""
     plan = _plan_from(document["plan"]) if document["plan"] else None
     nodes = {
-        m.node: Node(m.node, m.incarnation, m.address, 0, m.zone, True, None, now, now)
+        m.node: Node(m.node, m.incarnation, m.address, 0, m.zone, False, None, now, now)
         for m in (plan.members.values() if plan else ())
         if (m.node, m.incarnation) not in {(a, b) for a, b in document["fenced"]}
     }
@@ -47,6 +47,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float)
         fenced=frozenset((node, incarnation) for node, incarnation in document["fenced"]),
         last_commit=_commit_from(document["last_commit"]) if document["last_commit"] else None,
         exposed_since=dict.fromkeys(document["exposed"], now),
+        took_over_at=now if plan is not None else None,
         detail="waiting for the nodes to attach again",
     )
 
@@ -94,4 +95,6 @@ def _commit_from(document: Document) -> Commit:
 
 def without_volatile(state: State) -> State:
     """The state as it looks after a round trip, for comparison."""
-    return replace(state, nodes={}, evidence={}, facts={}, following={}, norms={}, losses=(), open_losses=())
+    return replace(
+        state, nodes={}, evidence={}, facts={}, following={}, norms={}, losses=(), open_losses=(), took_over_at=None
+    )

@@ -90,6 +90,7 @@ class State:
     open_losses: tuple[Loss, ...] = ()
     last_tick: float | None = None
     exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
+    took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
     detail: str = "waiting for nodes"
 
 
@@ -118,6 +119,8 @@ class Available:
     era: int = 0
     version: int = 0
     holds_state: bool = False
+    plan: Plan | None = None  # the newest that it has seen
+    last_commit: "Commit | None" = None  # the newest that it has applied
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class Join(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     """Rises with every start of the process and whenever it was declared lost."""
@@ -42,6 +43,8 @@ class Join(_message.Message):
     zone: _builtins.str
     protocol_version: _builtins.int
     """Wire contract that the node speaks; another one is refused."""
+    term: _builtins.int
+    """The highest term that the node has seen: a coordinator of a lower one steps down."""
     def __init__(
         self,
         *,
@@ -51,10 +54,11 @@ class Join(_message.Message):
         pid: _builtins.int = ...,
         zone: _builtins.str = ...,
         protocol_version: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "term", b"term", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -71,6 +75,8 @@ class Available(_message.Message):
     ERA_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     HOLDS_STATE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    LAST_COMMIT_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Hash of the job's code on this node. All nodes must agree."""
     era: _builtins.int
@@ -82,6 +88,12 @@ class Available(_message.Message):
     def layer_parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Parameters of each layer, in order: the default cost for cutting stages."""
 
+    @_builtins.property
+    def plan(self) -> Global___Plan:
+        """What the node obeys at present. A coordinator that took over may not have been told: Redis may have been away."""
+
+    @_builtins.property
+    def last_commit(self) -> Global___Commit: ...
     def __init__(
         self,
         *,
@@ -90,10 +102,12 @@ class Available(_message.Message):
         era: _builtins.int = ...,
         version: _builtins.int = ...,
         holds_state: _builtins.bool = ...,
+        plan: Global___Plan | None = ...,
+        last_commit: Global___Commit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "layer_parameters", b"layer_parameters", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_parameters", b"layer_parameters", "plan", b"plan", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,15 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator import state as co
-from coordinator.machine import advance, begin, validate
+from coordinator.machine import advance
 from pipeline.schedule import Instruction
 from simulator.arithmetic import Number, plain_loop
+from simulator.coordination import Leader, SimulatedRedis
 from simulator.network import Channel, Clock
 from simulator.node import SimulatedNode
 from stage_server.instructions import FetchLayers, Run, Work
-from stage_server.worker import CommitOrder, Worker
+from stage_server.worker import Worker
 
 STUCK_AFTER = 400.0  # virtual seconds
+COORDINATOR = "coordinator"
 
 
 class Broken(AssertionError):
@@ -35,7 +37,10 @@ class Kill:
 
 
 class Cluster:
-    """A coordinator and nodes n0, n1, ... ``disturb`` random failures happen, each at a random moment."""
+    """Coordinators and nodes n0, n1, ... Random failures happen, each at a random moment.
+
+    ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network.
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Cluster:
         spares: int = 0,
         nodes: int | None = None,
         disturb: int = 1,
+        outages: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -68,14 +74,18 @@ class Cluster:
         self.messages = 0
         self._kills = list(kills)
         self._disturb = disturb
-        self._decide = decide
+        self._outages = outages
+        self.decide = decide
         self._make_worker = make_worker
         self._clip_norm = clip_norm
         self._back: dict[tuple[str, str], Channel] = {}
         self._incarnations = 0
         count = (nodes if nodes is not None else stages) + spares
-        settings = co.Settings(stages, microbatches, steps, clip_norm, nodes=count)
-        self.state = begin(settings)
+        self._settings = co.Settings(stages, microbatches, steps, clip_norm, nodes=count)
+        self.redis = SimulatedRedis()
+        self.leaders: list[Leader] = []
+        self._cut_off: set[str] = set()  # nodes that reach nobody, and the word "coordinator"
+        self.lead()
         for i in range(count):
             self.boot(f"n{i}")
 
@@ -150,48 +160,36 @@ class Cluster:
 
         request.send(serve)
 
-    # ---- the coordinator --------------------------------------------------------------------------------------------
+    # ---- the coordinators -------------------------------------------------------------------------------------------
 
-    def coordinate(self, event: co.Event) -> None:
-        self.state, commands = self._decide(self.state, event, self.clock.now)
-        validate(self.state)
-        for command in commands:
-            self._command(command)
+    @property
+    def leader(self) -> Leader:
+        """The newest one, alive or not."""
+        return self.leaders[-1]
 
-    def _command(self, command: co.Command) -> None:
-        if isinstance(command, co.Publish):
-            for node in self._attached():
-                self._order(node, lambda n: n.worker.take_plan(command.plan))
-        elif isinstance(command, co.Commit):
-            if self.losses.setdefault((command.era, command.step), command.loss) != command.loss:
-                raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
-            for node in self._attached():
-                self._order_commit(node, command)
-        elif isinstance(command, co.SendPlan):
-            self._order(self.nodes[command.node], lambda n: n.worker.take_plan(command.plan))
-        elif isinstance(command, co.SendCommit):
-            self._order_commit(self.nodes[command.node], command.commit)
-        elif isinstance(command, co.Dismiss):
-            dismissed = self.nodes.get(command.node)
-            if dismissed is not None and dismissed.incarnation == command.incarnation and dismissed.alive:
-                self._order(dismissed, self._join_anew)
-        elif isinstance(command, co.Record):
-            self.records.append((self.clock.now, command))
+    @property
+    def state(self) -> co.State:
+        return self.leader.state
 
-    def _attached(self) -> list[SimulatedNode]:
-        members = self.state.nodes
-        return [n for n in self.nodes.values() if n.name in members and members[n.name].incarnation == n.incarnation]
+    def lead(self) -> None:
+        """A coordinator takes the lease."""
+        self.leaders.append(Leader(self, self.redis, self._settings))
 
-    def _order(self, node: SimulatedNode, action: Callable[[SimulatedNode], None]) -> None:
-        to = (node.name, node.incarnation)
-        node.down.send(lambda: self.receive(to, action))
+    def reachable_leader(self, node: SimulatedNode) -> Leader | None:
+        """Any living one: a node does not know which is the newest."""
+        living = [x for x in self.leaders if x.alive]
+        if not living or self.cut_off(node.name, COORDINATOR):
+            return None
+        return self.random.choice(living) if len(living) > 1 else living[0]
 
-    def _order_commit(self, node: SimulatedNode, c: co.Commit) -> None:
-        order = CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan)
-        self._order(node, lambda n: n.worker.take_commit(order))
+    def note_commit(self, command: co.Commit) -> None:
+        if self.losses.setdefault((command.era, command.step), command.loss) != command.loss:
+            raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
 
-    def _join_anew(self, node: SimulatedNode) -> None:
+    def join_anew(self, node: SimulatedNode) -> None:
+        """The node was dismissed: it starts again, holding nothing."""
         node.alive = False
+        node.leader = None
         node.break_streams(self.brief())
         self.clock.after(self.random.uniform(0.05, 1.0), lambda: self._boot_if_gone(node))
 
@@ -199,9 +197,8 @@ class Cluster:
         if self.nodes[node.name] is node:
             self.boot(node.name)
 
-    def _tick(self) -> None:
-        self.coordinate(co.Tick())
-        self.clock.after(0.05, self._tick)
+    def cut_off(self, one: str, other: str) -> bool:
+        return one in self._cut_off or other in self._cut_off
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 
@@ -227,13 +224,14 @@ class Cluster:
         node.frozen = False
         keep = self.brief()
         node.break_streams(keep)
+        leader, node.leader = node.leader, None
         node.up.cut(keep)
         for other in self.nodes.values():
             touches = node.name in other.peers or other.name in node.peers
             if other.alive and other is not node and touches:
                 self._miss(other, node)
-        broken = co.StreamBroken(node.name, node.incarnation)
-        self.clock.after(keep + self.brief(), lambda: self.coordinate(broken))
+        if leader is not None:
+            self.clock.after(keep + self.brief(), lambda: leader.broke(node))
         if self.respawn:
             self.clock.after(self.random.uniform(0.1, 5.0), lambda: self._boot_if_gone(node))
 
@@ -258,6 +256,68 @@ class Cluster:
             self._miss(node, self.nodes[peer])
             self.clock.after(0.05, lambda: node.reopen(peer))
 
+    def partition(self, name: str, seconds: float) -> None:
+        """Nobody reaches this node (or the coordinator) for a while; both sides notice broken streams in the end."""
+        self._cut_off.add(name)
+        node = self.nodes.get(name)
+        for other in self.nodes.values() if node is None else [node]:
+            if other.alive and not other.frozen:
+                other.detach()
+        if node is not None:
+            node.break_streams(0.0)
+            for other in self.nodes.values():
+                if other.alive and other is not node and (name in other.peers or other.name in node.peers):
+                    other.cut_stream(name)
+                    self._miss(other, node)
+        self.clock.after(seconds, lambda: self._heal(name))
+
+    def _heal(self, name: str) -> None:
+        self._cut_off.discard(name)
+        node = self.nodes.get(name)
+        for other in self.nodes.values():
+            if node is not None and other is not node:
+                self.clock.after(0.05 + self.brief(), lambda other=other: other.reopen(name))  # type: ignore[misc]
+                self.clock.after(0.05 + self.brief(), lambda other=other: node.reopen(other.name))  # type: ignore[misc]
+
+    def crash_coordinator(self) -> None:
+        """Kill -9; restarted after a while."""
+        self.leader.end()
+        self.clock.after(self.random.choice([0.1, 1.0, 5.0]), self.lead)
+
+    def second_coordinator(self) -> None:
+        """Another one takes the lease, since Redis did not hear from the first; that one notices late."""
+        before = self.leader
+        self.redis.away = False
+        self.lead()
+        for node in list(self.nodes.values()):
+            if node.alive and not node.frozen and self.random.random() < 0.5:
+                node.detach()
+        self.clock.after(self.random.uniform(0.0, 2.0), before.end)
+
+    def redis_outage(self, seconds: float) -> None:
+        def back() -> None:
+            self.redis.away = False
+            for leader in self.leaders:
+                leader.redis_is_back()
+
+        self.redis.away = True
+        self.clock.after(seconds, back)
+
+    def _outage(self) -> None:
+        if self.state.phase is co.Phase.DONE:
+            return
+        what = self.random.random()
+        if what < 0.35 and self.leader.alive:
+            self.crash_coordinator()
+        elif what < 0.45 and self.leader.alive:
+            self.second_coordinator()
+        elif what < 0.65:
+            self.redis_outage(self.random.choice([0.1, 1.0, 10.0]))
+        elif what < 0.75:
+            self.partition(COORDINATOR, self.random.choice([0.3, 2.5, 6.0]))
+        else:
+            self.partition(self.random.choice(list(self.nodes)), self.random.choice([0.3, 2.5, 6.0]))
+
     def _disturbance(self) -> None:
         if self.state.phase is co.Phase.DONE:
             return
@@ -277,11 +337,14 @@ class Cluster:
 
     def run(self) -> "Cluster":
         """Plays the history to its end. Raises Broken, naming the seed."""
-        self.clock.after(0.05, self._tick)
         moment = 0.05
         for _ in range(self._disturb):
             moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
             self.clock.at(moment, self._disturbance)
+        moment = 0.05
+        for _ in range(self._outages):
+            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
+            self.clock.at(moment, self._outage)
         try:
             while not self._over():
                 if not self.clock.step() or self.clock.now > STUCK_AFTER:

@@ -25,10 +25,11 @@ from stage_server.instructions import (
     Send,
     Work,
 )
-from stage_server.worker import Worker
+from stage_server.worker import CommitOrder, Worker
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
+    from simulator.coordination import Leader
 
 
 class SimulatedNode:
@@ -46,16 +47,64 @@ class SimulatedNode:
         self._busy = False
         self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
         self.peers: dict[str, int] = {}
+        self.leader: Leader | None = None  # whom it attends
         self.up = cluster.channel()
-        self.down = cluster.channel()
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1"))
-        costs = tuple(1.0 for _ in range(self.cluster.layers))
-        self.tell(co.Available(self.name, self.incarnation, costs))
+        self.attach()
         self._beat()
+
+    def attach(self) -> None:
+        """Opens an order stream to whoever leads, announces itself and repeats its facts (rule 6); else tries again."""
+        if not self.alive or self.leader is not None:
+            return
+        leader = self.cluster.reachable_leader(self)
+        if leader is None or self.frozen or leader.term < self.worker.term:
+            self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+            return
+        self.leader = leader
+        self.up, down = self.cluster.channel(), self.cluster.channel()
+        self.up.send(lambda: leader.attach(self, down))
+        self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1"))
+        self.up.send(self._announce)
+
+    def _announce(self) -> None:
+        """What the node says once it is welcome: as of this moment."""
+        worker, leader = self.worker, self.leader
+        if not self.alive or leader is None:
+            return
+        plan, last = worker.plan, worker.last_commit
+        holds = plan is not None and bool(plan.layers_of(self.name))
+        commit = co.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan) if last else None
+        costs = tuple(1.0 for _ in range(self.cluster.layers))
+        self.tell(co.Available(self.name, self.incarnation, costs, "", worker.era, worker.version, holds, plan, commit))
+        for fact in worker.repeat_facts():
+            self.tell(self._ready(fact))
+
+    def detach(self) -> None:
+        """The order stream breaks; the leader notices after a moment, and the node tries again."""
+        leader, self.leader = self.leader, None
+        self.up.cut()
+        if leader is not None:
+            self.cluster.clock.after(self.cluster.brief(), lambda: leader.broke(self))
+        self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+
+    def detached(self) -> None:
+        """The leader went."""
+        if self.leader is not None:
+            self.leader = None
+            self.up.cut()
+            self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+
+    def obey(self, order: object) -> None:
+        if isinstance(order, Plan):
+            self.worker.take_plan(order)
+        elif isinstance(order, CommitOrder):
+            self.worker.take_commit(order)
+        else:
+            self.cluster.join_anew(self)
 
     def _beat(self) -> None:
         if not self.alive:
@@ -65,7 +114,9 @@ class SimulatedNode:
         self.cluster.clock.after(0.5, self._beat)
 
     def tell(self, event: co.Event) -> None:
-        self.up.send(lambda: self.cluster.coordinate(event))
+        leader = self.leader
+        if leader is not None:
+            self.up.send(lambda: leader.take(event))
 
     def thaw(self) -> None:
         self.frozen = False
@@ -165,6 +216,9 @@ class SimulatedNode:
             fact.redone,
         )
 
+    def _cut_off_from(self, peer: str) -> bool:
+        return self.cluster.cut_off(self.name, peer)
+
     def _connect(self, plan: Plan) -> None:
         self.peers = {p: plan.members[p].incarnation for p in plan.peers_of(self.name)}
         for peer, (incarnation, channel) in list(self._streams.items()):
@@ -179,7 +233,7 @@ class SimulatedNode:
         return self._streams[peer][1]
 
     def _hello(self, peer: str) -> None:
-        if peer in self.peers and self.worker.plan is not None:
+        if peer in self.peers and self.worker.plan is not None and not self._cut_off_from(peer):
             to, generation = (peer, self.peers[peer]), self.worker.plan.generation
             self._stream(peer).send(
                 lambda: self.cluster.receive(to, lambda n: n.worker.hello(self.name, self.incarnation, generation))
@@ -188,7 +242,7 @@ class SimulatedNode:
     def _send(self, peer: str, key: Key) -> None:
         value = self.worker.outbox.get(key)
         plan = self.worker.plan
-        if peer not in self.peers or value is None or plan is None:
+        if peer not in self.peers or value is None or plan is None or self._cut_off_from(peer):
             return
         to, generation = (peer, self.peers[peer]), plan.generation
         self._stream(peer).send(
@@ -200,7 +254,7 @@ class SimulatedNode:
     def _back(self, peer: str, answer: Key | AnswerHello) -> None:
         """An answer on the stream that the peer opened to this node."""
         sender = self.cluster.nodes.get(peer)
-        if sender is None:
+        if sender is None or self._cut_off_from(peer):
             return
         to = (peer, sender.incarnation)
 

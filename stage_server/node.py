@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from pipeline.keys import Key, Kind
-from pipeline.messages import plan_from_proto
+from pipeline.messages import plan_from_proto, plan_to_proto
 from pipeline.plan import Member, Plan
 from pipeline.schedule import Instruction
 from pipeline.values import Value
@@ -256,6 +256,12 @@ class Node:
             available.era = self.worker.era
             available.version = self.worker.version
             available.holds_state = self.worker.plan is not None and bool(self.worker.plan.held_by(self.worker.node))
+            available.ClearField("plan")
+            available.ClearField("last_commit")
+            if self.worker.plan is not None:
+                available.plan.CopyFrom(plan_to_proto(self.worker.plan))
+            if (commit := self.worker.last_commit) is not None:
+                available.last_commit.CopyFrom(_commit_to_proto(commit))
             facts = [pb.AttendRequest(available=available)]
             facts.extend(self._ready(fact) for fact in self.worker.repeat_facts())
             announce(facts)
@@ -276,9 +282,18 @@ class Node:
             elif body == "commit":
                 commit = order.commit
                 plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
-                self.worker.take_commit(CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan))
+                self.worker.take_commit(
+                    CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss)
+                )
             self._after_event()
 
     def _after_event(self) -> None:
         self._carry_out()
         self._changed.notify_all()
+
+
+def _commit_to_proto(commit: CommitOrder) -> pb.Commit:
+    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+    return order

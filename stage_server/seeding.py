@@ -118,6 +118,13 @@ class Seeding(Generic[V]):
             if version is not None:
                 self._versions[layer] = version + 1
 
+    def start_over(self) -> None:
+        """Every layer is to be fetched anew."""
+        for layer in self._versions:
+            self._restart(layer)
+        self._installs.clear()
+        self._catch_ups.clear()
+
     def _restart(self, layer: int) -> None:
         self._asked.pop(layer, None)
         self._followups.pop(layer, None)

@@ -45,6 +45,7 @@ class CommitOrder:
     step: int
     scale: float
     next_plan: Plan | None = None
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Worker(Generic[V]):
         self._reported: dict[int, ReportReady] = {}
         self._resumed: set[int] = set()
         self._commits: deque[CommitOrder] = deque()
+        self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._early: list[_Arrival[V]] = []
         self._arrange: Arrange | None = None
         self._effects: list[Effect] = []
@@ -93,10 +95,12 @@ class Worker(Generic[V]):
         if self._is_stale(plan):
             return
         before = self.plan
-        self.term, self.plan = plan.term, plan
+        self.term, self.plan = max(self.term, plan.term), plan
         anew = before is None or plan.era != self.era
         if anew:
             self._begin_era(plan)
+        elif plan.step > self.committed:
+            self._skip_to(plan.step)
         owned = set(plan.owned_by(self.node))
         for s in set(self.tenure) - owned:
             del self.tenure[s]
@@ -128,16 +132,29 @@ class Worker(Generic[V]):
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
         if commit.term < self.term or commit.era != self.era or commit.step < self.committed:
             return
+        self.term = commit.term
+        if commit.step > self.committed and self.plan is not None:
+            self._skip_to(commit.step)
         self._commits.append(commit)
 
+    def _skip_to(self, step: int) -> None:
+        """Commits were missed while nobody waited for this node: what it was being seeded with is fetched again."""
+        self._commits.clear()
+        self.version = step
+        self.seeding.start_over()
+        self.mailbox.forget_before(step)
+        self.outbox.forget_before(step)
+        self._forget_step()
+
     def _is_stale(self, plan: Plan) -> bool:
-        return self.plan is not None and plan.order <= self.plan.order
+        return plan.term < self.term or (self.plan is not None and plan.order <= self.plan.order)
 
     def _begin_era(self, plan: Plan) -> None:
         self.era, self.version = plan.era, plan.step
         self.mailbox.clear()
         self.outbox.clear()
         self._commits.clear()
+        self.last_commit = None
         self.tenure.clear()
         self._forget_step()
 
@@ -379,6 +396,7 @@ class Worker(Generic[V]):
 
     def _applied(self, commit: CommitOrder, work: Apply[V]) -> None:
         self.version = commit.step + 1
+        self.last_commit = commit
         self.seeding.applied(layer for layer, _ in work.gradients)
         self.mailbox.forget_before(self.version)
         self.outbox.forget_before(self.version)

@@ -34,6 +34,41 @@ def test_random_histories_end_exact(hundred: int) -> None:
         history(seed).run()
 
 
+def history_with_outages(seed: int) -> Cluster:
+    """As ``history``, and coordinators, Redis and the network fail as well."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2, 3]),
+        steps=draw.choice([3, 8, 15]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=draw.choice([0, 1, 1, 2, 3]),
+        outages=draw.choice([1, 1, 2, 3]),
+        layers=stages + draw.choice([0, 1, 3]),
+    )
+
+
+@pytest.mark.parametrize("hundred", range(10))
+def test_random_outages_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history_with_outages(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (14, "after a takeover a node that has not reported yet is a member all the same"),
+        (232, "the same plan under a later term is no newer plan, and facts stay facts"),
+        (296, "a plan that is a switch came before the commit that it follows; a spare had missed a commit"),
+        (2679, "a node of the adopted plan had joined as another incarnation already"),
+    ],
+)
+def test_outages_that_failed_once(seed: int, why: str) -> None:
+    history_with_outages(seed).run()
+
+
 @pytest.mark.parametrize(
     ("seed", "why"),
     [
@@ -71,7 +106,7 @@ def test_a_loss_at_every_instruction_redoes_work_on_the_heir_alone(freeze: bool)
 
 @pytest.mark.parametrize("seed", range(40))
 def test_redundancy_is_repaired_after_every_loss(seed: int) -> None:
-    """Some steps after the last loss every stage has a hot standby again, and no node runs two stages for want of one."""
+    """Some steps after the last loss every stage has a hot standby, and no node runs two stages for want of one."""
     cluster = Cluster(seed, stages=3, layers=6, steps=60, spares=seed % 2, disturb=2).run()
     plan = cluster.state.plan
     assert plan is not None

@@ -129,7 +129,28 @@ def without_incarnation(state: co.State, event: co.Event, now: float) -> tuple[c
     return advance(state, event, now)
 
 
-def play(seed: int, make_worker: Any = Worker, decide: Decide = advance) -> None:
+def without_versions(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
+    """Rule 8 off: a coordinator that took over trusts what was persisted, not what the nodes have applied."""
+    if isinstance(event, co.Available) and event.version > state.committed:
+        event = replace(event, version=state.committed, plan=None, last_commit=None)
+    return advance(state, event, now)
+
+
+class WithoutTerm(Worker[Number]):
+    """Rule 12 off: orders of a leader that was replaced are obeyed, too."""
+
+    def take_plan(self, plan: Plan) -> None:
+        self.term = 0
+        if self.plan is not None and plan.order <= self.plan.order and plan.generation > self.plan.generation:
+            self.plan = replace(self.plan, term=0)
+        super().take_plan(plan)
+
+    def take_commit(self, commit: CommitOrder) -> None:
+        self.term = 0
+        super().take_commit(commit)
+
+
+def play(seed: int, make_worker: Any = Worker, decide: Decide = advance, outages: bool = False) -> None:
     draw = random.Random(seed)
     stages = draw.choice([2, 3, 4])
     Cluster(
@@ -137,9 +158,10 @@ def play(seed: int, make_worker: Any = Worker, decide: Decide = advance) -> None
         stages=stages,
         layers=stages + draw.choice([0, 1, 3]),
         microbatches=draw.choice([1, 2, 3]),
-        steps=draw.choice([3, 5]),
+        steps=draw.choice([8, 15] if outages else [3, 5]),
         spares=draw.choice([0, 1]),
         disturb=draw.choice([1, 2, 3]),
+        outages=draw.choice([2, 3]) if outages else 0,
         make_worker=make_worker,
         decide=decide,
     ).run()
@@ -147,6 +169,7 @@ def play(seed: int, make_worker: Any = Worker, decide: Decide = advance) -> None
 
 WORKERS = [WithoutEra, WithoutVersion, WithoutProducer, WithoutKeeping, WithoutHeir, WithoutSeedingByLayer]
 DECISIONS = [without_facts, without_determinism, without_double_role, without_incarnation]
+OUTAGES = [without_versions, WithoutTerm]
 
 
 def first_failure(limit: int, **rule: Any) -> int | None:
@@ -159,9 +182,10 @@ def first_failure(limit: int, **rule: Any) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("rule", [*WORKERS, *DECISIONS], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [*WORKERS, *DECISIONS, *OUTAGES], ids=lambda rule: rule.__name__)
 def test_without_the_rule_a_history_breaks(rule: Any) -> None:
     switched_off = {"make_worker": rule} if isinstance(rule, type) else {"decide": rule}
-    seed = first_failure(1500, **switched_off)
+    outages = rule in OUTAGES
+    seed = first_failure(1500, outages=outages, **switched_off)
     assert seed is not None, "the simulation does not see what this rule prevents"
-    play(seed)  # and with the rule that very history is exact
+    play(seed, outages=outages)  # and with the rule that very history is exact

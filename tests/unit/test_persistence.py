@@ -65,7 +65,7 @@ def test_members_count_as_detached_until_they_attach_again() -> None:
     validate(successor)
     assert sorted(successor.nodes) == ["n0", "n1"]
     for node in successor.nodes.values():
-        assert (node.attached_since, node.detached_at, node.available) == (None, 100.0, True)
+        assert (node.attached_since, node.detached_at, node.available) == (None, 100.0, False)
 
 
 def test_exposure_counts_from_the_successors_own_clock() -> None:

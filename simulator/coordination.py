@@ -1,0 +1,128 @@
+"""Simulated coordinators over a simulated Redis: crashes, outages, and two leaders at once."""
+
+from typing import TYPE_CHECKING
+
+from coordinator import state as co
+from coordinator.machine import begin, validate
+from coordinator.persistence import Document, from_document, to_document
+from simulator.network import Channel
+from stage_server.worker import CommitOrder
+
+if TYPE_CHECKING:
+    from simulator.cluster import Cluster
+    from simulator.node import SimulatedNode
+
+
+class SimulatedRedis:
+    """What leaders persist; while it is away their writes wait, and die with a leader that dies."""
+
+    def __init__(self) -> None:
+        self.document: Document | None = None
+        self.term = 0
+        self.away = False
+
+
+class Leader:
+    """One coordinator process that holds, or believes that it holds, the lease."""
+
+    def __init__(self, cluster: "Cluster", redis: SimulatedRedis, settings: co.Settings) -> None:
+        self.cluster = cluster
+        self.redis = redis
+        redis.term += 1
+        self.term = redis.term
+        self.alive = True
+        self.streams: dict[str, tuple[SimulatedNode, Channel]] = {}  # down to the attached incarnations
+        self._pending: Document | None = None
+        self.state = begin(settings, self.term)
+        if redis.document is not None:
+            self.state = from_document(redis.document, settings, self.term, cluster.clock.now)
+        cluster.clock.after(0.05, self._tick)
+
+    def attach(self, node: "SimulatedNode", down: Channel) -> None:
+        """A node opened its order stream."""
+        before = self.streams.get(node.name)
+        if before is not None and before[0].incarnation > node.incarnation:
+            return
+        if before is not None:
+            before[1].cut()
+        self.streams[node.name] = (node, down)
+
+    def take(self, event: co.Event) -> None:
+        if not self.alive:
+            return
+        self.state, commands = self.cluster.decide(self.state, event, self.cluster.clock.now)
+        validate(self.state)
+        for command in commands:
+            self._carry_out(command)
+
+    def broke(self, node: "SimulatedNode") -> None:
+        """The node's order stream broke."""
+        attached = self.streams.get(node.name)
+        if attached is not None and attached[0] is node:
+            del self.streams[node.name]
+            self.take(co.StreamBroken(node.name, node.incarnation))
+
+    def end(self) -> None:
+        """The process dies, or steps down: what was not written is lost, and its nodes are on their own."""
+        self.alive = False
+        for _, down in self.streams.values():
+            down.cut()
+        self.streams.clear()
+        for node in self.cluster.nodes.values():
+            if node.leader is self:
+                node.detached()
+
+    def redis_is_back(self) -> None:
+        """Writes catch up, unless another leads by now."""
+        if not self.alive:
+            return
+        if self.redis.term > self.term:
+            self.end()
+        elif self._pending is not None:
+            self.redis.document, self._pending = self._pending, None
+
+    def _tick(self) -> None:
+        if self.alive:
+            self.take(co.Tick())
+            self.cluster.clock.after(0.05, self._tick)
+
+    def _carry_out(self, command: co.Command) -> None:
+        if isinstance(command, co.Persist):
+            document = to_document(command.state)
+            if self.redis.away:
+                self._pending = document
+            elif self.redis.term > self.term:
+                self.end()
+            else:
+                self.redis.document = document
+        elif isinstance(command, co.Publish):
+            for name in list(self.streams):
+                self._order_plan(name, command)
+        elif isinstance(command, co.Commit):
+            self.cluster.note_commit(command)
+            for name in list(self.streams):
+                self._order_commit(name, command)
+        elif isinstance(command, co.SendPlan):
+            self._order_plan(command.node, command)
+        elif isinstance(command, co.SendCommit):
+            self._order_commit(command.node, command.commit)
+        elif isinstance(command, co.Dismiss):
+            attached = self.streams.get(command.node)
+            if attached is not None and attached[0].incarnation == command.incarnation:
+                self._order(command.node, "dismiss")
+                del self.streams[command.node]
+        elif isinstance(command, co.Record):
+            self.cluster.records.append((self.cluster.clock.now, command))
+
+    def _order_plan(self, name: str, command: co.Publish | co.SendPlan) -> None:
+        self._order(name, command.plan)
+
+    def _order_commit(self, name: str, c: co.Commit) -> None:
+        self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss))
+
+    def _order(self, name: str, order: object) -> None:
+        attached = self.streams.get(name)
+        if attached is not None:
+            node, down = attached
+            to = (node.name, node.incarnation)
+            down.send(lambda: self.cluster.receive(to, lambda n: n.obey(order)))
