@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.state import Command, Layers, Record, State
+from coordinator.state import Command, Commit, Layers, Record, State
 from pipeline.plan import Member, Plan, Stages
 
 Decision = tuple[State, tuple[Command, ...]]
@@ -50,3 +50,10 @@ def _still_following(state: State, plan: Plan) -> Layers:
         if held:
             kept[node] = held
     return kept
+
+
+def commit_record(commit: Commit) -> Record:
+    """What the event log says of a commit."""
+    loss = commit.loss
+    fields = {"step": str(commit.step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(commit.scale)}
+    return Record("commit", f"step {commit.step} committed, loss {loss:.4f}", fields)

@@ -9,16 +9,19 @@ from collections import deque
 from dataclasses import dataclass
 
 from coordinator import state as co
+from coordinator.decisions import commit_record
 from coordinator.effects import order_of
 from coordinator.machine import advance, begin, validate
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
-from coordinator.store import Store
+from coordinator.store import LostLease, Store
 from pipeline.messages import plan_to_proto
 from protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
+FIXED_FIELDS = ("sequence", "time", "kind", "text", "step", "generation")
+TERM_BITS = 32
 RATE_STEPS = 10  # commits over which samples per second are averaged
 
 
@@ -61,6 +64,15 @@ class Leader:
         else:
             self._state = from_document(document, settings, self.term, time.monotonic())
             log.info("going on from step %d in term %d", self._state.committed, self.term)
+            await self._read_events()
+
+    async def _read_events(self) -> None:
+        """The event log as the leader before left it, and the last commit if it died before that was on record."""
+        entries = [*await self._store.read("events"), *await self._store.read("metrics")]
+        self.events = [_event_of(entry) for entry in sorted(entries, key=lambda e: int(e["sequence"]))]
+        last = self._state.last_commit
+        if last is not None and not any(e.kind == "commit" and e.fields["step"] == str(last.step) for e in self.events):
+            await self._record(commit_record(last))
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -79,6 +91,11 @@ class Leader:
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
             await self.take(co.StreamBroken(stream.node, stream.incarnation, why))
+
+    async def step_down(self, term: int) -> None:
+        """A node has seen a later leader (rule 12). Whoever takes the lease next has a higher term than both."""
+        await self._store.raise_term(term)
+        self.failure = LostLease(f"a coordinator of term {term} has led since: this one had term {self.term}")
 
     def send(self, node: str, order: pb.AttendResponse) -> bool:
         """Queues an order; False if the node is not attached."""
@@ -142,7 +159,8 @@ class Leader:
     async def _record(self, record: co.Record) -> None:
         state = self._state
         event = pb.ListEventsResponse(
-            sequence=len(self.events) + 1,
+            # Higher than any of a leader before, also where its last ones were never written.
+            sequence=max(self.events[-1].sequence if self.events else 0, (self.term - 1) << TERM_BITS) + 1,
             time=time.time(),
             kind=record.kind,
             text=record.text,
@@ -151,7 +169,8 @@ class Leader:
             fields=dict(record.fields),
         )
         log.log(logging.DEBUG if record.kind == "commit" else logging.INFO, "%s: %s", record.kind, record.text)
-        entry = {"time": event.time, "kind": event.kind, "text": event.text, "step": event.step, **event.fields}
+        fixed = {name: getattr(event, name) for name in FIXED_FIELDS}
+        entry = {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
         self._store.append("metrics" if record.kind == "commit" else "events", entry)
         async with self.new_event:
             self.events.append(event)
@@ -201,6 +220,19 @@ class Leader:
                 finished=node.finished,
             )
         return response
+
+
+def _event_of(entry: dict[str, str]) -> pb.ListEventsResponse:
+    fields = {k.removeprefix("fields."): v for k, v in entry.items() if k.startswith("fields.")}
+    return pb.ListEventsResponse(
+        sequence=int(entry["sequence"]),
+        time=float(entry["time"]),
+        kind=entry["kind"],
+        text=entry["text"],
+        step=int(entry["step"]),
+        generation=int(entry["generation"]),
+        fields=fields,
+    )
 
 
 def _state_of(node: co.Node, holds: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from coordinator import membership, takeover
-from coordinator.decisions import Decision, reason_of, with_plan
+from coordinator.decisions import Decision, commit_record, reason_of, with_plan
 from coordinator.placement import place, settle
 from coordinator.state import (
     Available,
@@ -70,6 +70,10 @@ def _available(state: State, event: Available, now: float) -> Decision:
     state, learnt = takeover.learn(state, event, now)
     if state.plan is None:
         return begin_era(state, now)
+    why = takeover.without_its_state(state, event)
+    if why:
+        state, sent_away = membership.send_away(state, event.node, why, now)
+        return state, (*learnt, *sent_away)
     told = takeover.catch_up(state, event)
     state, ended = takeover.complete(state, now)
     return state, (*learnt, *told, *ended)
@@ -249,9 +253,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
             records.extend(planned)
     commit = Commit(state.term, state.era, step, scale, loss, next_plan)
     state = replace(state, last_commit=commit)
-    fields = {"step": str(step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(scale)}
-    done = Record("commit", f"step {step} committed, loss {loss:.4f}", fields)
-    return state, (Persist(state), commit, done, *recovered, *records, *ended)
+    return state, (Persist(state), commit, commit_record(commit), *recovered, *records, *ended)
 
 
 def _recovered(state: State, loss: Loss, now: float) -> Record:

@@ -22,6 +22,9 @@ from coordinator.state import (
 )
 from coordinator.takeover import recovering
 
+# Two leaders at once may roll back without knowing of each other: an era names the term that began it.
+ERAS_BITS = 12
+
 
 def join(state: State, event: Joined, now: float) -> Decision:
     """A node opens its order stream: a new one, one that comes back, or one that was declared lost (rule 13)."""
@@ -73,6 +76,13 @@ def dismiss(state: State, name: str, why: str) -> Decision:
     node = state.nodes[name]
     state = replace(state, nodes={k: v for k, v in state.nodes.items() if k != name})
     return state, (Dismiss(name, node.incarnation, why), Record("dismissed", why, {"node": name}))
+
+
+def send_away(state: State, name: str, why: str, now: float) -> Decision:
+    """A holder that has lost its state joins anew; its loss is declared when it is due."""
+    node = state.nodes[name]
+    state = replace(state, nodes={**state.nodes, name: replace(node, attached_since=None, detached_at=now)})
+    return state, (Dismiss(name, node.incarnation, why, join_anew=True), Record("dismissed", why, {"node": name}))
 
 
 def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
@@ -184,7 +194,7 @@ def roll_back(state: State, why: str) -> Decision:
     text = f"{why}; a new era begins from step 0"
     state = replace(
         state,
-        era=state.era + 1,
+        era=max(state.era + 1, state.term << ERAS_BITS),
         committed=0,
         plan=None,
         phase=Phase.WAITING,

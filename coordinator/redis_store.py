@@ -25,8 +25,10 @@ log = logging.getLogger("culm.store")
 PATIENCE = 0.05  # seconds that a caller waits for a write
 STREAM_LENGTH = 100_000
 
+# A holder that was killed and started again takes its own lease over at once.
 ACQUIRE = """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+local held = redis.call('GET', KEYS[1])
+if held and string.sub(held, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then return 0 end
 local term = redis.call('INCR', KEYS[2])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
 return term
@@ -48,6 +50,10 @@ if type(answer) == 'table' and answer.err then return answer end
 if not done then redis.call('DEL', KEYS[3]) end
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
 return answer
+"""
+RAISE_TERM = """
+if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
+return 1
 """
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
@@ -104,6 +110,12 @@ class RedisStore:
         if not self._queue:
             self._put(())
 
+    async def raise_term(self, term: int) -> None:
+        try:
+            await self._redis.eval(RAISE_TERM, 1, self._keys[1], str(term))
+        except RedisError as error:
+            log.warning("the term %d is not noted: %s", term, error)
+
     async def load(self) -> Document | None:
         while True:
             try:
@@ -134,6 +146,14 @@ class RedisStore:
         fields = [str(x) for pair in entry.items() for x in pair]
         limit = ("MAXLEN", "~", str(STREAM_LENGTH))
         self._put(("XADD", f"{self._prefix}{stream}", *limit, "*", *fields))
+
+    async def read(self, stream: str) -> list[dict[str, str]]:
+        try:
+            found: Any = await self._redis.xrange(f"{self._prefix}{stream}")
+        except RedisError as error:
+            log.warning("the %s before are not known: %s", stream, error)
+            return []
+        return [entry for _, entry in found]
 
     def _put(self, command: tuple[str, ...]) -> None:
         self._serial += 1

@@ -1,6 +1,7 @@
 """The coordinator process: the gRPC service over the leader, its clock and its lease."""
 
 import asyncio
+import bisect
 import errno
 import logging
 import signal
@@ -65,6 +66,9 @@ class Service(CoordinatorServicer):
             )
             await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
             return
+        if join.term > self._leader.term:
+            await self._leader.step_down(join.term)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator leads")
         stream = OrderStream(join.node, join.incarnation, asyncio.Queue())
         stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
         if not self._leader.attach(stream):
@@ -109,8 +113,8 @@ class Service(CoordinatorServicer):
     async def ListEvents(  # noqa: N802
         self, request: pb.ListEventsRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[pb.ListEventsResponse]:
-        at = max(0, request.from_sequence - 1)
         events = self._leader.events
+        at = bisect.bisect_left(events, request.from_sequence, key=lambda event: event.sequence)
         while True:
             while at < len(events):
                 yield events[at]

@@ -20,6 +20,10 @@ class Store(Protocol):
         """Keeps the lease. Raises LostLease when another coordinator leads; an outage is no loss."""
         ...
 
+    async def raise_term(self, term: int) -> None:
+        """Sees to it that the next leader has a higher term than this one; an outage of the store is no error."""
+        ...
+
     async def load(self) -> Document | None: ...
 
     async def save(self, document: Document) -> None:
@@ -30,6 +34,10 @@ class Store(Protocol):
 
     def append(self, stream: str, entry: dict[str, Any]) -> None:
         """Adds to the stream "events" or "metrics"."""
+        ...
+
+    async def read(self, stream: str) -> list[dict[str, str]]:
+        """All entries of a stream, in order, values as text; nothing where the store is away."""
         ...
 
     async def close(self) -> None: ...
@@ -50,6 +58,9 @@ class MemoryStore:
     async def renew(self) -> None:
         return
 
+    async def raise_term(self, term: int) -> None:
+        self.term = max(self.term, term)
+
     async def load(self) -> Document | None:
         return self.document
 
@@ -61,6 +72,9 @@ class MemoryStore:
 
     def append(self, stream: str, entry: dict[str, Any]) -> None:
         self.streams.setdefault(stream, []).append(entry)
+
+    async def read(self, stream: str) -> list[dict[str, str]]:
+        return [{k: str(v) for k, v in entry.items()} for entry in self.streams.get(stream, [])]
 
     async def close(self) -> None:
         return

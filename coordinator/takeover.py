@@ -6,7 +6,7 @@ older than what the nodes were told, since Redis may have been away.
 
 from dataclasses import replace
 
-from coordinator.decisions import Decision
+from coordinator.decisions import Decision, commit_record
 from coordinator.state import (
     Available,
     Command,
@@ -46,6 +46,7 @@ def learn(state: State, event: Available, now: float) -> Decision:
     known = state.last_commit
     if event.last_commit is not None and (known is None or event.last_commit.step > known.step):
         state = replace(state, last_commit=event.last_commit)
+        commands.append(commit_record(event.last_commit))
     if event.version > state.committed:
         # What a node has applied is committed, whatever was persisted (rule 8). Those that came before it missed it.
         state = replace(state, committed=event.version, facts={}, norms={}, losses=())
@@ -66,6 +67,19 @@ def _is_newer(plan: Plan, state: State) -> bool:
     if known.term == state.term or plan.order <= known.order:
         return False
     return (plan.generation, plan.stages) != (known.generation, known.stages)  # else the same under a later term
+
+
+def without_its_state(state: State, event: Available) -> str:
+    """Why the node cannot be what the plan takes it for, or nothing: it obeyed another leader meanwhile."""
+    plan = state.plan
+    member = plan.members.get(event.node) if plan is not None else None
+    if plan is None or member is None or member.incarnation != event.incarnation:
+        return ""
+    if not any(event.node in stage.required() for stage in plan.stages) or event.plan is None:
+        return ""
+    if event.era == state.era and event.version >= state.committed - 1:
+        return ""
+    return f"{event.node} is at step {event.version} of era {event.era}, without the state that the plan counts on"
 
 
 def _started_again(state: State, plan: Plan) -> list[Node]:

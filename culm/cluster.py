@@ -17,7 +17,8 @@ from pipeline.job import Job, job_to_toml
 
 START_SECONDS = 30.0
 USUAL_ADDRESS = "127.0.0.1:7070"  # where `culm status` asks by itself
-LISTENING = re.compile(r"^culm coordinator listening on (\S+)$", re.MULTILINE)
+LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
+COORDINATOR_FAILURES = 3  # in a row, that are no kill
 
 
 class RunFailed(Exception):
@@ -53,15 +54,16 @@ class LocalCluster:
         self._children: dict[str, Child] = {}
         self._environment = self._make_environment(job_folder)
         self._redis: EmbeddedRedis | None = None
+        self._coordinator_failures = 0
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
         (self.folder / "job.toml").write_text(job_to_toml(self.job))
         (self.folder / "redis").mkdir()
         try:
-            self._redis = EmbeddedRedis(self.folder / "redis")
+            self._redis = EmbeddedRedis(self.folder / "redis", durable=True)
             self._redis.start()
-            self._start_coordinator()
+            self._start_coordinator([self.address] if self.address else [USUAL_ADDRESS, "127.0.0.1:0"])
             for name in self.names:
                 self._start_stage(name)
         except BaseException:
@@ -86,17 +88,21 @@ class LocalCluster:
             self._redis = None
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name, the coordinator among them."""
-        return {name: child.pid for name, child in self._children.items()}
+        """Process ids by name, the coordinator and redis among them."""
+        pids = {name: child.pid for name, child in self._children.items()}
+        return {**pids, "redis": self._redis.pid} if self._redis is not None else pids
 
     def check(self) -> None:
-        """Looks after the children: starts a killed node again, as one that holds nothing. Raises RunFailed."""
+        """Starts again what was killed, a node as one that holds nothing. Raises RunFailed."""
+        if self._redis is not None and not self._redis.alive:
+            self._redis.restart()
         for name, child in list(self._children.items()):
             code = child.returncode
             if code is None:
                 continue
             if name == "coordinator":
-                raise RunFailed(child.last_line(), code if code == 2 else 1)
+                self._restart_coordinator(child, code)
+                continue
             if code >= 0:
                 raise RunFailed(child.last_line() if code == 2 else f"{name} ended: {child.last_line()}", code or 1)
             self.deaths.append((name, child.died_at or time.time()))
@@ -104,23 +110,32 @@ class LocalCluster:
             if self._respawn:
                 self._start_stage(name)
 
-    def _start_coordinator(self) -> None:
-        """At the given address; else where ``culm status`` asks by itself, or at any free port if that is taken."""
-        for address in [self.address] if self.address else [USUAL_ADDRESS, "127.0.0.1:0"]:
+    def _start_coordinator(self, addresses: list[str]) -> None:
+        """At the first of the addresses that is free."""
+        for address in addresses:
+            log = self.folder / "coordinator.log"
+            before = log.stat().st_size if log.exists() else 0
             child = self._start("coordinator", self._coordinator_words(address))
             deadline = time.monotonic() + START_SECONDS
-            while (found := LISTENING.search(child.log.read_text(errors="replace"))) is None and not child.wait(0.02):
+            while (found := LISTENING.search(log.read_bytes()[before:])) is None and not child.wait(0.02):
                 if time.monotonic() > deadline:
                     raise RunFailed(f"the coordinator does not come up; see {child.log}")
             if found is not None:
-                self.address = found[1]
+                self.address = found[1].decode()
                 return
         text = child.last_line().replace("--listen", "--coordinator-address")
         raise RunFailed(text.removeprefix("culm coordinator: "), 2)
 
+    def _restart_coordinator(self, child: Child, code: int) -> None:
+        """One that was killed, or had to step down, goes on from what it persisted."""
+        self._coordinator_failures = 0 if code < 0 else self._coordinator_failures + 1
+        if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
+            raise RunFailed(child.last_line(), code)
+        self._start_coordinator([self.address])
+
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
-        words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address]
+        words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address, "--name", "local"]
         return [*words, "--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
 
     def _start_stage(self, name: str) -> None:

@@ -69,12 +69,20 @@ def find_redis_server() -> Path:
 class EmbeddedRedis:
     """A Redis server of one run, as a context manager: entered, it answers; left, it is gone.
 
-    It listens on 127.0.0.1 only, at a free port, keeps nothing on disk, and writes its log to `folder`/redis.log.
+    It listens on 127.0.0.1 only, at a free port, and writes its log to `folder`/redis.log. With `durable` it keeps its
+    data there, too, so that one that was killed comes back with all that it acknowledged; else nothing is on disk.
     `patience` is how many seconds it gets to answer the first PING. start() raises RedisUnavailable.
     """
 
-    def __init__(self, folder: Path, patience: float = 10.0, choose_port: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        patience: float = 10.0,
+        choose_port: Callable[[], int] | None = None,
+        durable: bool = False,
+    ) -> None:
         self._folder = folder
+        self._durable = durable
         self._patience = patience
         self._choose_port = choose_port or free_port
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,6 +117,16 @@ class EmbeddedRedis:
                 raise
         raise RedisUnavailable(f"{server} found no free port on 127.0.0.1 in {ATTEMPTS} attempts; see {self._log}")
 
+    def restart(self) -> None:
+        """Starts the server again at the same port, where its clients look for it. Raises RedisUnavailable."""
+        self.stop()
+        self._process = self._launch(find_redis_server())
+        self._await_pong(self._process)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def stop(self) -> None:
         """Ends the server and waits until it is gone. Harmless when it is not running."""
         process, self._process = self._process, None
@@ -138,7 +156,7 @@ class EmbeddedRedis:
             "bind": "127.0.0.1",
             "port": str(self._port),
             "save": "",
-            "appendonly": "no",
+            "appendonly": "yes" if self._durable else "no",
             "daemonize": "no",
             "dir": str(self._folder),
         }

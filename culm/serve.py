@@ -24,6 +24,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:7070"), metavar="HOST:PORT")
     coordinator.add_argument("--redis", default=env("CULM_REDIS_URL", ""), metavar="URL", help="default: an own one")
     coordinator.add_argument("--run", default=env("CULM_RUN", "culm"), help="prefix of the run's keys in Redis")
+    name = env("CULM_NAME", "")
+    coordinator.add_argument("--name", default=name, help="one that starts again under its name takes its lease over")
     coordinator.add_argument("--nodes", type=int, default=int(env("CULM_NODES", "0")), help="how many to wait for")
     coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
     coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
@@ -72,7 +74,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 listen=arguments.listen,
                 redis_url=url,
                 run=arguments.run,
-                name=f"{os.uname().nodename}-{os.getpid()}",
+                name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
                 nodes=arguments.nodes,
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,

@@ -1,5 +1,6 @@
 """One run of a job on a local cluster, from its start to its final weights."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,9 +57,13 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     with channel:
         while True:
             cluster.check()
-            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
-            events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0))
-            seen += len(events)
+            try:
+                status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+                events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0))
+            except grpc.RpcError:  # the coordinator was killed: the cluster starts it again
+                time.sleep(POLL_SECONDS)
+                continue
+            seen = events[-1].sequence if events else seen
             for event in events:
                 if event.kind == "plan" and begun is None:
                     begun = event.time
@@ -85,6 +90,8 @@ def _take(
     if event.kind == "commit":
         step = int(fields["step"])
         del outcome.losses[step:]
+        # Commits of a coordinator that was killed while Redis was away may be on no record.
+        outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
         outcome.losses.append(float.fromhex(fields["loss_hex"]))
     elif event.kind == "lost":
         lost[fields["node"]] = event
@@ -110,14 +117,14 @@ def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]
     """The final state dicts of all layers, each from its stage's present owner."""
     deadline = time.monotonic() + GATHER_SECONDS
     while True:
-        status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
         gathered: dict[int, tuple[int, Value]] = {}
 
         def take(layer: int, version: int, state: Value, into: dict[int, tuple[int, Value]] = gathered) -> None:
             into[layer] = (version, state)
 
-        address = {m.node: m.address for m in status.plan.members}
         try:
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            address = {m.node: m.address for m in status.plan.members}
             for stage in status.plan.stages:
                 layers = tuple(range(stage.first_layer, stage.end_layer))
                 fetch_layers(address[stage.owners[0]], layers, status.plan.era, take)

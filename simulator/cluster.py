@@ -169,7 +169,9 @@ class Cluster:
 
     @property
     def state(self) -> co.State:
-        return self.leader.state
+        """Of the leader that is done, else of the newest: an older one may go on with all nodes, unaware of it."""
+        done = (x for x in self.leaders if x.alive and x.state.phase is co.Phase.DONE)
+        return next(done, self.leader).state
 
     def lead(self) -> None:
         """A coordinator takes the lease."""
@@ -285,14 +287,20 @@ class Cluster:
         self.clock.after(self.random.choice([0.1, 1.0, 5.0]), self.lead)
 
     def second_coordinator(self) -> None:
-        """Another one takes the lease, since Redis did not hear from the first; that one notices late."""
+        """Another one takes the lease, since Redis does not hear from the first; that one may never notice."""
         before = self.leader
+        before.cut_from_redis = True
+
+        def healed() -> None:
+            before.cut_from_redis = False
+            before.redis_is_back()
+
+        self.clock.after(self.random.choice([0.3, 3.0, 60.0]), healed)
         self.redis.away = False
         self.lead()
         for node in list(self.nodes.values()):
             if node.alive and not node.frozen and self.random.random() < 0.5:
                 node.detach()
-        self.clock.after(self.random.uniform(0.0, 2.0), before.end)
 
     def redis_outage(self, seconds: float) -> None:
         def back() -> None:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from coordinator import state as co
 from coordinator.machine import begin, validate
 from coordinator.persistence import Document, from_document, to_document
+from pipeline.plan import Plan
 from simulator.network import Channel
 from stage_server.worker import CommitOrder
 
@@ -31,6 +32,7 @@ class Leader:
         redis.term += 1
         self.term = redis.term
         self.alive = True
+        self.cut_from_redis = False
         self.streams: dict[str, tuple[SimulatedNode, Channel]] = {}  # down to the attached incarnations
         self._pending: Document | None = None
         self.state = begin(settings, self.term)
@@ -40,6 +42,9 @@ class Leader:
 
     def attach(self, node: "SimulatedNode", down: Channel) -> None:
         """A node opened its order stream."""
+        if node.worker.term > self.term:
+            self.end()  # another leads by now (rule 12)
+            return
         before = self.streams.get(node.name)
         if before is not None and before[0].incarnation > node.incarnation:
             return
@@ -74,7 +79,7 @@ class Leader:
 
     def redis_is_back(self) -> None:
         """Writes catch up, unless another leads by now."""
-        if not self.alive:
+        if not self.alive or self.cut_from_redis:
             return
         if self.redis.term > self.term:
             self.end()
@@ -89,7 +94,7 @@ class Leader:
     def _carry_out(self, command: co.Command) -> None:
         if isinstance(command, co.Persist):
             document = to_document(command.state)
-            if self.redis.away:
+            if self.redis.away or self.cut_from_redis:
                 self._pending = document
             elif self.redis.term > self.term:
                 self.end()
@@ -109,7 +114,7 @@ class Leader:
         elif isinstance(command, co.Dismiss):
             attached = self.streams.get(command.node)
             if attached is not None and attached[0].incarnation == command.incarnation:
-                self._order(command.node, "dismiss")
+                self._order(command.node, None)
                 del self.streams[command.node]
         elif isinstance(command, co.Record):
             self.cluster.records.append((self.cluster.clock.now, command))
@@ -120,7 +125,7 @@ class Leader:
     def _order_commit(self, name: str, c: co.Commit) -> None:
         self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss))
 
-    def _order(self, name: str, order: object) -> None:
+    def _order(self, name: str, order: Plan | CommitOrder | None) -> None:
         attached = self.streams.get(name)
         if attached is not None:
             node, down = attached

@@ -45,6 +45,7 @@ class SimulatedNode:
         self.frozen = False
         self.executed: list[tuple[int, Instruction]] = []
         self._busy = False
+        self._term = 0  # the highest of any order
         self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
         self.peers: dict[str, int] = {}
         self.leader: Leader | None = None  # whom it attends
@@ -98,13 +99,19 @@ class SimulatedNode:
             self.up.cut()
             self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
 
-    def obey(self, order: object) -> None:
+    def obey(self, order: Plan | CommitOrder | None) -> None:
+        """An order has arrived; None: go, and join anew."""
+        if order is None:
+            self.cluster.join_anew(self)
+            return
+        before = (self.worker.plan, self.worker.committed)
         if isinstance(order, Plan):
             self.worker.take_plan(order)
-        elif isinstance(order, CommitOrder):
-            self.worker.take_commit(order)
         else:
-            self.cluster.join_anew(self)
+            self.worker.take_commit(order)
+        obeyed = (self.worker.plan, self.worker.committed) != before
+        assert not obeyed or order.term >= self._term, f"{self.name} obeyed {order.term} after {self._term} (rule 12)"
+        self._term = max(self._term, order.term)
 
     def _beat(self) -> None:
         if not self.alive:
@@ -234,10 +241,13 @@ class SimulatedNode:
 
     def _hello(self, peer: str) -> None:
         if peer in self.peers and self.worker.plan is not None and not self._cut_off_from(peer):
-            to, generation = (peer, self.peers[peer]), self.worker.plan.generation
-            self._stream(peer).send(
-                lambda: self.cluster.receive(to, lambda n: n.worker.hello(self.name, self.incarnation, generation))
-            )
+            to, generation, term = (peer, self.peers[peer]), self.worker.plan.generation, self.worker.term
+            self._stream(peer).send(lambda: self.cluster.receive(to, lambda n: n.hear_hello(self, generation, term)))
+
+    def hear_hello(self, sender: "SimulatedNode", generation: int, term: int) -> None:
+        self.worker.hello(sender.name, sender.incarnation, generation, term)
+        if self.leader is not None and self.leader.term < self.worker.term:
+            self.detach()  # another leads by now (rule 12)
 
     def _send(self, peer: str, key: Key) -> None:
         value = self.worker.outbox.get(key)

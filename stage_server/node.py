@@ -199,10 +199,16 @@ class Node:
 
     # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
 
-    def heard_hello(self, peer: str, incarnation: int, generation: int) -> None:
+    def heard_hello(self, peer: str, incarnation: int, generation: int, term: int) -> None:
         with self._changed:
-            self.worker.hello(peer, incarnation, generation)
+            self.worker.hello(peer, incarnation, generation, term)
             self._after_event()
+        if self._orders is not None:
+            self._orders.leave_lower(term)
+
+    def term(self) -> int:
+        """The highest term seen."""
+        return self.worker.term
 
     def receiving(self, key: Key) -> None:
         if key.kind in (Kind.ACTIVATION, Kind.GRADIENT):

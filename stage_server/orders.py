@@ -42,6 +42,8 @@ class Orders:
         self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None  # only while welcome
         self._closed = threading.Event()
         self._beat_seconds = 0.5
+        self._term = 0  # of the coordinator that is attended
+        self._call: grpc.Call | None = None
         self._thread = threading.Thread(target=self._attend, name="orders", daemon=True)
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -54,6 +56,13 @@ class Orders:
         up = self._up
         if up is not None:
             up.put(request)
+
+    def leave_lower(self, term: int) -> None:
+        """Another coordinator leads with this term: one of a lower term is obeyed no longer (rule 12)."""
+        call = self._call
+        if term > self._term and self._up is not None and call is not None:
+            log.warning("a coordinator of term %d leads; the one of term %d is left", term, self._term)
+            call.cancel()
 
     def close(self, why: str = "") -> None:
         """Ends the stream; with a reason the coordinator is told that the node leaves."""
@@ -91,7 +100,8 @@ class Orders:
 
     def _stream(self, stub: CoordinatorStub) -> None:
         up: queue.SimpleQueue[pb.AttendRequest | None] = queue.SimpleQueue()
-        up.put(pb.AttendRequest(join=self._listener.join()))
+        join = self._listener.join()
+        up.put(pb.AttendRequest(join=join))
 
         def requests() -> Iterator[pb.AttendRequest]:
             while (request := up.get()) is not None:
@@ -102,15 +112,21 @@ class Orders:
                 up.put(fact)
             self._up = up
 
+        self._call = call = stub.Attend(requests())
         try:
-            for order in stub.Attend(requests()):
+            for order in call:
                 if order.WhichOneof("body") == "welcome":
+                    if order.welcome.term < join.term:
+                        log.warning("a coordinator of term %d is refused: %d was seen", order.welcome.term, join.term)
+                        return
+                    self._term = order.welcome.term
                     self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
                     self._listener.order(order)
                     self._listener.attached(announce)
                 else:
                     self._listener.order(order)
         finally:
+            call.cancel()
             up.put(None)
 
     def _beat(self) -> None:

@@ -23,7 +23,7 @@ class Sink(Protocol):
 
     incarnation: int
 
-    def heard_hello(self, peer: str, incarnation: int, generation: int) -> None: ...
+    def heard_hello(self, peer: str, incarnation: int, generation: int, term: int) -> None: ...
 
     def receiving(self, key: Key) -> None:
         """The first piece of a tensor is here."""
@@ -82,7 +82,7 @@ class Receiver(StageServicer):
                     peer, incarnation = request.hello.node, request.hello.incarnation
                     with self._lock:
                         self._answers[peer] = answers
-                    self._sink.heard_hello(peer, incarnation, request.hello.generation)
+                    self._sink.heard_hello(peer, incarnation, request.hello.generation, request.hello.term)
                 elif body == "chunk":
                     chunk = request.chunk
                     key = key_from_proto(chunk.key)

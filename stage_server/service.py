@@ -131,6 +131,7 @@ class StageServer:
             pid=os.getpid(),
             zone=self._settings.zone,
             protocol_version=PROTOCOL_VERSION,
+            term=self._node.term() if self._node is not None else 0,
         )
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:

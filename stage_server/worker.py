@@ -174,8 +174,9 @@ class Worker(Generic[V]):
         self._arrive(_Arrival(peer, incarnation, generation, key, value))
         self._progress()
 
-    def hello(self, peer: str, incarnation: int, generation: int) -> None:
-        """A peer is at this generation and asks what it need not send."""
+    def hello(self, peer: str, incarnation: int, generation: int, term: int = 0) -> None:
+        """A peer is at this generation and asks what it need not send. Its leader's term counts here, too (rule 12)."""
+        self.term = max(self.term, term)
         self._arrive(_Arrival(peer, incarnation, generation))
 
     def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
@@ -273,9 +274,10 @@ class Worker(Generic[V]):
         for s in self.tenure:
             if not self.holds_whole(s) and all(i in self._done for i in self._stage_order(s)):
                 return Reduce(s, self.version, self.tenure[s])
-        todo = {s: self._todo(s) for s in self.tenure}
+        # An owner's state may be on its way still: from a checkpoint, after a rollback.
+        todo = {s: self._todo(s) for s in self.tenure if self._at_version(s, self.plan)}
         for instruction in self._program:
-            if instruction in todo[instruction.stage]:
+            if instruction in todo.get(instruction.stage, ()):
                 return self._run(instruction)
         return None
 

@@ -137,17 +137,18 @@ def without_versions(state: co.State, event: co.Event, now: float) -> tuple[co.S
 
 
 class WithoutTerm(Worker[Number]):
-    """Rule 12 off: orders of a leader that was replaced are obeyed, too."""
+    """Rule 12 off: a leader that was replaced is attended and obeyed as well."""
 
-    def take_plan(self, plan: Plan) -> None:
-        self.term = 0
-        if self.plan is not None and plan.order <= self.plan.order and plan.generation > self.plan.generation:
-            self.plan = replace(self.plan, term=0)
-        super().take_plan(plan)
+    @property
+    def term(self) -> int:
+        return 0
 
-    def take_commit(self, commit: CommitOrder) -> None:
-        self.term = 0
-        super().take_commit(commit)
+    @term.setter
+    def term(self, value: int) -> None:
+        pass
+
+    def _is_stale(self, plan: Plan) -> bool:
+        return self.plan is not None and plan.generation <= self.plan.generation
 
 
 def play(seed: int, make_worker: Any = Worker, decide: Decide = advance, outages: bool = False) -> None:
