@@ -28,7 +28,7 @@ def order_of(command: co.Command) -> tuple[str | None, pb.AttendResponse] | None
     if isinstance(command, co.SendCommit):
         return command.node, commit_order(command.commit)
     if isinstance(command, co.Dismiss):
-        dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew)
+        dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
         return command.node, pb.AttendResponse(dismiss=dismiss)
     return None
 
@@ -56,6 +56,8 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         return co.PeerLost(node, incarnation, p.node, p.incarnation, p.why)
     if body == "failed":
         return co.NodeFailed(node, incarnation, request.failed.why)
+    if body == "draining":
+        return co.Draining(node, request.draining.why, request.draining.seconds_left or None)
     if body == "leave":
         return co.Left(node, incarnation, request.leave.why)
     return None

@@ -240,4 +240,6 @@ def _state_of(node: co.Node, holds: bool) -> str:
         return "detached"
     if not node.available:
         return "joining"
+    if node.draining:
+        return "draining"
     return "active" if holds else "spare"

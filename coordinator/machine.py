@@ -3,16 +3,17 @@
 Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from coordinator import membership, takeover
 from coordinator.decisions import Decision, commit_record, reason_of, with_plan
-from coordinator.placement import place, settle
+from coordinator.placement import place, release, settle
 from coordinator.state import (
     Available,
     Command,
     Commit,
+    Draining,
     Event,
     Heartbeat,
     Joined,
@@ -33,7 +34,9 @@ from coordinator.state import (
     Tick,
 )
 from pipeline.clip import clip_scale
-from pipeline.plan import Plan
+from pipeline.plan import Plan, Stages
+
+LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
 
 
 def begin(settings: Settings, term: int = 1) -> State:
@@ -168,6 +171,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     PeerLost: _peer_lost,
     StreamBroken: _stream_broken,
     Left: _left,
+    Draining: lambda s, e, n: membership.drain(s, e, n),
     NodeFailed: _failed,
     Tick: _tick,
 }
@@ -188,7 +192,7 @@ def begin_era(state: State, now: float) -> Decision:
     if state.phase is not Phase.WAITING or state.plan is not None:
         return state, ()
     settings = state.settings
-    nodes = [n.node for n in state.nodes.values() if n.available]
+    nodes = [n.node for n in state.nodes.values() if n.available and not n.draining]
     needed = settings.nodes or settings.stages
     if state.era > 0:  # after a rollback: what is left goes on, but not without a standby while there may be one
         needed = min(needed, 2 if settings.redundancy and settings.stages > 1 else 1)
@@ -245,15 +249,42 @@ def commit_if_ready(state: State, now: float) -> Decision:
     if state.committed >= settings.steps:
         state = replace(state, phase=Phase.DONE, detail="every step is committed")
         ended.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
-    elif settings.redundancy:
-        nodes = [n.node for n in state.nodes.values() if n.available and n.attached_since is not None]
-        stages, reasons = settle(plan.stages, nodes, seeded)
+    else:
+        stages, reasons, released = _rearranged(state, plan, seeded, now)
         if stages != plan.stages:
             state, next_plan, planned = with_plan(state, stages, reason_of(reasons), now)
             records.extend(planned)
+        state, farewell = membership.let_go(state, released)
+        ended.extend(farewell)
     commit = Commit(state.term, state.era, step, scale, loss, next_plan)
     state = replace(state, last_commit=commit)
     return state, (Persist(state), commit, commit_record(commit), *recovered, *records, *ended)
+
+
+def _rearranged(
+    state: State, plan: Plan, seeded: Collection[tuple[int, str]], now: float
+) -> tuple[Stages, list[str], list[str]]:
+    """The stages from the next step on, the reasons, and the nodes that can go now."""
+    settings = state.settings
+    leaving = {n.node for n in state.nodes.values() if n.draining}
+    if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
+        return plan.stages, [], []
+    usable = membership.usable(state)
+    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.redundancy)
+    released = []
+    for name in sorted(leaving):
+        node = state.nodes[name]
+        duties = [s for s, stage in enumerate(stages) if name in stage.holders()]
+        if any(stages[s].owner == name for s in duties):
+            continue
+        replaced = all(any(not b.hot for b in stages[s].standbys) for s in duties)  # by one that is being seeded
+        in_time = node.leaves_at is None or now < node.leaves_at - LEAVE_SECONDS
+        if duties and replaced and in_time:
+            continue
+        stages = release(stages, name)
+        released.append(name)
+        reasons.append(f"{name} has handed over and goes")
+    return stages, reasons, released
 
 
 def _recovered(state: State, loss: Loss, now: float) -> Record:

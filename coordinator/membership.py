@@ -1,6 +1,6 @@
 """Nodes come and go: joining, evidence against a node, and what follows from its loss."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.decisions import Decision, reason_of, with_plan
@@ -9,6 +9,7 @@ from coordinator.state import (
     Available,
     Command,
     Dismiss,
+    Draining,
     Joined,
     Loss,
     Node,
@@ -76,6 +77,47 @@ def dismiss(state: State, name: str, why: str) -> Decision:
     node = state.nodes[name]
     state = replace(state, nodes={k: v for k, v in state.nodes.items() if k != name})
     return state, (Dismiss(name, node.incarnation, why), Record("dismissed", why, {"node": name}))
+
+
+def usable(state: State) -> list[str]:
+    """The nodes that can be given work."""
+    nodes = state.nodes.values()
+    return [n.node for n in nodes if n.available and n.attached_since is not None and not n.draining]
+
+
+def drain(state: State, event: Draining, now: float) -> Decision:
+    """Notes that a node is to go; one that holds nothing goes at once, the others at a commit."""
+    node = state.nodes.get(event.node)
+    if node is None or node.draining:
+        return state, ()
+    leaves_at = now + event.seconds_left if event.seconds_left is not None else None
+    state = replace(state, nodes={**state.nodes, node.node: replace(node, draining=event.why, leaves_at=leaves_at)})
+    left = f", {event.seconds_left:.0f} s are left" if event.seconds_left is not None else ""
+    fields = {"node": node.node, "why": event.why, "seconds_left": f"{event.seconds_left or 0:.1f}"}
+    noted = Record("draining", f"{node.node} is to go: {event.why}{left}", fields)
+    if state.phase is Phase.RUNNING and state.plan is not None and state.plan.held_by(node.node):
+        return state, (noted,)
+    state, farewell = let_go(state, [node.node])
+    return state, (noted, *farewell)
+
+
+def let_go(state: State, names: Sequence[str]) -> Decision:
+    """Dismisses nodes that hold nothing any more, for good."""
+    commands: list[Command] = []
+    for name in names:
+        node = state.nodes[name]
+        why = f"drained: {node.draining}"
+        commands.append(Dismiss(name, node.incarnation, why, goodbye=True))
+        commands.append(Record("left", f"{name} has left, {why}", {"node": name, "why": node.draining}))
+    if not names:
+        return state, ()
+    gone = {(name, state.nodes[name].incarnation) for name in names}
+    state = replace(
+        state,
+        nodes={k: v for k, v in state.nodes.items() if k not in names},
+        fenced=state.fenced | gone,
+    )
+    return state, tuple(commands)
 
 
 def send_away(state: State, name: str, why: str, now: float) -> Decision:
@@ -174,9 +216,8 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     if stages_left is None:
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
-    usable = [n.node for n in state.nodes.values() if n.available and n.attached_since is not None]
     if state.settings.redundancy and state.phase is Phase.RUNNING:
-        stages_left, repairs = repair(stages_left, usable)
+        stages_left, repairs = repair(stages_left, usable(state))
         reasons = [*reasons, *repairs]
     moved = tuple(
         Loss(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)

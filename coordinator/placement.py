@@ -75,11 +75,14 @@ def burden(stages: Stages, node: str) -> tuple[int, int]:
     return sum(node in stage.holders() for stage in stages), owned(stages, node)
 
 
-def repair(stages: Stages, nodes: Collection[str]) -> tuple[Stages, list[str]]:
-    """Gives every stage without a standby, hot or on its way, one to be seeded: a spare, else who holds least."""
+def repair(stages: Stages, nodes: Collection[str], leaving: Collection[str] = ()) -> tuple[Stages, list[str]]:
+    """Gives every stage without a standby, hot or on its way, one to be seeded: a spare, else who holds least.
+
+    A standby that is about to leave does not count; ``nodes`` are those that stay.
+    """
     reasons: list[str] = []
     for s, stage in enumerate(stages):
-        if stage.standbys:
+        if any(b.node not in leaving for b in stage.standbys):
             continue
         candidates = [n for n in natural_order(nodes) if n not in stage.holders()]
         if not candidates:
@@ -87,14 +90,43 @@ def repair(stages: Stages, nodes: Collection[str]) -> tuple[Stages, list[str]]:
         chosen = min(candidates, key=lambda n: burden(stages, n))
         kind = "a spare" if burden(stages, chosen) == (0, 0) else "holding least"
         reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
-        stages = _with(stages, s, standbys=(Standby(chosen, False),))
+        stages = _with(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
     return stages, reasons
 
 
-def settle(stages: Stages, nodes: Collection[str], seeded: Collection[tuple[int, str]]) -> tuple[Stages, list[str]]:
+def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[str]]:
+    """Swaps the roles of owners that are about to leave and their hot standbys, and ends duties that others have."""
+    reasons: list[str] = []
+    for s, stage in enumerate(stages):
+        staying = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
+        if stage.owner in leaving and staying:
+            heir, *others = staying
+            standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != heir))
+            stages = _with(stages, s, owners=(heir,), standbys=standbys)
+            reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which leaves")
+            staying = others
+        if staying:
+            kept = tuple(b for b in stages[s].standbys if b.node not in leaving)
+            stages = _with(stages, s, standbys=kept)
+    return stages, reasons
+
+
+def release(stages: Stages, node: str) -> Stages:
+    """Ends what standby duties are left with a node that goes."""
+    return tuple(replace(x, standbys=tuple(b for b in x.standbys if b.node != node)) for x in stages)
+
+
+def settle(
+    stages: Stages,
+    nodes: Collection[str],
+    seeded: Collection[tuple[int, str]],
+    leaving: Collection[str] = (),
+    redundancy: bool = True,
+) -> tuple[Stages, list[str]]:
     """What changes at a commit: seeded standbys become hot, roles swap to relieve, spares are put to use.
 
-    ``seeded`` are the (stage, node) pairs whose copies reach the committed version with this commit.
+    ``seeded`` are the (stage, node) pairs whose copies reach the committed version with this commit; ``nodes`` those
+    that can be given work, ``leaving`` those that hand theirs over.
     """
     reasons: list[str] = []
     for s, stage in enumerate(stages):
@@ -103,8 +135,17 @@ def settle(stages: Stages, nodes: Collection[str], seeded: Collection[tuple[int,
             standbys = tuple(Standby(b.node, b.hot or b.node in fresh) for b in stage.standbys)
             stages = _with(stages, s, standbys=standbys)
             reasons.append(f"{', '.join(fresh)} holds stage {s} at the committed version and is hot")
+    stages, handed = hand_over(stages, leaving)
+    reasons.extend(handed)
+    if not redundancy:  # standbys exist only to hand over to
+        for s, stage in enumerate(stages):
+            stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
+            if stage.owner in leaving:
+                stages, asked = repair(stages, nodes, leaving)
+                reasons.extend(asked)
+        return stages, reasons
     for s, stage in enumerate(stages):
-        hot = [b.node for b in stage.standbys if b.hot]
+        hot = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
         relief = min(hot, key=lambda n: owned(stages, n), default=None)
         if relief is not None and owned(stages, stage.owner) - owned(stages, relief) >= 2:
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != relief))
@@ -117,7 +158,7 @@ def settle(stages: Stages, nodes: Collection[str], seeded: Collection[tuple[int,
             kept = before if before in hot else min(hot, key=lambda n: burden(stages, n))
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
             reasons.append(f"stage {s} needs one standby and keeps {kept}")
-    stages, repaired = repair(stages, nodes)
+    stages, repaired = repair(stages, nodes, leaving)
     stages, relieved = relieve(stages, nodes)
     return stages, [*reasons, *repaired, *relieved]
 

@@ -138,6 +138,15 @@ class Service(CoordinatorServicer):
         assert node is not None
         return pb.KillResponse(pid=node.pid)
 
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.DrainResponse:
+        if request.node not in self._leader.state.nodes:
+            known = ", ".join(self._leader.state.nodes) or "none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} takes part; there are: {known}")
+        await self._leader.take(co.Draining(request.node, request.why or "an operator asked for it"))
+        return pb.DrainResponse()
+
 
 def _taken(listen: str) -> bool:
     """Whether somebody listens there. Asked first because gRPC, when it fails, writes lines of its own."""

@@ -46,6 +46,8 @@ class Node:
     version: int = 0
     instruction: str = ""
     finished: int = 0  # instructions since the process started: the progress watermark
+    draining: str = ""  # why it is to go
+    leaves_at: float | None = None  # when its machine may be gone
 
 
 Layers = Mapping[str, frozenset[int]]  # node -> layers
@@ -189,6 +191,15 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Draining:
+    """The node is to go: its work is handed over at the next commit. ``seconds_left``: None if nobody knows."""
+
+    node: str
+    why: str
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeFailed:
     """The job cannot run on this node."""
 
@@ -202,7 +213,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Joined | Available | Heartbeat | Ready | Resumed | PeerLost | StreamBroken | Left | NodeFailed | Tick
+Event = Joined | Available | Heartbeat | Ready | Resumed | PeerLost | StreamBroken | Left | Draining | NodeFailed | Tick
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
@@ -251,6 +262,7 @@ class Dismiss:
     incarnation: int
     why: str
     join_anew: bool = False
+    goodbye: bool = False  # nothing is wrong with the node
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ class CoordinatorStub(object):
                 request_serializer=protos_dot_coordinator__pb2.KillRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.KillResponse.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/culm.v1.Coordinator/Drain',
+                request_serializer=protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.DrainResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -88,6 +93,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Hands a node's work over at the next commit and lets the node go; returns at once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -110,6 +122,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Kill,
                     request_deserializer=protos_dot_coordinator__pb2.KillRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.KillResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=protos_dot_coordinator__pb2.DrainRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.DrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class Coordinator(object):
             '/culm.v1.Coordinator/Kill',
             protos_dot_coordinator__pb2.KillRequest.SerializeToString,
             protos_dot_coordinator__pb2.KillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/Drain',
+            protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
+            protos_dot_coordinator__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class CoordinatorStub:
     """Events from the given sequence number on; with follow, for as long as the caller listens."""
     Kill: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.KillRequest, _coordinator_pb2.KillResponse]
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
+    Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]
+    """Hands a node's work over at the next commit and lets the node go; returns at once."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -53,6 +55,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Events from the given sequence number on; with follow, for as long as the caller listens."""
     Kill: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.KillRequest, _coordinator_pb2.KillResponse]  # type: ignore[assignment]
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
+    Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]  # type: ignore[assignment]
+    """Hands a node's work over at the next commit and lets the node go; returns at once."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """The control plane: who runs what. The coordinator dials nobody; nodes attend."""
@@ -87,5 +91,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.KillResponse, _abc.Awaitable[_coordinator_pb2.KillResponse]]:
         """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
+
+    @_abc_1.abstractmethod
+    def Drain(
+        self,
+        request: _coordinator_pb2.DrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.DrainResponse, _abc.Awaitable[_coordinator_pb2.DrainResponse]]:
+        """Hands a node's work over at the next commit and lets the node go; returns at once."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -124,7 +124,7 @@ def without_double_role(state: co.State, event: co.Event, now: float) -> tuple[c
 def without_incarnation(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
     """Rule 13 off: a process that was started again counts as the one before."""
     known = state.nodes.get(getattr(event, "node", ""))
-    if known is not None and not isinstance(event, co.Tick) and known.incarnation != event.incarnation:
+    if known is not None and not isinstance(event, co.Tick | co.Draining) and known.incarnation != event.incarnation:
         event = replace(event, incarnation=known.incarnation)
     return advance(state, event, now)
 
