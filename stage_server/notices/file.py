@@ -1,0 +1,53 @@
+"""A file whose coming into existence is the notice: for schedulers and scripts, and for trying it out."""
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from stage_server.notices.notice import Notice, unix_seconds
+from stage_server.notices.polled import NoAnswer
+
+INTERVAL = 0.5  # seconds
+LARGEST = 1024  # bytes of the file that are read
+
+
+class NoticeFile:
+    """The file at ``path``. It may hold the seconds left as a number, or an ISO time. ``clock`` gives unix seconds."""
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._clock = clock
+        self._empty_before = False
+
+    def poll(self, stop: threading.Event) -> Iterator[Notice]:
+        """The notice, if the file exists; an empty file counts from the second look, its writer may be at it."""
+        content = self._read()
+        if content is None:
+            return
+        if not content.strip() and not self._empty_before:
+            self._empty_before = True
+            return
+        yield Notice(f"the file {self._path} exists", time_of_end(content, self._clock()), certain=True)
+
+    def _read(self) -> str | None:
+        try:
+            with self._path.open("rb") as file:
+                return file.read(LARGEST).decode(errors="replace")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            if os.path.lexists(self._path):  # a directory, or not ours to read: it exists, which is all that counts
+                return ""
+            raise NoAnswer(f"{self._path} cannot be looked for: {error.strerror}") from error
+
+
+def time_of_end(content: str, now: float) -> float | None:
+    """Unix seconds from a number of seconds after ``now``, or from an ISO time; None if it is neither."""
+    try:
+        seconds = float(content)
+    except ValueError:
+        return unix_seconds(content)
+    return now + max(0.0, seconds) if math.isfinite(seconds) else None

@@ -1,0 +1,73 @@
+"""Makes notice sources from a setting such as ``auto`` or ``aws,file:/run/preempt``."""
+
+import logging
+import os
+from pathlib import Path
+
+from stage_server.notices import aws, azure, file, gcp
+from stage_server.notices.metadata import TIMEOUT, MetadataService
+from stage_server.notices.notice import NoticeSource
+from stage_server.notices.polled import PolledSource
+
+log = logging.getLogger("culm.notices")
+
+LINK_LOCAL = "http://169.254.169.254"  # where all three clouds answer; no name to look up where there is no cloud
+LINK_LOCAL_6 = "http://[fd00:ec2::254]"  # AWS only
+CLOUDS = ("aws", "gcp", "azure")
+FILE = "file:"
+
+
+def make_sources(names: str, *, interval: float | None = None, timeout: float = TIMEOUT) -> list[NoticeSource]:
+    """The sources that ``names`` lists, separated by commas: none, auto, aws, gcp, azure, file:PATH.
+
+    ``auto`` means each cloud whose metadata service answers within ``timeout`` seconds when first waited on.
+    ``interval`` replaces each source's own seconds between requests. Asks nobody yet. ValueError in one line for a
+    name that is none of these, or an environment variable that is no endpoint.
+    """
+    wanted: dict[str, bool] = {}  # name -> whether it was asked for by that name
+    for name in (part.strip() for part in names.split(",")):
+        if name in CLOUDS or (name.startswith(FILE) and name != FILE):
+            wanted[name] = True
+        elif name == "auto":
+            wanted = dict.fromkeys(CLOUDS, False) | wanted
+        elif name != "none":
+            known = f"none, auto, {', '.join(CLOUDS)} or {FILE}PATH"
+            raise ValueError(f"notices {names!r}: no source is called {name!r}; name {known}, separated by commas")
+    made = (_make(name, by_name, interval, timeout) for name, by_name in wanted.items())
+    return [source for source in made if source is not None]
+
+
+def _make(name: str, by_name: bool, interval: float | None, timeout: float) -> PolledSource | None:
+    if name.startswith(FILE):
+        path = Path(name.removeprefix(FILE))
+        return PolledSource(name, file.NoticeFile(path).poll, file.INTERVAL if interval is None else interval)
+    cloud: aws.Aws | gcp.Gcp | azure.Azure
+    match name:
+        case "aws":
+            if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+                if by_name:
+                    log.warning("aws: not watched for preemption notices: AWS_EC2_METADATA_DISABLED is true; unset it")
+                return None
+            six = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
+            default = LINK_LOCAL_6 if six else LINK_LOCAL
+            cloud, usual = aws.Aws(_service(("AWS_EC2_METADATA_SERVICE_ENDPOINT",), default, timeout)), aws.INTERVAL
+        case "gcp":
+            cloud, usual = gcp.Gcp(_service(("GCE_METADATA_HOST",), LINK_LOCAL, timeout)), gcp.INTERVAL
+        case _:
+            # Azure's SDKs move the metadata service with the second one, which was made for one of its uses only.
+            variables = ("CULM_AZURE_METADATA_ENDPOINT", "AZURE_POD_IDENTITY_AUTHORITY_HOST")
+            cloud, usual = azure.Azure(_service(variables, LINK_LOCAL, timeout)), azure.INTERVAL
+    return PolledSource(name, cloud.poll, usual if interval is None else interval, None if by_name else cloud.probe)
+
+
+def _service(variables: tuple[str, ...], default: str, timeout: float) -> MetadataService:
+    """At the endpoint that the first of the environment variables gives which is set."""
+    for variable in variables:
+        if given := os.environ.get(variable, "").strip():
+            try:
+                # GCE_METADATA_HOST is HOST[:PORT]; both forms are taken everywhere.
+                return MetadataService(given if "://" in given else f"http://{given}", timeout)
+            except ValueError as error:
+                mend = "set it to http://HOST:PORT of a metadata service, or unset it"
+                raise ValueError(f"{variable}: {error}; {mend}") from None
+    return MetadataService(default, timeout)
