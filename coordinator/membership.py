@@ -95,7 +95,7 @@ def drain(state: State, event: Draining, now: float) -> Decision:
     left = f", {event.seconds_left:.0f} s are left" if event.seconds_left is not None else ""
     fields = {"node": node.node, "why": event.why, "seconds_left": f"{event.seconds_left or 0:.1f}"}
     noted = Record("draining", f"{node.node} is to go: {event.why}{left}", fields)
-    if state.phase is Phase.RUNNING and state.plan is not None and state.plan.held_by(node.node):
+    if state.plan is not None and state.plan.held_by(node.node):
         return state, (noted,)
     state, farewell = let_go(state, [node.node])
     return state, (noted, *farewell)

@@ -13,6 +13,7 @@ MODULES = {
     "demo": "demo",
     "status": "status",
     "events": "events",
+    "drain": "drain",
     "coordinator": "serve",
     "stage": "serve",
 }

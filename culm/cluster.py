@@ -4,9 +4,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from culm.kills import Kill
@@ -41,6 +41,8 @@ class LocalCluster:
         address: str = "",
         respawn: bool = True,
         folder: Path | None = None,
+        heartbeat_timeout: float = 2.0,
+        environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
@@ -51,6 +53,8 @@ class LocalCluster:
         self._wanted = nodes
         self._kills = list(kills)
         self._respawn = respawn
+        self._heartbeat_timeout = heartbeat_timeout
+        self._environments = environments  # what single processes have beside the common one, by name
         self._children: dict[str, Child] = {}
         self._environment = self._make_environment(job_folder)
         self._redis: EmbeddedRedis | None = None
@@ -79,7 +83,7 @@ class LocalCluster:
     def close(self) -> None:
         """Ends every process: first asked, then made to."""
         for child in self._children.values():
-            child.terminate()
+            child.interrupt()
         for child in self._children.values():
             child.stop()
         self._children.clear()
@@ -103,7 +107,10 @@ class LocalCluster:
             if name == "coordinator":
                 self._restart_coordinator(child, code)
                 continue
-            if code >= 0:
+            if code == 0:
+                del self._children[name]  # drained
+                continue
+            if code > 0:
                 raise RunFailed(child.last_line() if code == 2 else f"{name} ended: {child.last_line()}", code or 1)
             self.deaths.append((name, child.died_at or time.time()))
             del self._children[name]
@@ -136,6 +143,7 @@ class LocalCluster:
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
         words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address, "--name", "local"]
+        words += ["--heartbeat-timeout", str(self._heartbeat_timeout)]
         return [*words, "--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
 
     def _start_stage(self, name: str) -> None:
@@ -148,13 +156,15 @@ class LocalCluster:
 
     def _start(self, name: str, words: list[str]) -> Child:
         log = self.folder / f"{name}.log"
-        self._children[name] = Child([sys.executable, "-m", "culm", *words], log, self._environment)
+        environment = {**self._environment, **self._environments.get(name, {})}
+        self._children[name] = Child([sys.executable, "-m", "culm", *words], log, environment)
         return self._children[name]
 
     def _make_environment(self, job_folder: Path) -> dict[str, str]:
         threads = str(self.job.job.threads)
         path = [os.getcwd(), str(job_folder.resolve()), os.environ.get("PYTHONPATH", "")]
         return {
+            "CULM_NOTICES": "none",  # this machine's own, if it is in a cloud, are for whoever started the run
             **os.environ,
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,

@@ -55,9 +55,10 @@ class Child:
     def wait(self, seconds: float) -> bool:
         return self._ended.wait(seconds)
 
-    def terminate(self) -> None:
+    def interrupt(self) -> None:
+        """Asks it to end at once, as Ctrl-C does."""
         if self.returncode is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGINT)
             os.kill(self.pid, signal.SIGCONT)  # a frozen process cannot hear it otherwise
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:

@@ -41,6 +41,19 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     stage.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
     stage.add_argument("--name", default=env("CULM_NAME", ""), help="default: made from host name and process id")
     stage.add_argument("--zone", default=env("CULM_ZONE", ""))
+    stage.add_argument(
+        "--notices",
+        default=env("CULM_NOTICES") or "auto",
+        metavar="SOURCES",
+        help="where preemption notices come from: auto, none, or some of aws,gcp,azure,file:PATH",
+    )
+    stage.add_argument(
+        "--drain-seconds",
+        type=float,
+        default=float(env("CULM_DRAIN_SECONDS") or 25.0),
+        metavar="SECONDS",
+        help="what SIGTERM leaves for handing over; a second one, or Ctrl-C, ends at once",
+    )
     stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
     stage.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
@@ -97,5 +110,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
             kill_at=tuple(arguments.kill_at),
             connect_timeout=arguments.connect_timeout,
             reflection=arguments.reflection,
+            notices=arguments.notices,
+            drain_seconds=arguments.drain_seconds,
         )
     )

@@ -39,7 +39,8 @@ class Kill:
 class Cluster:
     """Coordinators and nodes n0, n1, ... Random failures happen, each at a random moment.
 
-    ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network.
+    ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network. ``changes``: nodes are
+    drained, or join.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Cluster:
         nodes: int | None = None,
         disturb: int = 1,
         outages: int = 0,
+        changes: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -69,12 +71,15 @@ class Cluster:
         self.slow = self.random.choice([0.001, 0.005, 0.03])
         self.held: dict[SimulatedNode, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}
+        self.every: list[SimulatedNode] = []  # also the incarnations before
         self.records: list[tuple[float, co.Record]] = []
         self.losses: dict[tuple[int, int], float] = {}
         self.messages = 0
         self._kills = list(kills)
         self._disturb = disturb
         self._outages = outages
+        self._changes = changes
+        self._joined_later = 0
         self.decide = decide
         self._make_worker = make_worker
         self._clip_norm = clip_norm
@@ -111,6 +116,7 @@ class Cluster:
         worker = self._make_worker(name, self._incarnations, self.microbatches, self.steps)
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
+        self.every.append(node)
         self._back = {pair: channel for pair, channel in self._back.items() if name not in pair}
         node.start()
 
@@ -326,6 +332,17 @@ class Cluster:
         else:
             self.partition(self.random.choice(list(self.nodes)), self.random.choice([0.3, 2.5, 6.0]))
 
+    def _change(self) -> None:
+        """A node is given notice, or another one joins."""
+        if self.random.random() < 0.3:
+            self._joined_later += 1
+            self.boot(f"late{self._joined_later}")
+            return
+        live = [n for n in self.nodes.values() if n.alive and not n.frozen and n.leader is not None]
+        if live:
+            node = self.random.choice(live)
+            node.tell(co.Draining(node.name, "its machine is to go", self.random.choice([None, 2.0, 120.0])))
+
     def _disturbance(self) -> None:
         if self.state.phase is co.Phase.DONE:
             return
@@ -349,6 +366,10 @@ class Cluster:
         for _ in range(self._disturb):
             moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
             self.clock.at(moment, self._disturbance)
+        moment = 0.05
+        for _ in range(self._changes):
+            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
+            self.clock.at(moment, self._change)
         moment = 0.05
         for _ in range(self._outages):
             moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()

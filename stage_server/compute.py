@@ -37,6 +37,16 @@ class Compute:
         self._begun: dict[int, int] = {}  # stage -> step that its accumulators belong to
         self._microbatches: Microbatches | None = None
 
+    def warm_up(self) -> None:
+        """Takes one step of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
+
+        Done before the node takes part; an heir or a standby cannot wait for it.
+        """
+        parameter = torch.nn.Parameter(torch.zeros(1, device=self._device))
+        optimizer = self._source.optimizer([parameter])
+        parameter.sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
     def layer(self, index: int) -> HeldLayer:
         return self._layers[index]
 

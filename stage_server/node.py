@@ -85,6 +85,7 @@ class Node:
             self._fault_after(work)
         for sender in self._senders.values():
             sender.close()
+        log.info("ends after %d instructions, at step %d", self._finished, self.worker.version)
 
     def stop(self) -> None:
         with self._changed:

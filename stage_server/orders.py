@@ -57,6 +57,11 @@ class Orders:
         if up is not None:
             up.put(request)
 
+    @property
+    def attends(self) -> bool:
+        """Whether a coordinator listens at present."""
+        return self._up is not None
+
     def leave_lower(self, term: int) -> None:
         """Another coordinator leads with this term: one of a lower term is obeyed no longer (rule 12)."""
         call = self._call

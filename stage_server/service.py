@@ -27,6 +27,7 @@ from protos.stage_pb2_grpc import add_StageServicer_to_server
 from stage_server.compute import Compute
 from stage_server.faults import Faults
 from stage_server.node import Node
+from stage_server.notices import Notice, NoticeWatcher, make_sources
 from stage_server.orders import Orders
 from stage_server.settings import StageSettings
 from stage_server.worker import Worker
@@ -54,6 +55,8 @@ class StageServer:
         self._exit: int | None = None
         self._error = ""
         self.join_anew = False
+        self._draining: pb.AttendRequest | None = None
+        self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
         self._orders = Orders(settings.coordinator, self, settings.connect_timeout, self._unreachable)
 
     def _listen(self, listen: str) -> str:
@@ -68,9 +71,11 @@ class StageServer:
 
     def run(self) -> int:
         self._orders.start()
+        self._notices.start()
         self._woken.wait()
         if self._exit is None and self._welcome is not None:
             self._work(self._welcome)
+        self._notices.close()
         self._orders.close("it was told to stop" if self._exit == 0 and not self._error else "")
         self._server.stop(GRACE)
         if self._error and not self.join_anew:
@@ -88,7 +93,9 @@ class StageServer:
             self._end(2, str(error))
             return
         worker: Worker[Value] = Worker(self._name, self._incarnation, job.pipeline.microbatches, job.job.steps)
-        node = Node(worker, Compute(job, source, torch.device("cpu")), Faults(self._settings.kill_at))
+        compute = Compute(job, source, torch.device("cpu"))
+        compute.warm_up()
+        node = Node(worker, compute, Faults(self._settings.kill_at))
         add_StageServicer_to_server(node.receiver, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -114,8 +121,38 @@ class StageServer:
         self._woken.set()
 
     def stop(self) -> None:
-        """Ends the process in order: SIGTERM, SIGINT."""
+        """Ends the process in order, without handing over: SIGINT."""
         self._end(0)
+
+    def drain(self, why: str, seconds_left: float | None) -> None:
+        """Asks to be let go: what this node holds is handed over at the next commit. SIGTERM, or a notice."""
+        if self._draining is not None:
+            return
+        self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0))
+        log.warning("%s; handing over%s", why, f" within {seconds_left:.0f} s" if seconds_left else "")
+        self._orders.report(self._draining)
+
+    def terminate(self) -> None:
+        """SIGTERM: hands over first; a second one, or one that reaches a node that attends nobody, ends it."""
+        if self._draining is not None or not self._orders.attends:
+            self.stop()
+            return
+        patience = self._settings.drain_seconds
+        timer = threading.Timer(patience, self._give_up_draining)
+        timer.daemon = True
+        timer.start()
+        threading.Thread(target=self.drain, args=("it was told to stop", patience), daemon=True).start()
+
+    def _give_up_draining(self) -> None:
+        log.warning("nobody took over within %g s", self._settings.drain_seconds)
+        self.stop()
+
+    def _noticed(self, notice: Notice) -> None:
+        if not notice.certain:
+            log.warning("%s: a hint, nothing is handed over for it", notice.why)
+            return
+        left = max(1.0, notice.deadline - time.time()) if notice.deadline is not None else None
+        self.drain(notice.why, left)
 
     def _unreachable(self, coordinator: str) -> None:
         waited = self._settings.connect_timeout
@@ -141,6 +178,8 @@ class StageServer:
             else:
                 announce([])  # heartbeats flow while the model is built
                 self._announce = announce
+        if self._draining is not None:
+            self._orders.report(self._draining)
 
     def heartbeat(self) -> pb.Heartbeat:
         return self._node.heartbeat() if self._node is not None else pb.Heartbeat()
@@ -168,8 +207,8 @@ def main(settings: StageSettings) -> int:
     except (OSError, ValueError) as error:
         print(f"culm stage: {error}", file=sys.stderr)
         return 2
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: server.stop())
+    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
+    signal.signal(signal.SIGINT, lambda *_: server.stop())
     code = server.run()
     if server.join_anew:
         log.info("joining anew, holding nothing")

@@ -14,3 +14,5 @@ class StageSettings:
     kill_at: tuple[str, ...] = ()  # STEP:INSTRUCTION, to die there: for demos and tests
     connect_timeout: float = 30.0
     reflection: bool = False
+    notices: str = "auto"  # where preemption notices come from: see stage_server.notices.make_sources
+    drain_seconds: float = 25.0  # how long SIGTERM leaves for handing over; Kubernetes kills after 30

@@ -113,3 +113,34 @@ def test_redundancy_is_repaired_after_every_loss(seed: int) -> None:
     assert plan.exposed() == ()
     if len(cluster.state.nodes) >= 3:
         assert all(len(plan.owned_by(name)) <= 1 for name in cluster.state.nodes)
+
+
+def history_of_changes(seed: int, disturb: int = 0) -> Cluster:
+    """Nodes are drained and join; with ``disturb`` they are lost as well."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2, 3]),
+        steps=draw.choice([8, 15]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=disturb,
+        changes=draw.choice([1, 2, 4]),
+        layers=stages + draw.choice([0, 1, 3]),
+    )
+
+
+@pytest.mark.parametrize("hundred", range(1))
+def test_drains_and_joins_redo_nothing(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        cluster = history_of_changes(seed).run()
+        executed = [x for node in cluster.every for x in node.executed]
+        assert cluster.state.era == 0, f"seed {seed}: a drain rolled the run back"
+        assert len(executed) == len(set(executed)), f"seed {seed}: work was done twice"
+
+
+@pytest.mark.parametrize("hundred", range(1))
+def test_drains_joins_and_losses_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history_of_changes(seed, disturb=2).run()

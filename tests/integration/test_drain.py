@@ -1,0 +1,101 @@
+"""Real processes: a node that is to go hands over at a commit; not one instruction is run twice."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from culm.__main__ import main
+from culm.client import connect
+from culm.cluster import LocalCluster
+from culm.plain_loop import run_plain
+from culm.training import train
+from pipeline.job import load_job
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from tests.metadata_server import MetadataServer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STAGES, MICROBATCHES = 3, 6
+STEPS = {"aws": 500}  # asked every five seconds, as its documentation recommends; the others tell at once
+NODE = "n1"
+
+Trigger = Callable[[LocalCluster, MetadataServer], object]
+
+
+def sigterm(cluster: LocalCluster, server: MetadataServer) -> None:
+    os.kill(cluster.pids()[NODE], signal.SIGTERM)
+
+
+def by_command(cluster: LocalCluster, server: MetadataServer) -> None:
+    assert main(["drain", NODE, "--coordinator", cluster.address, "--no-wait"]) == 0
+
+
+TRIGGERS: dict[str, Trigger] = {
+    "sigterm": sigterm,
+    "command": by_command,
+    "aws": lambda cluster, server: server.interrupt_aws(),
+    "gcp": lambda cluster, server: server.preempt_gcp(),
+    "azure": lambda cluster, server: server.schedule_azure("Preempt", "vm_0"),
+}
+
+
+@pytest.fixture
+def server() -> Iterator[MetadataServer]:
+    server = MetadataServer()
+    yield server
+    server.close()
+
+
+class Once:
+    def __init__(self, step: int, act: Callable[[], object]) -> None:
+        self._step = step
+        self._act: Callable[[], object] | None = act
+
+    def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if self._act is not None and status.step >= self._step:
+            act, self._act = self._act, None
+            act()
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
+    trigger: str, server: MetadataServer, tmp_path: Path
+) -> None:
+    steps = STEPS.get(trigger, 80)
+    changes = [f"job.steps={steps}", f"pipeline.stages={STAGES}", f"pipeline.microbatches={MICROBATCHES}"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", changes)
+    environment = {
+        "CULM_NOTICES": trigger if trigger in ("aws", "gcp", "azure") else "none",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url,
+        "GCE_METADATA_HOST": server.host,
+        "CULM_AZURE_METADATA_ENDPOINT": server.url,
+    }
+    events: list[pb.ListEventsResponse] = []
+    folder = tmp_path / "run"
+    with LocalCluster(
+        job, EXAMPLES, STAGES + 1, folder=folder, heartbeat_timeout=20.0, environments={NODE: environment}
+    ) as cluster:
+        act = Once(5, lambda: TRIGGERS[trigger](cluster, server))
+        outcome = train(cluster, lambda status, new, outcome: events.extend(new), act)
+        channel, stub = connect(cluster.address)
+        with channel:
+            status = stub.GetStatus(pb.GetStatusRequest())
+            assert NODE not in {node.id for node in status.nodes}
+            assert not any(status.exposure.values()), "the spare has taken its place"
+    plain = run_plain(job)
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+    kinds = [event.kind for event in events]
+    assert "lost" not in kinds
+    assert kinds.index("draining") < kinds.index("left")
+    assert sum(instructions(log) for log in folder.glob("n*.log")) == steps * STAGES * 2 * MICROBATCHES
+
+
+def instructions(log: Path) -> int:
+    """How many the node ran, by its own last word."""
+    (count,) = re.findall(r"ends after (\d+) instructions", log.read_text())
+    return int(count)
