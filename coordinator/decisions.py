@@ -23,7 +23,13 @@ def reason_of(reasons: Sequence[str]) -> str:
 def with_plan(state: State, stages: Stages, reason: str, now: float) -> tuple[State, Plan, tuple[Command, ...]]:
     """The state under the next plan, the plan, and what to record of it."""
     generation = state.generation + 1
-    plan = Plan(state.term, generation, state.era, state.committed, stages, members_of(state), reason)
+    before = state.plan
+    if before is not None and before.era == state.era:
+        origin = (before.origin_step, before.origin)
+    else:
+        origin = (state.committed, state.checkpoints[-1][1] if state.committed > 0 else "")
+    order = (state.term, generation, state.era, state.committed)
+    plan = Plan(*order, stages, members_of(state), reason, *origin)
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
     records: list[Command] = [Record("plan", reason, {"generation": str(generation)})]

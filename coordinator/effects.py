@@ -1,6 +1,7 @@
 """From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
 
 from coordinator import state as co
+from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto
 from protos import coordinator_pb2 as pb
 
@@ -58,6 +59,13 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         return co.NodeFailed(node, incarnation, request.failed.why)
     if body == "draining":
         return co.Draining(node, request.draining.why, request.draining.seconds_left or None)
+    if body == "saved":
+        files: dict[int, tuple[File, ...]] = {}
+        for f in request.saved.files:
+            files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
+        return co.Saved(node, incarnation, request.saved.era, request.saved.step, files)
+    if body == "checkpoint_bad":
+        return co.CheckpointBad(node, request.checkpoint_bad.step, request.checkpoint_bad.why)
     if body == "leave":
         return co.Left(node, incarnation, request.leave.why)
     return None

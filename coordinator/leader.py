@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator import state as co
 from coordinator.decisions import commit_record
@@ -15,6 +15,8 @@ from coordinator.machine import advance, begin, validate
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import LostLease, Store
+from pipeline.errors import JobError
+from pipeline.manifest import Manifest, find_checkpoints, folder_of, newest_whole, retain, write_manifest
 from pipeline.messages import plan_to_proto
 from protos import coordinator_pb2 as pb
 
@@ -47,6 +49,7 @@ class Leader:
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
         self._turn = asyncio.Lock()
+        self._background: set[asyncio.Task[None]] = set()
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
@@ -61,10 +64,21 @@ class Leader:
         settings = self.settings.decisions()
         if document is None:
             self._state = begin(settings, self.term)
+            if self.settings.resume:
+                self._state = await asyncio.to_thread(self._resumed)
         else:
             self._state = from_document(document, settings, self.term, time.monotonic())
             log.info("going on from step %d in term %d", self._state.committed, self.term)
             await self._read_events()
+
+    def _resumed(self) -> co.State:
+        """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
+        url = self.settings.resume
+        found = newest_whole(url, log.warning)
+        if found is None:
+            raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
+        log.info("going on from the checkpoint %s", found.url)
+        return replace(self._state, committed=found.step, checkpoints=((found.step, found.url),))
 
     async def _read_events(self) -> None:
         """The event log as the leader before left it, and the last commit if it died before that was on record."""
@@ -142,6 +156,10 @@ class Leader:
             await self._store.save(to_document(command.state))
         elif isinstance(command, co.Record):
             await self._record(command)
+        elif isinstance(command, co.WriteManifest):
+            task = asyncio.create_task(self._complete_checkpoint(command))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
         else:
             target = order_of(command)
             if target is None:
@@ -155,6 +173,25 @@ class Leader:
                 self._commit_times.append(time.monotonic())
             if isinstance(command, co.Dismiss):
                 self._streams.pop(command.node).queue.put_nowait(None)
+
+    async def _complete_checkpoint(self, command: co.WriteManifest) -> None:
+        """Writes the manifest and applies retention, off the event loop: object stores take their time."""
+        job = self.settings.job
+        assert job.checkpoint is not None
+        url, keep = job.checkpoint.url, job.checkpoint.keep
+        manifest = Manifest(job.job.name, command.step, command.fingerprint, command.loss, command.files)
+
+        def write() -> tuple[int, ...]:
+            write_manifest(folder_of(url, command.step), manifest)
+            retain(url, keep)
+            return tuple(f.step for f in find_checkpoints(url) if f.manifest is not None)
+
+        try:
+            kept = await asyncio.to_thread(write)
+        except (OSError, JobError) as error:
+            log.warning("the checkpoint of step %d is not completed: %s", command.step, error)
+            return
+        await self.take(co.Checkpointed(command.step, kept))
 
     async def _record(self, record: co.Record) -> None:
         state = self._state
@@ -197,6 +234,7 @@ class Leader:
             steps=state.settings.steps,
             loss=state.last_commit.loss if state.last_commit else math.nan,
             samples_per_second=self.samples_per_second(),
+            checkpoint=state.checkpoints[-1][0] if state.checkpoints else 0,
         )
         for s in range(state.settings.stages):
             since = state.exposed_since.get(s)

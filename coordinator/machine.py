@@ -6,11 +6,13 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from coordinator import membership, takeover
+from coordinator import checkpoints, membership, takeover
 from coordinator.decisions import Decision, commit_record, reason_of, with_plan
 from coordinator.placement import place, release, settle
 from coordinator.state import (
     Available,
+    CheckpointBad,
+    Checkpointed,
     Command,
     Commit,
     Draining,
@@ -28,6 +30,7 @@ from coordinator.state import (
     Ready,
     Record,
     Resumed,
+    Saved,
     Settings,
     State,
     StreamBroken,
@@ -172,6 +175,9 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     StreamBroken: _stream_broken,
     Left: _left,
     Draining: lambda s, e, n: membership.drain(s, e, n),
+    Saved: lambda s, e, n: checkpoints.saved(s, e),
+    Checkpointed: lambda s, e, n: checkpoints.checkpointed(s, e),
+    CheckpointBad: lambda s, e, n: chain(checkpoints.bad(s, e), n),
     NodeFailed: _failed,
     Tick: _tick,
 }
@@ -203,6 +209,8 @@ def begin_era(state: State, now: float) -> Decision:
         return replace(state, detail=detail), (Record("waiting", detail),)
     stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy)
     reason = f"{len(nodes)} nodes for {settings.stages} stages, from step {state.committed}"
+    if state.committed > 0:
+        reason += f", by the checkpoint {state.checkpoints[-1][1]}"
     state, plan, records = with_plan(state, stages, reason, now)
     state = replace(state, phase=Phase.RUNNING, detail="training")
     return state, (Persist(state), Publish(plan), *records)

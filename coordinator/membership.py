@@ -231,12 +231,14 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
 
 
 def roll_back(state: State, why: str) -> Decision:
-    """Starts a new era from step 0: some stage has no copy left (rule 1)."""
-    text = f"{why}; a new era begins from step 0"
+    """Starts a new era from the newest checkpoint, or from step 0: some stage has no copy left (rule 1)."""
+    step, folder = state.checkpoints[-1] if state.checkpoints else (0, "")
+    where = f"the checkpoint {folder}" if folder else "the initial state"
+    text = f"{why}; a new era begins from step {step}, by {where}"
     state = replace(
         state,
         era=max(state.era + 1, state.term << ERAS_BITS),
-        committed=0,
+        committed=step,
         plan=None,
         phase=Phase.WAITING,
         detail=text,
@@ -244,8 +246,9 @@ def roll_back(state: State, why: str) -> Decision:
         following={},
         norms={},
         losses=(),
+        saved={},
         last_commit=None,
         open_losses=(),
         exposed_since={},
     )
-    return state, (Persist(state), Record("rollback", text, {"era": str(state.era), "step": "0"}))
+    return state, (Persist(state), Record("rollback", text, {"era": str(state.era), "step": str(step)}))

@@ -22,6 +22,7 @@ def to_document(state: State) -> Document:
         "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
         "last_commit": _commit_to(state.last_commit) if state.last_commit else None,
         "exposed": sorted(state.exposed_since),
+        "checkpoints": [list(checkpoint) for checkpoint in state.checkpoints],
     }
 
 
@@ -47,6 +48,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float)
         fenced=frozenset((node, incarnation) for node, incarnation in document["fenced"]),
         last_commit=_commit_from(document["last_commit"]) if document["last_commit"] else None,
         exposed_since=dict.fromkeys(document["exposed"], now),
+        checkpoints=tuple((step, folder) for step, folder in document["checkpoints"]),
         took_over_at=now if plan is not None else None,
         detail="waiting for the nodes to attach again",
     )
@@ -59,6 +61,7 @@ def _plan_to(plan: Plan) -> Document:
         "era": plan.era,
         "step": plan.step,
         "reason": plan.reason,
+        "origin": [plan.origin_step, plan.origin],
         "stages": [
             [s.first_layer, s.end_layer, list(s.owners), [[b.node, b.hot] for b in s.standbys]] for s in plan.stages
         ],
@@ -73,7 +76,7 @@ def _plan_from(document: Document) -> Plan:
     )
     members = {m[0]: Member(*m) for m in document["members"]}
     order = (document["term"], document["generation"], document["era"], document["step"])
-    return Plan(*order, stages, members, document["reason"])
+    return Plan(*order, stages, members, document["reason"], *document["origin"])
 
 
 def _commit_to(commit: Commit) -> Document:

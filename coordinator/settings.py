@@ -16,6 +16,7 @@ class CoordinatorSettings:
     run: str = "culm"
     name: str = "coordinator"
     nodes: int = 0
+    resume: str = ""  # URL of checkpoints to go on from
     allow_kill: bool = False
     reflection: bool = False
     heartbeat_seconds: float = 0.5
@@ -32,6 +33,7 @@ class CoordinatorSettings:
             clip_norm=job.train.clip_norm,
             redundancy=job.resilience.redundancy != "off",
             nodes=self.nodes,
+            checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
             heartbeat_timeout=self.heartbeat_timeout,
             reconnect_timeout=self.heartbeat_timeout,
         )

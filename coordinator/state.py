@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pipeline.manifest import File
 from pipeline.plan import Plan
 
 
@@ -27,6 +28,7 @@ class Settings:
     redundancy: bool = True
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     heartbeat_timeout: float = 2.0  # silence after which a node is lost
+    checkpoint_url: str = ""
     reconnect_timeout: float = 2.0  # how long a broken order stream may mend if no neighbour misses the node
 
 
@@ -92,6 +94,8 @@ class State:
     open_losses: tuple[Loss, ...] = ()
     last_tick: float | None = None
     exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
+    checkpoints: tuple[tuple[int, str], ...] = ()  # whole ones: (steps applied, folder), oldest first
+    saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)  # step -> layer -> files, so far
     took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
     detail: str = "waiting for nodes"
 
@@ -199,6 +203,34 @@ class Draining:
     seconds_left: float | None = None
 
 
+@dataclass(frozen=True)
+class Saved:
+    """The node has written these layers' files of the checkpoint of this step."""
+
+    node: str
+    incarnation: int
+    era: int
+    step: int
+    files: Mapping[int, tuple[File, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """The manifest is written: the checkpoint is whole. ``kept``: those that retention has left."""
+
+    step: int
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBad:
+    """A checkpoint cannot be read: it is not used again."""
+
+    node: str
+    step: int
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
     """The job cannot run on this node."""
@@ -213,7 +245,22 @@ class Tick:
     """Time has passed."""
 
 
-Event = Joined | Available | Heartbeat | Ready | Resumed | PeerLost | StreamBroken | Left | Draining | NodeFailed | Tick
+Event = (
+    Joined
+    | Available
+    | Heartbeat
+    | Ready
+    | Resumed
+    | PeerLost
+    | StreamBroken
+    | Left
+    | Draining
+    | Saved
+    | Checkpointed
+    | CheckpointBad
+    | NodeFailed
+    | Tick
+)
 
 
 # ---- commands -------------------------------------------------------------------------------------------------------
@@ -272,6 +319,16 @@ class Persist:
     state: State
 
 
+@dataclass(frozen=True)
+class WriteManifest:
+    """Every layer of the checkpoint is written: make it whole, then tell the machine (Checkpointed)."""
+
+    step: int
+    loss: float
+    fingerprint: str
+    files: Mapping[int, tuple[File, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """Add to the event log. ``fields`` are facts by name, in words or numbers as text."""
@@ -281,4 +338,4 @@ class Record:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Persist | Record
+Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Persist | WriteManifest | Record

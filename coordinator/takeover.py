@@ -109,6 +109,8 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
         last_commit=None if anew else state.last_commit,
         phase=Phase.RUNNING,
         nodes=nodes,
+        # Those that this leader thought lost count again, until they are found lost under this plan.
+        fenced=state.fenced - {(m.node, m.incarnation) for m in plan.members.values()},
         exposed_since={s: state.exposed_since.get(s, now) for s in exposed},
         took_over_at=now if state.took_over_at is None else state.took_over_at,
     )

@@ -66,10 +66,11 @@ class ResilienceSection(_Section):
 
 
 class CheckpointSection(_Section):
-    """``url``: any fsspec URL; ``every`` in steps."""
+    """``url``: any fsspec URL; ``every`` in steps; ``keep``: how many checkpoints stay."""
 
     url: str
     every: Count
+    keep: Count = 3
 
 
 class Job(_Section):

@@ -44,6 +44,8 @@ def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
         stages=stages,
         members=members,
         reason=plan.reason,
+        origin_step=plan.origin_step,
+        origin=plan.origin,
     )
 
 
@@ -53,4 +55,5 @@ def plan_from_proto(plan: coordinator_pb2.Plan) -> Plan:
         for s in plan.stages
     )
     members = {m.node: Member(m.node, m.incarnation, m.address, m.zone) for m in plan.members}
-    return Plan(plan.term, plan.generation, plan.era, plan.step, stages, MappingProxyType(members), plan.reason)
+    order = (plan.term, plan.generation, plan.era, plan.step)
+    return Plan(*order, stages, MappingProxyType(members), plan.reason, plan.origin_step, plan.origin)

@@ -54,6 +54,7 @@ class StagePlan:
 
 
 Stages = tuple[StagePlan, ...]
+PlanOrder = tuple[int, int]  # (term, generation): the later plan has the higher one
 
 
 def _no_members() -> Mapping[str, Member]:
@@ -71,9 +72,11 @@ class Plan:
     stages: Stages
     members: Mapping[str, Member] = field(default_factory=_no_members)
     reason: str = ""
+    origin_step: int = 0  # where the era began, and the checkpoint it began from; empty: the initial state
+    origin: str = ""
 
     @property
-    def order(self) -> tuple[int, int]:
+    def order(self) -> PlanOrder:
         return (self.term, self.generation)
 
     def owned_by(self, node: str) -> tuple[int, ...]:
@@ -90,6 +93,10 @@ class Plan:
     def layers_of(self, node: str) -> frozenset[int]:
         """The layers that the node holds, or is being seeded with."""
         return frozenset(layer for s in self.held_by(node) for layer in self.stages[s].layers)
+
+    def savers(self) -> tuple[str, ...]:
+        """Who writes each stage's layers into a checkpoint: its standby, so that the owner computes on, else itself."""
+        return tuple(stage.hot_standby() or stage.owner for stage in self.stages)
 
     def exposed(self) -> tuple[int, ...]:
         """Stages without a hot standby."""

@@ -283,6 +283,86 @@ class Draining(_message.Message):
 Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
+class SavedFile(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    name: _builtins.str
+    size: _builtins.int
+    sha256: _builtins.str
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        name: _builtins.str = ...,
+        size: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "name", b"name", "sha256", b"sha256", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SavedFile: _TypeAlias = SavedFile  # noqa: Y015
+
+@_typing.final
+class Saved(_message.Message):
+    """The node has written these files of a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERA_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    era: _builtins.int
+    step: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]: ...
+    def __init__(
+        self,
+        *,
+        era: _builtins.int = ...,
+        step: _builtins.int = ...,
+        files: _abc.Iterable[Global___SavedFile] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "files", b"files", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Saved: _TypeAlias = Saved  # noqa: Y015
+
+@_typing.final
+class CheckpointBad(_message.Message):
+    """A checkpoint that the plan begins from cannot be read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointBad: _TypeAlias = CheckpointBad  # noqa: Y015
+
+@_typing.final
 class Leave(_message.Message):
     """The node goes on purpose."""
 
@@ -316,6 +396,8 @@ class AttendRequest(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SAVED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_BAD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___Join: ...
     @_builtins.property
@@ -334,6 +416,10 @@ class AttendRequest(_message.Message):
     def leave(self) -> Global___Leave: ...
     @_builtins.property
     def draining(self) -> Global___Draining: ...
+    @_builtins.property
+    def saved(self) -> Global___Saved: ...
+    @_builtins.property
+    def checkpoint_bad(self) -> Global___CheckpointBad: ...
     def __init__(
         self,
         *,
@@ -346,12 +432,14 @@ class AttendRequest(_message.Message):
         failed: Global___Failed | None = ...,
         leave: Global___Leave | None = ...,
         draining: Global___Draining | None = ...,
+        saved: Global___Saved | None = ...,
+        checkpoint_bad: Global___CheckpointBad | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -483,12 +571,17 @@ class Plan(_message.Message):
     STAGES_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    ORIGIN_STEP_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
     step: _builtins.int
     """Steps committed when the plan was made."""
     reason: _builtins.str
+    origin_step: _builtins.int
+    """Where the era began: steps applied, and the checkpoint folder that holds that state; empty: the initial state."""
+    origin: _builtins.str
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]: ...
     @_builtins.property
@@ -503,10 +596,12 @@ class Plan(_message.Message):
         stages: _abc.Iterable[Global___StagePlan] | None = ...,
         members: _abc.Iterable[Global___Member] | None = ...,
         reason: _builtins.str = ...,
+        origin_step: _builtins.int = ...,
+        origin: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "members", b"members", "reason", b"reason", "stages", b"stages", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "stages", b"stages", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -752,6 +847,7 @@ class GetStatusResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     EXPOSURE_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -768,6 +864,8 @@ class GetStatusResponse(_message.Message):
     samples_per_second: _builtins.float
     cost: _builtins.float
     """Dollars so far."""
+    checkpoint: _builtins.int
+    """Steps applied to the newest whole checkpoint; 0 if there is none."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -793,10 +891,11 @@ class GetStatusResponse(_message.Message):
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
         exposure: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
         plan: Global___Plan | None = ...,
+        checkpoint: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "generation", b"generation", "job", b"job", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "step", b"step", "steps", b"steps", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "generation", b"generation", "job", b"job", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "step", b"step", "steps", b"steps", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

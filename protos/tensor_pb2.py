@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x07\x63ulm.v1\"m\n\x03Key\x12\x0b\n\x03\x65ra\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08pipeline\x18\x03 \x01(\r\x12\x1b\n\x04kind\x18\x04 \x01(\x0e\x32\r.culm.v1.Kind\x12\r\n\x05stage\x18\x05 \x01(\r\x12\r\n\x05index\x18\x06 \x01(\r\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\x0bValueHeader\x12$\n\x07tensors\x18\x01 \x03(\x0b\x32\x13.culm.v1.TensorSpec\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x14\n\x0csquared_norm\x18\x03 \x01(\x01\x12\x0e\n\x06losses\x18\x04 \x03(\x01\"}\n\x05\x43hunk\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x19\n\x03key\x18\x02 \x01(\x0b\x32\x0c.culm.v1.Key\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12$\n\x06header\x18\x04 \x01(\x0b\x32\x14.culm.v1.ValueHeader\x12\x12\n\ngeneration\x18\x05 \x01(\x04*h\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fKIND_ACTIVATION\x10\x01\x12\x11\n\rKIND_GRADIENT\x10\x02\x12\x10\n\x0cKIND_PARTIAL\x10\x03\x12\x10\n\x0cKIND_REDUCED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x07\x63ulm.v1\"m\n\x03Key\x12\x0b\n\x03\x65ra\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08pipeline\x18\x03 \x01(\r\x12\x1b\n\x04kind\x18\x04 \x01(\x0e\x32\r.culm.v1.Kind\x12\r\n\x05stage\x18\x05 \x01(\r\x12\r\n\x05index\x18\x06 \x01(\r\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\x0bValueHeader\x12$\n\x07tensors\x18\x01 \x03(\x0b\x32\x13.culm.v1.TensorSpec\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x14\n\x0csquared_norm\x18\x03 \x01(\x01\x12\x0e\n\x06losses\x18\x04 \x03(\x01\"\x8b\x01\n\x05\x43hunk\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x19\n\x03key\x18\x02 \x01(\x0b\x32\x0c.culm.v1.Key\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12$\n\x06header\x18\x04 \x01(\x0b\x32\x14.culm.v1.ValueHeader\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x0c\n\x04term\x18\x06 \x01(\x04*h\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fKIND_ACTIVATION\x10\x01\x12\x11\n\rKIND_GRADIENT\x10\x02\x12\x10\n\x0cKIND_PARTIAL\x10\x03\x12\x10\n\x0cKIND_REDUCED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=440
-  _globals['_KIND']._serialized_end=544
+  _globals['_KIND']._serialized_start=455
+  _globals['_KIND']._serialized_end=559
   _globals['_KEY']._serialized_start=32
   _globals['_KEY']._serialized_end=141
   _globals['_TENSORSPEC']._serialized_start=143
   _globals['_TENSORSPEC']._serialized_end=199
   _globals['_VALUEHEADER']._serialized_start=201
   _globals['_VALUEHEADER']._serialized_end=311
-  _globals['_CHUNK']._serialized_start=313
-  _globals['_CHUNK']._serialized_end=438
+  _globals['_CHUNK']._serialized_start=314
+  _globals['_CHUNK']._serialized_end=453
 # @@protoc_insertion_point(module_scope)

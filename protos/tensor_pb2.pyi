@@ -169,11 +169,13 @@ class Chunk(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     HEADER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """Little-endian contiguous bytes. First field, so that a hand-written codec can point at it."""
     offset: _builtins.int
     generation: _builtins.int
     """The sender's generation when it sent this."""
+    term: _builtins.int
     @_builtins.property
     def key(self) -> Global___Key: ...
     @_builtins.property
@@ -188,10 +190,11 @@ class Chunk(_message.Message):
         offset: _builtins.int = ...,
         header: Global___ValueHeader | None = ...,
         generation: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "key", b"key", "offset", b"offset", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "key", b"key", "offset", b"offset", "payload", b"payload", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

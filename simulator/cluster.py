@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from coordinator import state as co
 from coordinator.machine import advance
+from pipeline.manifest import File
 from pipeline.schedule import Instruction
 from simulator.arithmetic import Number, plain_loop
 from simulator.coordination import Leader, SimulatedRedis
 from simulator.network import Channel, Clock
 from simulator.node import SimulatedNode
-from stage_server.instructions import FetchLayers, Run, Work
+from stage_server.instructions import FetchLayers, RestoreLayers, Run, Save, Work
 from stage_server.worker import Worker
 
 STUCK_AFTER = 400.0  # virtual seconds
@@ -55,6 +56,7 @@ class Cluster:
         disturb: int = 1,
         outages: int = 0,
         changes: int = 0,
+        checkpoint_every: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -79,6 +81,8 @@ class Cluster:
         self._disturb = disturb
         self._outages = outages
         self._changes = changes
+        self.checkpoint_every = checkpoint_every
+        self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
         self._joined_later = 0
         self.decide = decide
         self._make_worker = make_worker
@@ -86,7 +90,7 @@ class Cluster:
         self._back: dict[tuple[str, str], Channel] = {}
         self._incarnations = 0
         count = (nodes if nodes is not None else stages) + spares
-        self._settings = co.Settings(stages, microbatches, steps, clip_norm, nodes=count)
+        self._settings = co.Settings(stages, microbatches, steps, clip_norm, nodes=count, checkpoint_url="memory://sim")
         self.redis = SimulatedRedis()
         self.leaders: list[Leader] = []
         self._cut_off: set[str] = set()  # nodes that reach nobody, and the word "coordinator"
@@ -114,6 +118,7 @@ class Cluster:
         """Starts a process under this name: a new incarnation that holds nothing."""
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.microbatches, self.steps)
+        worker.checkpoint_every = self.checkpoint_every
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
         self.every.append(node)
@@ -138,7 +143,7 @@ class Cluster:
         request, answer = self.channel(), self.channel()
 
         def failed() -> None:
-            self.receive(to, lambda n: n.worker.seeding.failed(effect.peer, effect.layers))
+            self.receive(to, lambda n: n.worker.fetch_failed(effect.era, effect.peer, effect.layers))
 
         def serve() -> None:
             source = self.nodes.get(effect.peer)
@@ -160,11 +165,36 @@ class Cluster:
                 version = source.arithmetic.versions[layer]
                 answer.send(
                     lambda layer=layer, version=version, number=number: self.receive(  # type: ignore[misc]
-                        to, lambda n: n.worker.seeding.fetched(layer, version, number)
+                        to, lambda n: n.worker.fetched(effect.era, layer, version, number)
                     )
                 )
 
         request.send(serve)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------------------
+
+    def save(self, node: SimulatedNode, work: Save) -> None:
+        """The node's share is written after a while, unless the node dies before."""
+        share = {layer: node.arithmetic.states[layer] for layer in work.layers}
+        era, to = node.worker.era, (node.name, node.incarnation)
+        files = {layer: (File(f"layer-{layer}", 8, str(state)),) for layer, state in share.items()}
+
+        def written(n: SimulatedNode) -> None:
+            self._files.setdefault(work.step, {}).update(share)
+            n.tell(co.Saved(n.name, n.incarnation, era, work.step, files))
+
+        self.clock.after(self.random.uniform(0.01, 0.3), lambda: self.receive(to, written))
+
+    def restore(self, node: SimulatedNode, effect: RestoreLayers) -> None:
+        to = (node.name, node.incarnation)
+        for layer in effect.layers:
+            number = Number(self._files[effect.step][layer])
+            self.clock.after(
+                self.random.uniform(0.01, 0.3),
+                lambda layer=layer, number=number: self.receive(  # type: ignore[misc]
+                    to, lambda n: n.worker.fetched(effect.era, layer, effect.step, number)
+                ),
+            )
 
     # ---- the coordinators -------------------------------------------------------------------------------------------
 
@@ -396,9 +426,10 @@ class Cluster:
 
     def _check(self) -> None:
         losses, states = plain_loop(self.layers, self.microbatches, self.steps, self._clip_norm)
-        for step, loss in enumerate(losses):
+        assert self.state.plan is not None
+        for step in range(self.state.plan.origin_step, self.steps):
             got = self.losses[self.state.era, step]
-            assert got == loss, f"the loss of step {step} is {got}, not {loss}"
+            assert got == losses[step], f"the loss of step {step} is {got}, not {losses[step]}"
         for (era, step), loss in self.losses.items():
             assert loss == losses[step], f"the loss of step {step} in era {era} is {loss}, not {losses[step]}"
         plan = self.state.plan

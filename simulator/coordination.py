@@ -116,6 +116,9 @@ class Leader:
             if attached is not None and attached[0].incarnation == command.incarnation:
                 self._order(command.node, None)
                 del self.streams[command.node]
+        elif isinstance(command, co.WriteManifest):
+            done = co.Checkpointed(command.step, (command.step,))
+            self.cluster.clock.after(self.cluster.brief(), lambda: self.take(done))
         elif isinstance(command, co.Record):
             self.cluster.records.append((self.cluster.clock.now, command))
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from coordinator import state as co
 from pipeline.keys import Key
-from pipeline.plan import Plan
+from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction
 from simulator.arithmetic import Arithmetic, Number
 from simulator.network import Channel
@@ -20,7 +20,9 @@ from stage_server.instructions import (
     Reduce,
     ReportReady,
     ReportResumed,
+    RestoreLayers,
     Run,
+    Save,
     SayHello,
     Send,
     Work,
@@ -164,6 +166,8 @@ class SimulatedNode:
         elif isinstance(work, Apply):
             for layer, value in work.gradients:
                 arithmetic.apply(layer, value.number, work.scale, work.step)
+        elif isinstance(work, Save):
+            self.cluster.save(self, work)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Reduce):
@@ -205,6 +209,8 @@ class SimulatedNode:
             self._connect(effect.plan)
         elif isinstance(effect, FetchLayers):
             self.cluster.fetch(self, effect)
+        elif isinstance(effect, RestoreLayers):
+            self.cluster.restore(self, effect)
         elif isinstance(effect, ReportReady):
             self.tell(self._ready(effect))
         elif isinstance(effect, ReportResumed):
@@ -241,11 +247,11 @@ class SimulatedNode:
 
     def _hello(self, peer: str) -> None:
         if peer in self.peers and self.worker.plan is not None and not self._cut_off_from(peer):
-            to, generation, term = (peer, self.peers[peer]), self.worker.plan.generation, self.worker.term
-            self._stream(peer).send(lambda: self.cluster.receive(to, lambda n: n.hear_hello(self, generation, term)))
+            to, order = (peer, self.peers[peer]), self.worker.plan.order
+            self._stream(peer).send(lambda: self.cluster.receive(to, lambda n: n.hear_hello(self, order)))
 
-    def hear_hello(self, sender: "SimulatedNode", generation: int, term: int) -> None:
-        self.worker.hello(sender.name, sender.incarnation, generation, term)
+    def hear_hello(self, sender: "SimulatedNode", order: PlanOrder) -> None:
+        self.worker.hello(sender.name, sender.incarnation, order)
         if self.leader is not None and self.leader.term < self.worker.term:
             self.detach()  # another leads by now (rule 12)
 
@@ -254,11 +260,9 @@ class SimulatedNode:
         plan = self.worker.plan
         if peer not in self.peers or value is None or plan is None or self._cut_off_from(peer):
             return
-        to, generation = (peer, self.peers[peer]), plan.generation
+        to, order = (peer, self.peers[peer]), plan.order
         self._stream(peer).send(
-            lambda: self.cluster.receive(
-                to, lambda n: n.worker.deliver(self.name, self.incarnation, generation, key, value)
-            )
+            lambda: self.cluster.receive(to, lambda n: n.worker.deliver(self.name, self.incarnation, order, key, value))
         )
 
     def _back(self, peer: str, answer: Key | AnswerHello) -> None:
@@ -270,7 +274,7 @@ class SimulatedNode:
 
         def arrive(node: "SimulatedNode") -> None:
             if isinstance(answer, AnswerHello):
-                node.worker.synced(self.name, answer.generation, answer.version)
+                node.worker.synced(self.name, answer.order, answer.version)
             else:
                 node.worker.acknowledged(self.name, self.incarnation, [answer])
 

@@ -9,7 +9,7 @@ from pipeline.data import Microbatches
 from pipeline.job import Job
 from pipeline.model import ModelSource
 from pipeline.values import Value
-from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Work
+from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
 from stage_server.layer import HeldLayer
 from stage_server.stage import Stage
 
@@ -22,6 +22,7 @@ class Result:
 
     value: Value | None = None
     reduced: tuple[tuple[int, Value], ...] = ()
+    copies: tuple[tuple[int, Value], ...] = ()
 
 
 class Compute:
@@ -56,6 +57,8 @@ class Compute:
             return self._run(work)
         if isinstance(work, Reduce):
             return Result(reduced=tuple(self._begin(work.stage, work.step).reduce().items()))
+        if isinstance(work, Save):
+            return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
             for layer, gradient in work.gradients:
                 self._layers[layer].apply(gradient, work.scale)

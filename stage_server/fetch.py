@@ -17,9 +17,9 @@ from protos.stage_pb2_grpc import StageStub
 class FetchListener(Protocol):
     """Who asked. Called on the fetch's thread."""
 
-    def fetched(self, layer: int, version: int, state: Value) -> None: ...
+    def fetched(self, era: int, layer: int, version: int, state: Value) -> None: ...
 
-    def fetch_failed(self, peer: str, layers: list[int], why: str) -> None: ...
+    def fetch_failed(self, era: int, peer: str, layers: list[int], why: str) -> None: ...
 
 
 def fetch_layers(address: str, layers: tuple[int, ...], era: int, take: Callable[[int, int, Value], None]) -> None:
@@ -54,10 +54,10 @@ class Fetcher:
 
         def take(layer: int, version: int, state: Value) -> None:
             missing.remove(layer)
-            self._listener.fetched(layer, version, state)
+            self._listener.fetched(era, layer, version, state)
 
         try:
             fetch_layers(source.address, layers, era, take)
         except grpc.RpcError as error:
             why = details(error)
-            self._listener.fetch_failed(source.node, missing, why)
+            self._listener.fetch_failed(era, source.node, missing, why)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.keys import Key
-from pipeline.plan import Plan
+from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction
 
 
@@ -73,7 +73,15 @@ class Install(Generic[V]):
     state: V
 
 
-Work = Arrange | Run[V] | Reduce | Apply[V] | Install[V]
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy these layers, all at version ``step``, for a checkpoint."""
+
+    step: int
+    layers: tuple[int, ...]
+
+
+Work = Arrange | Run[V] | Reduce | Apply[V] | Install[V] | Save
 
 # ---- sent -----------------------------------------------------------------------------------------------------------
 
@@ -94,16 +102,15 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class SayHello:
-    """Tell a peer which generation this node is at; it answers with what it has."""
+    """Tell a peer which plan this node obeys; it answers with what it has."""
 
     peer: str
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHello:
     peer: str
-    generation: int
+    order: PlanOrder
     version: int
 
 
@@ -128,6 +135,16 @@ class ReportReady:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreLayers:
+    """Read these layers' state from the checkpoint that the era begins from."""
+
+    folder: str
+    step: int
+    layers: tuple[int, ...]
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportResumed:
     generation: int
     stage: int
@@ -140,4 +157,6 @@ class Adopted:
     plan: Plan
 
 
-Effect = Send | Acknowledge | SayHello | AnswerHello | FetchLayers | ReportReady | ReportResumed | Adopted
+Effect = (
+    Send | Acknowledge | SayHello | AnswerHello | FetchLayers | RestoreLayers | ReportReady | ReportResumed | Adopted
+)

@@ -5,12 +5,14 @@ import threading
 from collections.abc import Callable, Iterator
 
 from pipeline.keys import Key, Kind
+from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto
-from pipeline.plan import Member, Plan
+from pipeline.plan import Member, Plan, PlanOrder
 from pipeline.schedule import Instruction
 from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from protos import stage_pb2
+from stage_server.checkpointer import Checkpointer, Share
 from stage_server.compute import Compute
 from stage_server.faults import Faults, die
 from stage_server.fetch import Fetcher
@@ -22,7 +24,9 @@ from stage_server.instructions import (
     Effect,
     FetchLayers,
     ReportReady,
+    RestoreLayers,
     Run,
+    Save,
     SayHello,
     Send,
     Work,
@@ -34,11 +38,13 @@ from stage_server.worker import CommitOrder, Worker
 
 log = logging.getLogger("culm.node")
 
+CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
+
 
 class Node:
     """Feeds the worker, runs its work and carries out its effects. Every call may come from any thread."""
 
-    def __init__(self, worker: Worker[Value], compute: Compute, faults: Faults) -> None:
+    def __init__(self, worker: Worker[Value], compute: Compute, faults: Faults, checkpoint_url: str = "") -> None:
         self.worker = worker
         self.incarnation = worker.incarnation
         self.receiver = Receiver(self)
@@ -48,6 +54,9 @@ class Node:
         self._senders: dict[str, Sender] = {}
         self._orders: Orders | None = None
         self._fetcher = Fetcher(self)
+        self._reader = Checkpointer(checkpoint_url, self)
+        self._checkpointer = self._reader if checkpoint_url else None
+        self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
         self._running = ""
         self._busy = False
         self._exports = 0  # copies that wait for a moment between two pieces of work
@@ -79,12 +88,15 @@ class Node:
                 self._busy = False
                 self._finished += isinstance(work, Run)
                 self._running = ""
+                if isinstance(work, Save) and self._checkpointer is not None:
+                    self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
                 self.worker.finish(work, result.value, result.reduced)
                 self._carry_out()
                 self._changed.notify_all()
             self._fault_after(work)
         for sender in self._senders.values():
             sender.close()
+        self._reader.close(CHECKPOINT_PATIENCE)
         log.info("ends after %d instructions, at step %d", self._finished, self.worker.version)
 
     def stop(self) -> None:
@@ -120,18 +132,24 @@ class Node:
         elif isinstance(effect, SayHello):
             self._senders[effect.peer].say_hello()
         elif isinstance(effect, AnswerHello):
-            self.receiver.answer_hello(effect.peer, effect.generation, effect.version)
+            self.receiver.answer_hello(effect.peer, effect.order, effect.version)
         elif isinstance(effect, Adopted):
             self._connect(effect.plan)
         elif isinstance(effect, FetchLayers):
             assert self.worker.plan is not None
             log.info("fetching layers %s from %s at step %d", effect.layers, effect.peer, self.worker.version)
             self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
+        elif isinstance(effect, RestoreLayers):
+            self._restore(effect)
         elif isinstance(effect, ReportReady):
             self._report(self._ready(effect))
             self._faults.at(effect.step, "ready", f"{effect.stage}")
         else:
             self._report(pb.AttendRequest(resumed=pb.Resumed(generation=effect.generation, stage=effect.stage)))
+
+    def _restore(self, effect: RestoreLayers) -> None:
+        log.info("reading layers %s from %s", effect.layers, effect.folder)
+        self._reader.read(effect.folder, effect.step, effect.layers, effect.era)
 
     def _report(self, request: pb.AttendRequest) -> None:
         if self._orders is not None:
@@ -165,18 +183,18 @@ class Node:
             return stage_pb2.Hello(
                 node=self.worker.node,
                 incarnation=self.incarnation,
-                term=self.worker.term,
+                term=self.worker.plan.term if self.worker.plan else 0,
                 generation=self.worker.plan.generation if self.worker.plan else 0,
             )
 
-    def outgoing(self, key: Key, peer: Member) -> tuple[Value, int] | None:
+    def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
         with self._changed:
             plan, value = self.worker.plan, self.worker.outbox.get(key)
             if plan is None or value is None or plan.members.get(peer.node) != peer:
                 return None
             if self.worker.outbox.has_acknowledged(key, peer.node, peer.incarnation):
                 return None
-            return value, plan.generation
+            return value, plan.order
 
     def unacknowledged(self, peer: Member) -> list[Key]:
         with self._changed:
@@ -190,9 +208,9 @@ class Node:
             self.worker.acknowledged(peer.node, peer.incarnation, keys)
             self._after_event()
 
-    def synced(self, peer: Member, generation: int, version: int) -> None:
+    def synced(self, peer: Member, order: PlanOrder, version: int) -> None:
         with self._changed:
-            self.worker.synced(peer.node, generation, version)
+            self.worker.synced(peer.node, order, version)
             self._after_event()
 
     def peer_lost(self, peer: Member, why: str) -> None:
@@ -200,12 +218,12 @@ class Node:
 
     # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
 
-    def heard_hello(self, peer: str, incarnation: int, generation: int, term: int) -> None:
+    def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         with self._changed:
-            self.worker.hello(peer, incarnation, generation, term)
+            self.worker.hello(peer, incarnation, order)
             self._after_event()
         if self._orders is not None:
-            self._orders.leave_lower(term)
+            self._orders.leave_lower(order[0])
 
     def term(self) -> int:
         """The highest term seen."""
@@ -216,9 +234,9 @@ class Node:
             op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
             self._faults.at(key.step, "receive", str(op))
 
-    def deliver(self, peer: str, incarnation: int, generation: int, key: Key, value: Value) -> None:
+    def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
         with self._changed:
-            self.worker.deliver(peer, incarnation, generation, key, value)
+            self.worker.deliver(peer, incarnation, order, key, value)
             self._after_event()
 
     def sender_lost(self, peer: str, incarnation: int, why: str) -> None:
@@ -243,16 +261,28 @@ class Node:
 
     # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
 
-    def fetched(self, layer: int, version: int, state: Value) -> None:
+    def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
         with self._changed:
             log.info("layer %d is here at version %d, at step %d", layer, version, self.worker.version)
-            self.worker.seeding.fetched(layer, version, state)
+            self.worker.fetched(era, layer, version, state)
             self._after_event()
 
-    def fetch_failed(self, peer: str, layers: list[int], why: str) -> None:
+    def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None:
+        listed = [
+            pb.SavedFile(layer=layer, name=f.name, size=f.size, sha256=f.sha256)
+            for layer, x in files.items()
+            for f in x
+        ]
+        self._saved = pb.AttendRequest(saved=pb.Saved(era=era, step=step, files=listed))
+        self._report(self._saved)
+
+    def checkpoint_bad(self, step: int, why: str) -> None:
+        self._report(pb.AttendRequest(checkpoint_bad=pb.CheckpointBad(step=step, why=why)))
+
+    def fetch_failed(self, era: int, peer: str, layers: list[int], why: str) -> None:
         log.warning("seeding from %s broke off: %s", peer, why)
         with self._changed:
-            self.worker.seeding.failed(peer, layers)
+            self.worker.fetch_failed(era, peer, layers)
             self._after_event()
 
     # ---- what the coordinator orders (stage_server.orders.Listener) -------------------------------------------------
@@ -271,6 +301,8 @@ class Node:
                 available.last_commit.CopyFrom(_commit_to_proto(commit))
             facts = [pb.AttendRequest(available=available)]
             facts.extend(self._ready(fact) for fact in self.worker.repeat_facts())
+            if self._saved is not None:
+                facts.append(self._saved)
             announce(facts)
 
     def heartbeat(self) -> pb.Heartbeat:

@@ -10,6 +10,7 @@ import grpc
 
 from pipeline.keys import Key
 from pipeline.messages import key_from_proto, key_to_proto
+from pipeline.plan import PlanOrder
 from pipeline.values import Value
 from pipeline.wire import Assembler, chunks, header_of
 from protos import stage_pb2
@@ -23,13 +24,13 @@ class Sink(Protocol):
 
     incarnation: int
 
-    def heard_hello(self, peer: str, incarnation: int, generation: int, term: int) -> None: ...
+    def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None: ...
 
     def receiving(self, key: Key) -> None:
         """The first piece of a tensor is here."""
         ...
 
-    def deliver(self, peer: str, incarnation: int, generation: int, key: Key, value: Value) -> None: ...
+    def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None: ...
 
     def sender_lost(self, peer: str, incarnation: int, why: str) -> None: ...
 
@@ -49,8 +50,9 @@ class Receiver(StageServicer):
     def acknowledge(self, peer: str, keys: list[Key]) -> None:
         self._answer(peer, stage_pb2.DeliverResponse(acknowledged=[key_to_proto(k) for k in keys]))
 
-    def answer_hello(self, peer: str, generation: int, version: int) -> None:
-        synced = stage_pb2.Synced(generation=generation, version=version)
+    def answer_hello(self, peer: str, order: PlanOrder, version: int) -> None:
+        term, generation = order
+        synced = stage_pb2.Synced(term=term, generation=generation, version=version)
         self._answer(peer, stage_pb2.DeliverResponse(synced=synced))
 
     def _answer(self, peer: str, response: stage_pb2.DeliverResponse) -> None:
@@ -82,7 +84,7 @@ class Receiver(StageServicer):
                     peer, incarnation = request.hello.node, request.hello.incarnation
                     with self._lock:
                         self._answers[peer] = answers
-                    self._sink.heard_hello(peer, incarnation, request.hello.generation, request.hello.term)
+                    self._sink.heard_hello(peer, incarnation, (request.hello.term, request.hello.generation))
                 elif body == "chunk":
                     chunk = request.chunk
                     key = key_from_proto(chunk.key)
@@ -92,7 +94,8 @@ class Receiver(StageServicer):
                     assert assembler is not None, "a tensor's first piece carries its header"
                     assembler.add(chunk.offset, chunk.payload)
                     if assembler.complete:
-                        self._sink.deliver(peer, incarnation, chunk.generation, key, assembler.value())
+                        order = (chunk.term, chunk.generation)
+                        self._sink.deliver(peer, incarnation, order, key, assembler.value())
                         assembler = None
                 else:
                     ended = True

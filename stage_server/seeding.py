@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from typing import Generic
 
 from pipeline.plan import Plan
-from stage_server.instructions import Apply, FetchLayers, Install, V
+from stage_server.instructions import Apply, FetchLayers, Install, RestoreLayers, V
+
+CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
 
 
 class Seeding(Generic[V]):
@@ -42,9 +44,18 @@ class Seeding(Generic[V]):
             if node not in stage.holders():
                 continue
             for layer in stage.layers:
-                initial = version if anew and version == 0 and node in stage.required() else None
+                initial = version if anew and not plan.origin and node in stage.required() else None
                 self._versions[layer] = before.get(layer, initial)
-        self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in plan.members}
+        known = {*plan.members, CHECKPOINT}
+        self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in known}
+
+    def restores(self, plan: Plan, node: str, anew: bool) -> list[RestoreLayers]:
+        """What an owner or hot standby of a new era reads from the checkpoint that the era begins from."""
+        layers = [x for stage in plan.stages if node in stage.required() for x in stage.layers]
+        if not anew or not plan.origin or plan.step != plan.origin_step or not layers:
+            return []
+        self._asked.update(dict.fromkeys(layers, CHECKPOINT))
+        return [RestoreLayers(plan.origin, plan.origin_step, tuple(layers), plan.era)]
 
     def fetches(self, plan: Plan, node: str) -> list[FetchLayers]:
         """What to ask for now: layers without state that nobody was asked for, from the owner or a hot standby."""

@@ -11,7 +11,7 @@ import grpc
 from pipeline.channel import channel_options, details
 from pipeline.keys import Key, Kind
 from pipeline.messages import key_from_proto, key_to_proto
-from pipeline.plan import Member
+from pipeline.plan import Member, PlanOrder
 from pipeline.schedule import Instruction
 from pipeline.values import Value
 from pipeline.wire import chunks, header_of
@@ -27,15 +27,15 @@ class Source(Protocol):
 
     def greeting(self) -> stage_pb2.Hello: ...
 
-    def outgoing(self, key: Key, peer: Member) -> tuple[Value, int] | None:
-        """The value and this node's generation; None if the peer does not need it any more."""
+    def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
+        """The value and the plan that this node obeys; None if the peer does not need it any more."""
         ...
 
     def unacknowledged(self, peer: Member) -> list[Key]: ...
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None: ...
 
-    def synced(self, peer: Member, generation: int, version: int) -> None: ...
+    def synced(self, peer: Member, order: PlanOrder, version: int) -> None: ...
 
     def peer_lost(self, peer: Member, why: str) -> None: ...
 
@@ -86,7 +86,8 @@ class Sender:
         if response.acknowledged:
             self._source.acknowledged(self.peer, [key_from_proto(k) for k in response.acknowledged])
         if response.HasField("synced"):
-            self._source.synced(self.peer, response.synced.generation, response.synced.version)
+            synced = response.synced
+            self._source.synced(self.peer, (synced.term, synced.generation), synced.version)
 
     def _requests(self) -> Iterator[stage_pb2.DeliverRequest]:
         yield stage_pb2.DeliverRequest(hello=self._source.greeting())
@@ -106,10 +107,12 @@ class Sender:
         found = self._source.outgoing(key, self.peer)
         if found is None:
             return
-        value, generation = found
+        value, (term, generation) = found
         wire_key = key_to_proto(key)
         for offset, payload in chunks(value):
-            chunk = tensor_pb2.Chunk(payload=bytes(payload), key=wire_key, offset=offset, generation=generation)
+            chunk = tensor_pb2.Chunk(
+                payload=bytes(payload), key=wire_key, offset=offset, generation=generation, term=term
+            )
             if offset == 0:
                 chunk.header.CopyFrom(header_of(value))
             yield stage_pb2.DeliverRequest(chunk=chunk)

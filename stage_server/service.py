@@ -92,10 +92,12 @@ class StageServer:
             self._orders.report(pb.AttendRequest(failed=pb.Failed(why=str(error))))
             self._end(2, str(error))
             return
-        worker: Worker[Value] = Worker(self._name, self._incarnation, job.pipeline.microbatches, job.job.steps)
+        every, url = (job.checkpoint.every, job.checkpoint.url) if job.checkpoint is not None else (0, "")
+        microbatches, steps = job.pipeline.microbatches, job.job.steps
+        worker: Worker[Value] = Worker(self._name, self._incarnation, microbatches, steps, every)
         compute = Compute(job, source, torch.device("cpu"))
         compute.warm_up()
-        node = Node(worker, compute, Faults(self._settings.kill_at))
+        node = Node(worker, compute, Faults(self._settings.kill_at), url)
         add_StageServicer_to_server(node.receiver, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 
 from pipeline.keys import Key, Kind, consumers, producer
-from pipeline.plan import Plan
+from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction, one_f_one_b, program
 from stage_server.instructions import (
     Acknowledge,
@@ -24,6 +24,7 @@ from stage_server.instructions import (
     ReportReady,
     ReportResumed,
     Run,
+    Save,
     SayHello,
     Send,
     V,
@@ -54,7 +55,7 @@ class _Arrival(Generic[V]):
 
     peer: str
     incarnation: int
-    generation: int
+    order: PlanOrder
     key: Key | None = None
     value: V | None = None
 
@@ -62,11 +63,12 @@ class _Arrival(Generic[V]):
 class Worker(Generic[V]):
     """One incarnation of a node. ``version`` is the number of steps applied to all that it holds."""
 
-    def __init__(self, node: str, incarnation: int, microbatches: int, steps: int) -> None:
+    def __init__(self, node: str, incarnation: int, microbatches: int, steps: int, checkpoint_every: int = 0) -> None:
         self.node = node
         self.incarnation = incarnation
         self.microbatches = microbatches
         self.steps = steps
+        self.checkpoint_every = checkpoint_every
         self.term = 0
         self.era = 0
         self.version = 0
@@ -77,13 +79,14 @@ class Worker(Generic[V]):
         self.tenure: dict[int, int] = {}  # owned stage -> generation in which it came here
         self._program: tuple[Instruction, ...] = ()
         self._done: set[Instruction] = set()
-        self._promoted: dict[int, int] = {}  # stage -> generation; until the step commits
+        self._promoted: dict[int, PlanOrder] = {}  # stage -> by which plan; until the step commits
         self._known: set[Instruction] = set()  # of promoted stages: their result was already held by its consumer
-        self._synced: dict[str, int] = {}  # peer -> generation of our Hello that it answered
+        self._synced: dict[str, PlanOrder] = {}  # peer -> under which plan it answered our Hello
         self._reported: dict[int, ReportReady] = {}
         self._resumed: set[int] = set()
         self._commits: deque[CommitOrder] = deque()
         self.last_commit: CommitOrder | None = None  # the newest that was applied
+        self._saves: deque[Save] = deque()
         self._early: list[_Arrival[V]] = []
         self._arrange: Arrange | None = None
         self._effects: list[Effect] = []
@@ -113,6 +116,7 @@ class Worker(Generic[V]):
                 self._promote(s, plan)
         held = [layer for s in plan.held_by(self.node) for layer in plan.stages[s].layers]
         self.seeding.adopt(plan, self.node, self.version, anew)
+        self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
         self._program = program(owners, self.node, self.microbatches)
         stages = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned))
@@ -120,7 +124,7 @@ class Worker(Generic[V]):
         self._arrange = Arrange(tuple(held), stages, self.version, anew)
         self._effects.append(Adopted(plan))
         for peer in plan.peers_of(self.node):
-            self._effects.append(SayHello(peer, plan.generation))
+            self._effects.append(SayHello(peer))
         for key in self.outbox:
             self._route(key)
         early, self._early = self._early, []
@@ -154,30 +158,42 @@ class Worker(Generic[V]):
         self.mailbox.clear()
         self.outbox.clear()
         self._commits.clear()
+        self._saves.clear()
         self.last_commit = None
         self.tenure.clear()
         self._forget_step()
 
     def _promote(self, stage: int, plan: Plan) -> None:
         """This node becomes the owner within a step: what no consumer holds is to be done again (rule 9)."""
-        self._promoted[stage] = plan.generation
+        self._promoted[stage] = plan.order
         for m in range(self.microbatches):
             if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
                 self._known.add(Instruction(stage, "B", m))
         if self.holds_whole(stage):
             self._ship(stage)
 
+    # ---- state from elsewhere ---------------------------------------------------------------------------------------
+
+    def fetched(self, era: int, layer: int, version: int, state: V) -> None:
+        """A layer's state has arrived, from a holder or from a checkpoint; that of another era is of no use."""
+        if era == self.era:
+            self.seeding.fetched(layer, version, state)
+
+    def fetch_failed(self, era: int, peer: str, layers: Iterable[int]) -> None:
+        if era == self.era:
+            self.seeding.failed(peer, layers)
+
     # ---- data -------------------------------------------------------------------------------------------------------
 
-    def deliver(self, peer: str, incarnation: int, generation: int, key: Key, value: V) -> None:
+    def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: V) -> None:
         """A tensor has arrived from a peer."""
-        self._arrive(_Arrival(peer, incarnation, generation, key, value))
+        self._arrive(_Arrival(peer, incarnation, order, key, value))
         self._progress()
 
-    def hello(self, peer: str, incarnation: int, generation: int, term: int = 0) -> None:
-        """A peer is at this generation and asks what it need not send. Its leader's term counts here, too (rule 12)."""
-        self.term = max(self.term, term)
-        self._arrive(_Arrival(peer, incarnation, generation))
+    def hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
+        """A peer obeys this plan and asks what it need not send. Its leader's term counts here, too (rule 12)."""
+        self.term = max(self.term, order[0])
+        self._arrive(_Arrival(peer, incarnation, order))
 
     def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
         """A peer has these tensors."""
@@ -186,14 +202,14 @@ class Worker(Generic[V]):
                 self._known.add(Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index))
             self.outbox.acknowledge(key, peer, incarnation)
 
-    def synced(self, peer: str, generation: int, version: int) -> None:
+    def synced(self, peer: str, order: PlanOrder, version: int) -> None:
         """A peer has told all that it has. One that is ahead needs nothing of this step any more.
 
         An answer to an earlier plan's Hello may speak of another era's versions: it does not count.
         """
-        if self.plan is None or generation != self.plan.generation:
+        if self.plan is None or order != self.plan.order:
             return
-        self._synced[peer] = generation
+        self._synced[peer] = order
         if version > self.version:
             for s in self.tenure:
                 for m in range(self.microbatches):
@@ -204,7 +220,7 @@ class Worker(Generic[V]):
 
     def _arrive(self, arrival: _Arrival[V]) -> None:
         plan = self.plan
-        if plan is None or arrival.generation > plan.generation:
+        if plan is None or arrival.order > plan.order:
             self._early.append(arrival)  # waits, unacknowledged, for the plan that its sender has (rule 3)
             return
         if arrival.key is None or arrival.value is None:
@@ -229,7 +245,7 @@ class Worker(Generic[V]):
         for key in self.mailbox:
             if producer(key, plan) == arrival.peer:
                 self._effects.append(Acknowledge(arrival.peer, key))
-        self._effects.append(AnswerHello(arrival.peer, arrival.generation, self.version))
+        self._effects.append(AnswerHello(arrival.peer, arrival.order, self.version))
 
     def _put_out(self, key: Key, value: V) -> None:
         self.outbox.put(key, value)
@@ -261,6 +277,8 @@ class Worker(Generic[V]):
         if self._arrange is not None:
             work, self._arrange = self._arrange, None
             return work
+        if self._saves:
+            return self._saves.popleft()
         install = self.seeding.next_install()
         if install is not None:
             return install
@@ -311,7 +329,7 @@ class Worker(Generic[V]):
         if stage not in self._promoted:
             return set()
         neighbours = {self.plan.stages[n].owner for n in (stage - 1, stage + 1) if 0 <= n < len(self.plan.stages)}
-        if any(self._synced.get(n, 0) < self._promoted[stage] for n in neighbours - {self.node}):
+        if any(self._synced.get(n, (0, 0)) < self._promoted[stage] for n in neighbours - {self.node}):
             return set()
         lacking = [i for i in order if self._lacks(i)]
         # Forwards change buffers, so those before a needed one are run too; a backward needs its forward's graph.
@@ -333,7 +351,7 @@ class Worker(Generic[V]):
     def _note_resumed(self, stage: int) -> None:
         if stage in self._promoted and stage not in self._resumed:
             self._resumed.add(stage)
-            self._effects.append(ReportResumed(self._promoted[stage], stage))
+            self._effects.append(ReportResumed(self._promoted[stage][1], stage))
 
     def _may_wait(self, plan: Plan) -> bool:
         """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""
@@ -405,6 +423,19 @@ class Worker(Generic[V]):
         self._forget_step()
         if commit.next_plan is not None:
             self.take_plan(commit.next_plan)
+        if self.checkpoint_every and self.version % self.checkpoint_every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        assert self.plan is not None
+        layers = [
+            layer
+            for stage, saver in zip(self.plan.stages, self.plan.savers(), strict=True)
+            for layer in stage.layers
+            if saver == self.node and self.seeding.version_of(layer) == self.version
+        ]
+        if layers:
+            self._saves.append(Save(self.version, tuple(layers)))
 
     def _forget_step(self) -> None:
         self._done.clear()

@@ -54,7 +54,7 @@ class WithoutProducer(Worker[Number]):
 
     def _arrive(self, arrival: Any) -> None:
         if self.plan is not None:
-            arrival = replace(arrival, generation=0)
+            arrival = replace(arrival, order=(0, 0))
         super()._arrive(arrival)
 
     def _is_stale(self, plan: Plan) -> bool:
@@ -124,8 +124,8 @@ def without_double_role(state: co.State, event: co.Event, now: float) -> tuple[c
 def without_incarnation(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
     """Rule 13 off: a process that was started again counts as the one before."""
     known = state.nodes.get(getattr(event, "node", ""))
-    if known is not None and not isinstance(event, co.Tick | co.Draining) and known.incarnation != event.incarnation:
-        event = replace(event, incarnation=known.incarnation)
+    if known is not None and getattr(event, "incarnation", known.incarnation) != known.incarnation:
+        event = replace(event, incarnation=known.incarnation)  # type: ignore[arg-type]
     return advance(state, event, now)
 
 
