@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format protos clean
+.PHONY: help install demo test soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,6 +29,9 @@ demo: install ## train on four nodes, lose some, end with the same bits
 
 test: install lint ## all checks: lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests
+
+soak: install ## what takes longer: every kill on every stage, 50,000 random histories
+	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/simulation
 
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .

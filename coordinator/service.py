@@ -66,6 +66,10 @@ class Service(CoordinatorServicer):
             )
             await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
             return
+        if join.run and join.run != self._settings.run:
+            why = f"{join.node} is for the run {join.run}, the coordinator there serves {self._settings.run}"
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+            return
         if join.term > self._leader.term:
             await self._leader.step_down(join.term)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator leads")

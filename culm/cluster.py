@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -166,6 +167,8 @@ class LocalCluster:
         return {
             "CULM_NOTICES": "none",  # this machine's own, if it is in a cloud, are for whoever started the run
             **os.environ,
+            # A port may pass from one run to the next while nodes of the first are still ending.
+            "CULM_RUN": f"{self.folder.name}-{uuid.uuid4().hex[:8]}",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the allocator keeps its pages: see docs/protocol.md

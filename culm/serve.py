@@ -54,6 +54,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="SECONDS",
         help="what SIGTERM leaves for handing over; a second one, or Ctrl-C, ends at once",
     )
+    stage.add_argument("--run", default=env("CULM_RUN", ""), help="join this run alone; default: any")
     stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
     stage.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
@@ -107,6 +108,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
             listen=arguments.listen,
             name=arguments.name,
             zone=arguments.zone,
+            run=arguments.run,
             kill_at=tuple(arguments.kill_at),
             connect_timeout=arguments.connect_timeout,
             reflection=arguments.reflection,

@@ -34,6 +34,7 @@ class Join(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    RUN_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     """Rises with every start of the process and whenever it was declared lost."""
@@ -45,6 +46,8 @@ class Join(_message.Message):
     """Wire contract that the node speaks; another one is refused."""
     term: _builtins.int
     """The highest term that the node has seen: a coordinator of a lower one steps down."""
+    run: _builtins.str
+    """The run that the node is for; empty: any. A coordinator of another run refuses it."""
     def __init__(
         self,
         *,
@@ -55,10 +58,11 @@ class Join(_message.Message):
         zone: _builtins.str = ...,
         protocol_version: _builtins.int = ...,
         term: _builtins.int = ...,
+        run: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "term", b"term", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "run", b"run", "term", b"term", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,6 +169,7 @@ class StageServer:
             address=self._address,
             pid=os.getpid(),
             zone=self._settings.zone,
+            run=self._settings.run,
             protocol_version=PROTOCOL_VERSION,
             term=self._node.term() if self._node is not None else 0,
         )

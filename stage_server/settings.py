@@ -11,6 +11,7 @@ class StageSettings:
     listen: str = "127.0.0.1:0"
     name: str = ""  # empty: made from the host's name and the process id
     zone: str = ""
+    run: str = ""  # empty: any
     kill_at: tuple[str, ...] = ()  # STEP:INSTRUCTION, to die there: for demos and tests
     connect_timeout: float = 30.0
     reflection: bool = False

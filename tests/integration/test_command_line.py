@@ -110,6 +110,8 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
+        # A job in the background, as continuous integration may be, ignores SIGINT, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     for line in process.stderr:

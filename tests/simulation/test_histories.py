@@ -1,5 +1,6 @@
 """Random histories in the simulated cluster: none gets stuck, none changes a number. A failing seed replays."""
 
+import os
 import random
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 
 from pipeline.schedule import Instruction
 from simulator.cluster import Cluster, Kill
+
+SOAK = os.environ.get("CULM_SOAK") == "1"
 
 
 def history(seed: int) -> Cluster:
@@ -28,7 +31,7 @@ def history(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(20))
+@pytest.mark.parametrize("hundred", range(200 if SOAK else 20))
 def test_random_histories_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history(seed).run()
@@ -50,7 +53,7 @@ def history_with_outages(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(10))
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 4))
 def test_random_outages_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history_with_outages(seed).run()
@@ -131,7 +134,7 @@ def history_of_changes(seed: int, disturb: int = 0) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(1))
+@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
 def test_drains_and_joins_redo_nothing(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         cluster = history_of_changes(seed).run()
@@ -140,7 +143,43 @@ def test_drains_and_joins_redo_nothing(hundred: int) -> None:
         assert len(executed) == len(set(executed)), f"seed {seed}: work was done twice"
 
 
-@pytest.mark.parametrize("hundred", range(1))
+@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
 def test_drains_joins_and_losses_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history_of_changes(seed, disturb=2).run()
+
+
+def history_with_checkpoints(seed: int) -> Cluster:
+    """All of it at once; what has no copy left goes on from a checkpoint."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2, 3]),
+        steps=draw.choice([3, 8, 15]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=draw.choice([0, 1, 1, 2, 3]),
+        outages=draw.choice([0, 0, 1, 2]),
+        checkpoint_every=draw.choice([1, 2, 3]),
+        changes=draw.choice([0, 0, 2]),
+        layers=stages + draw.choice([0, 1, 3]),
+    )
+
+
+@pytest.mark.parametrize("hundred", range(100 if SOAK else 4))
+def test_rollbacks_to_a_checkpoint_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history_with_checkpoints(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (606, "a layer that was fetched in the era before came in place of the checkpoint's"),
+        (990, "a node that this leader had let go was in the plan of the leader before"),
+        (1233, "an answer under the plan of an earlier leader, of the same generation, counted"),
+    ],
+)
+def test_rollbacks_that_failed_once(seed: int, why: str) -> None:
+    history_with_checkpoints(seed).run()
