@@ -89,8 +89,17 @@ def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return state, ()
-    said = {"version": event.version, "instruction": event.instruction, "finished": event.finished}
-    node = replace(node, heard_at=now, **said)  # type: ignore[arg-type]
+    node = replace(
+        node,
+        heard_at=now,
+        version=event.version,
+        instruction=event.instruction,
+        finished=event.finished,
+        running_seconds=event.running_seconds,
+        median_seconds=event.median_seconds,
+        deviation_seconds=event.deviation_seconds,
+        samples=event.samples,
+    )
     return replace(state, nodes={**state.nodes, event.node: node}), ()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.decisions import Decision, reason_of, with_plan
+from coordinator.detection import FRESH_SECONDS, cut_off, stuck
 from coordinator.placement import promote, repair
 from coordinator.state import (
     Available,
@@ -18,6 +19,7 @@ from coordinator.state import (
     Phase,
     Publish,
     Record,
+    Report,
     State,
     StreamBroken,
 )
@@ -132,7 +134,10 @@ def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
     node = state.nodes.get(event.suspect)
     if node is None or node.incarnation != event.suspect_incarnation or event.node not in state.nodes:
         return state, ()
-    reports = {**state.evidence.get(event.suspect, {}), event.node: now}
+    before = state.evidence.get(event.suspect, {})
+    known = before.get(event.node)
+    first = known.first if known is not None and now - known.last <= FRESH_SECONDS else now
+    reports = {**before, event.node: Report(first, now)}
     state = replace(state, evidence={**state.evidence, event.suspect: reports})
     if node.attached_since is None and not recovering(state):
         return lose(state, {event.suspect: f"its order stream broke and {event.node} misses it: {event.why}"}, now)
@@ -146,7 +151,8 @@ def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
     state = replace(state, nodes={**state.nodes, event.node: replace(node, attached_since=None, detached_at=now)})
     if recovering(state):
         return state, ()
-    recent = [r for r, at in state.evidence.get(event.node, {}).items() if now - at <= state.settings.reconnect_timeout]
+    reports = state.evidence.get(event.node, {})
+    recent = [name for name, x in reports.items() if now - x.last <= state.settings.reconnect_timeout]
     if recent:
         return lose(state, {event.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
     return state, ()
@@ -174,6 +180,8 @@ def tick(state: State, now: float) -> Decision:
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
         elif node.detached_at is not None and now - node.detached_at > settings.reconnect_timeout:
             lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
+    if not lost:
+        lost = {**cut_off(state, now), **stuck(state, now)}
     return lose(state, lost, now) if lost else (state, ())
 
 

@@ -28,6 +28,7 @@ class Settings:
     redundancy: bool = True
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     heartbeat_timeout: float = 2.0  # silence after which a node is lost
+    link_timeout: float = 5.0  # how long a link between two nodes that both attend may mend
     checkpoint_url: str = ""
     reconnect_timeout: float = 2.0  # how long a broken order stream may mend if no neighbour misses the node
 
@@ -48,8 +49,20 @@ class Node:
     version: int = 0
     instruction: str = ""
     finished: int = 0  # instructions since the process started: the progress watermark
+    running_seconds: float = 0.0  # how long its present instruction has been running
+    median_seconds: float = 0.0  # of its own instructions like that one, and their deviation
+    deviation_seconds: float = 0.0
+    samples: int = 0
     draining: str = ""  # why it is to go
     leaves_at: float | None = None  # when its machine may be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Since when a node has been saying that it does not reach another, and when it said so last."""
+
+    first: float
+    last: float
 
 
 Layers = Mapping[str, frozenset[int]]  # node -> layers
@@ -83,7 +96,7 @@ class State:
     fingerprint: str = ""
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
-    evidence: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # suspect -> reporter -> when
+    evidence: Mapping[str, Mapping[str, Report]] = field(default_factory=dict)  # suspect -> reporter
     # Who holds which layer's whole reduced gradient of (era, committed), over a copy at that version: rule 6's facts.
     facts: Layers = field(default_factory=dict)
     # Who, being seeded, reported so for an earlier step: it has caught up, and commits wait for it from now on.
@@ -136,6 +149,10 @@ class Heartbeat:
     version: int = 0
     instruction: str = ""
     finished: int = 0
+    running_seconds: float = 0.0
+    median_seconds: float = 0.0
+    deviation_seconds: float = 0.0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ MODULES = {
     "status": "status",
     "events": "events",
     "drain": "drain",
+    "checkpoint": "checkpoint",
     "coordinator": "serve",
     "stage": "serve",
 }

@@ -43,6 +43,7 @@ class LocalCluster:
         respawn: bool = True,
         folder: Path | None = None,
         heartbeat_timeout: float = 2.0,
+        resume: str = "",
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self.job = job
@@ -55,6 +56,7 @@ class LocalCluster:
         self._kills = list(kills)
         self._respawn = respawn
         self._heartbeat_timeout = heartbeat_timeout
+        self._resume = resume
         self._environments = environments  # what single processes have beside the common one, by name
         self._children: dict[str, Child] = {}
         self._environment = self._make_environment(job_folder)
@@ -144,7 +146,7 @@ class LocalCluster:
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
         words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address, "--name", "local"]
-        words += ["--heartbeat-timeout", str(self._heartbeat_timeout)]
+        words += ["--heartbeat-timeout", str(self._heartbeat_timeout), "--resume", self._resume]
         return [*words, "--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
 
     def _start_stage(self, name: str) -> None:

@@ -23,6 +23,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 there")
     parser.add_argument("--out", metavar="FILE", help="write the final weights as safetensors")
     parser.add_argument("--coordinator-address", default="", metavar="HOST:PORT", help="where the coordinator listens")
+    parser.add_argument("--resume", default="", metavar="URL", help="go on from the newest whole checkpoint there")
     parser.add_argument("--no-respawn", action="store_true", help="leave killed nodes dead")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.set_defaults(command=run)
@@ -88,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         kills,
         arguments.coordinator_address,
         respawn=not arguments.no_respawn,
+        resume=arguments.resume,
     )
     print(f"logs: {cluster.folder}", file=sys.stderr)
     try:

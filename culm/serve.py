@@ -27,6 +27,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     name = env("CULM_NAME", "")
     coordinator.add_argument("--name", default=name, help="one that starts again under its name takes its lease over")
     coordinator.add_argument("--nodes", type=int, default=int(env("CULM_NODES", "0")), help="how many to wait for")
+    resume = env("CULM_RESUME", "")
+    coordinator.add_argument("--resume", default=resume, metavar="URL", help="go on from the newest whole checkpoint")
     coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
     coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     coordinator.add_argument("--heartbeat-timeout", type=float, default=2.0, metavar="SECONDS")
@@ -90,6 +92,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 run=arguments.run,
                 name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
                 nodes=arguments.nodes,
+                resume=arguments.resume,
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,
                 heartbeat_timeout=arguments.heartbeat_timeout,

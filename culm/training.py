@@ -12,6 +12,7 @@ import torch
 from culm.client import connect
 from culm.cluster import LocalCluster, RunFailed
 from pipeline.digest import weights_sha256
+from pipeline.job import Job
 from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
@@ -20,13 +21,15 @@ from stage_server.fetch import fetch_layers
 LayerState = tuple[int, dict[str, torch.Tensor]]
 POLL_SECONDS = 0.05
 GATHER_SECONDS = 60.0
+CHECKPOINT_SECONDS = 60.0
 
 
 @dataclass
 class Outcome:
-    """What a run gave. ``losses`` by step; ``losses_of_nodes`` as ``culm run --json`` prints them."""
+    """What a run gave. ``losses`` by step from ``first_step`` on; the names are those of ``culm run --json``."""
 
     losses: list[float] = field(default_factory=list)
+    first_step: int = 0  # more than 0 where the run went on from a checkpoint
     losses_of_nodes: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     layers: list[LayerState] = field(default_factory=list)
@@ -34,7 +37,8 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "steps": len(self.losses),
+            "steps": self.first_step + len(self.losses),
+            "first_step": self.first_step,
             "losses": self.losses,
             "loss_hex": [loss.hex() for loss in self.losses],
             "seconds": self.seconds,
@@ -53,6 +57,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     channel, stub = connect(cluster.address, patience=10.0)
     seen = 0
     begun: float | None = None
+    done_at: float | None = None
     lost: dict[str, pb.ListEventsResponse] = {}
     with channel:
         while True:
@@ -75,12 +80,21 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 disturb(stub, status, cluster.deaths)
             if status.phase == "failed":
                 raise RunFailed(status.detail, 2)
-            if any(event.kind == "done" for event in events):
-                break
+            if status.phase == "done" and status.step == status.steps:
+                done_at = done_at or time.monotonic()
+                if _checkpointed(status, cluster.job, done_at):
+                    break
             time.sleep(POLL_SECONDS)
         outcome.layers = gather(stub, cluster.check)
     outcome.sha256 = weights_sha256(outcome.layers)
     return outcome
+
+
+def _checkpointed(status: pb.GetStatusResponse, job: Job, done_at: float) -> bool:
+    """Whether the last checkpoint is whole, if the job asks for one; it is waited for, but not for ever."""
+    if job.checkpoint is None or status.steps % job.checkpoint.every or status.checkpoint == status.steps:
+        return True
+    return time.monotonic() - done_at > CHECKPOINT_SECONDS
 
 
 def _take(
@@ -88,7 +102,9 @@ def _take(
 ) -> None:
     fields = event.fields
     if event.kind == "commit":
-        step = int(fields["step"])
+        step = int(fields["step"]) - outcome.first_step
+        if not outcome.losses:
+            outcome.first_step, step = step, 0
         del outcome.losses[step:]
         # Commits of a coordinator that was killed while Redis was away may be on no record.
         outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
@@ -127,7 +143,7 @@ def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]
             address = {m.node: m.address for m in status.plan.members}
             for stage in status.plan.stages:
                 layers = tuple(range(stage.first_layer, stage.end_layer))
-                fetch_layers(address[stage.owners[0]], layers, status.plan.era, take)
+                fetch_layers(address[stage.owners[0]], layers, status.plan.era, take, at_once=True)
         except grpc.RpcError:
             gathered.clear()
         if gathered and all(version == status.steps for version, _ in gathered.values()):

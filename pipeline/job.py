@@ -62,6 +62,9 @@ class PipelineSection(_Section):
 
 
 class ResilienceSection(_Section):
+    """``seed_bytes_per_second``: what each holder gives at most to nodes being seeded, so that training goes on."""
+
+    seed_bytes_per_second: Count = 100_000_000
     redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
 
 

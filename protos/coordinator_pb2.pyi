@@ -124,21 +124,35 @@ class Heartbeat(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    RUNNING_SECONDS_FIELD_NUMBER: _builtins.int
+    MEDIAN_SECONDS_FIELD_NUMBER: _builtins.int
+    DEVIATION_SECONDS_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
     """The instruction being run, such as "2B3"; empty while it waits."""
     finished: _builtins.int
     """Instructions finished since the process started: the progress watermark."""
+    running_seconds: _builtins.float
+    """How long the instruction has been running, and what is usual for one like it on this node."""
+    median_seconds: _builtins.float
+    deviation_seconds: _builtins.float
+    """Median absolute deviation."""
+    samples: _builtins.int
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         instruction: _builtins.str = ...,
         finished: _builtins.int = ...,
+        running_seconds: _builtins.float = ...,
+        median_seconds: _builtins.float = ...,
+        deviation_seconds: _builtins.float = ...,
+        samples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "instruction", b"instruction", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,7 +161,10 @@ class FetchRequest(_message.Message):
 
     LAYERS_FIELD_NUMBER: _builtins.int
     ERA_FIELD_NUMBER: _builtins.int
+    AT_ONCE_FIELD_NUMBER: _builtins.int
     era: _builtins.int
+    at_once: _builtins.bool
+    """Nobody is training: as fast as it goes."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indices of the layers."""
@@ -171,10 +174,11 @@ class FetchRequest(_message.Message):
         *,
         layers: _abc.Iterable[_builtins.int] | None = ...,
         era: _builtins.int = ...,
+        at_once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "layers", b"layers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_once", b"at_once", "era", b"era", "layers", b"layers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,14 +22,18 @@ class FetchListener(Protocol):
     def fetch_failed(self, era: int, peer: str, layers: list[int], why: str) -> None: ...
 
 
-def fetch_layers(address: str, layers: tuple[int, ...], era: int, take: Callable[[int, int, Value], None]) -> None:
+def fetch_layers(
+    address: str, layers: tuple[int, ...], era: int, take: Callable[[int, int, Value], None], at_once: bool = False
+) -> None:
     """Streams the layers' state from the holder at ``address``; ``take(layer, version, state)`` gets each.
+
+    ``at_once``: as fast as it goes, since nobody is training.
 
     Raises grpc.RpcError when the holder is gone or holds no copy.
     """
     with grpc.insecure_channel(address, options=channel_options()) as channel:
         assembler: Assembler | None = None
-        request = stage_pb2.FetchRequest(layers=layers, era=era)
+        request = stage_pb2.FetchRequest(layers=layers, era=era, at_once=at_once)
         for response in StageStub(channel).Fetch(request):
             if response.HasField("header"):
                 assembler = Assembler(response.header)

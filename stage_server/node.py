@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
+from pipeline.job import Job
 from pipeline.keys import Key, Kind
 from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto
@@ -14,6 +15,7 @@ from protos import coordinator_pb2 as pb
 from protos import stage_pb2
 from stage_server.checkpointer import Checkpointer, Share
 from stage_server.compute import Compute
+from stage_server.durations import Durations
 from stage_server.faults import Faults, die
 from stage_server.fetch import Fetcher
 from stage_server.instructions import (
@@ -44,19 +46,20 @@ CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint
 class Node:
     """Feeds the worker, runs its work and carries out its effects. Every call may come from any thread."""
 
-    def __init__(self, worker: Worker[Value], compute: Compute, faults: Faults, checkpoint_url: str = "") -> None:
+    def __init__(self, worker: Worker[Value], compute: Compute, faults: Faults, job: Job) -> None:
         self.worker = worker
         self.incarnation = worker.incarnation
-        self.receiver = Receiver(self)
+        self.receiver = Receiver(self, job.resilience.seed_bytes_per_second)
         self._compute = compute
         self._faults = faults
         self._changed = threading.Condition()
         self._senders: dict[str, Sender] = {}
         self._orders: Orders | None = None
         self._fetcher = Fetcher(self)
-        self._reader = Checkpointer(checkpoint_url, self)
-        self._checkpointer = self._reader if checkpoint_url else None
+        self._reader = Checkpointer(job.checkpoint.url if job.checkpoint is not None else "", self)
+        self._checkpointer = self._reader if job.checkpoint is not None else None
         self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
+        self._durations = Durations()
         self._running = ""
         self._busy = False
         self._exports = 0  # copies that wait for a moment between two pieces of work
@@ -82,10 +85,13 @@ class Node:
                     break
                 self._busy = True
                 self._running = str(work.instruction) if isinstance(work, Run) else ""
+                if isinstance(work, Run):
+                    self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
             self._fault_before(work)
             result = self._compute.do(work)
             with self._changed:
                 self._busy = False
+                self._durations.end()
                 self._finished += isinstance(work, Run)
                 self._running = ""
                 if isinstance(work, Save) and self._checkpointer is not None:
@@ -306,7 +312,16 @@ class Node:
             announce(facts)
 
     def heartbeat(self) -> pb.Heartbeat:
-        return pb.Heartbeat(version=self.worker.version, instruction=self._running, finished=self._finished)
+        running, usual = self._durations.running()
+        return pb.Heartbeat(
+            version=self.worker.version,
+            instruction=self._running,
+            finished=self._finished,
+            running_seconds=running,
+            median_seconds=usual.median,
+            deviation_seconds=usual.deviation,
+            samples=usual.samples,
+        )
 
     def order(self, order: pb.AttendResponse) -> None:
         body = order.WhichOneof("body")

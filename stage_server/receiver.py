@@ -10,6 +10,7 @@ import grpc
 
 from pipeline.keys import Key
 from pipeline.messages import key_from_proto, key_to_proto
+from pipeline.pace import Pace
 from pipeline.plan import PlanOrder
 from pipeline.values import Value
 from pipeline.wire import Assembler, chunks, header_of
@@ -42,8 +43,9 @@ class Sink(Protocol):
 class Receiver(StageServicer):
     """Translates the Stage service. Answers go to the newest stream of each peer."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, seed_bytes_per_second: int | None = None) -> None:
         self._sink = sink
+        self._pace = Pace(seed_bytes_per_second)
         self._lock = threading.Lock()
         self._answers: dict[str, queue.SimpleQueue[stage_pb2.DeliverResponse | None]] = {}
 
@@ -116,6 +118,8 @@ class Receiver(StageServicer):
                     )
                     if offset == 0:
                         response.header.CopyFrom(header_of(value))
+                    if not request.at_once:
+                        self._pace.take(len(payload))
                     yield response
         except LookupError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

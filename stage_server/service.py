@@ -34,6 +34,7 @@ from stage_server.worker import Worker
 
 log = logging.getLogger("culm.stage")
 
+FORCE_SECONDS = 15.0  # after which a process that is to end does not wait for its compute thread
 GRACE = 1.0  # seconds for streams to end when the server stops
 
 
@@ -92,12 +93,12 @@ class StageServer:
             self._orders.report(pb.AttendRequest(failed=pb.Failed(why=str(error))))
             self._end(2, str(error))
             return
-        every, url = (job.checkpoint.every, job.checkpoint.url) if job.checkpoint is not None else (0, "")
+        every = job.checkpoint.every if job.checkpoint is not None else 0
         microbatches, steps = job.pipeline.microbatches, job.job.steps
         worker: Worker[Value] = Worker(self._name, self._incarnation, microbatches, steps, every)
         compute = Compute(job, source, torch.device("cpu"))
         compute.warm_up()
-        node = Node(worker, compute, Faults(self._settings.kill_at), url)
+        node = Node(worker, compute, Faults(self._settings.kill_at), job)
         add_StageServicer_to_server(node.receiver, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -118,9 +119,20 @@ class StageServer:
     def _end(self, code: int, error: str = "") -> None:
         if self._exit is None:
             self._exit, self._error = code, error
+            force = threading.Timer(FORCE_SECONDS, self._force)
+            force.daemon = True
+            force.start()
         if self._node is not None:
             self._node.stop()
         self._woken.set()
+
+    def _force(self) -> None:
+        """The compute thread is stuck in the user's code, or in a device: the process ends without it."""
+        log.error("the compute thread does not end: the process ends without it")
+        logging.shutdown()
+        if self.join_anew:
+            start_again()
+        os._exit(self._exit or 0)
 
     def stop(self) -> None:
         """Ends the process in order, without handing over: SIGINT."""
@@ -216,5 +228,10 @@ def main(settings: StageSettings) -> int:
     if server.join_anew:
         log.info("joining anew, holding nothing")
         logging.shutdown()
-        os.execv(sys.executable, [sys.executable, "-m", "culm", *sys.argv[1:]])
+        start_again()
     return code
+
+
+def start_again() -> None:
+    """Becomes a new process, of a new incarnation, under the same process id."""
+    os.execv(sys.executable, [sys.executable, "-m", "culm", *sys.argv[1:]])

@@ -1,4 +1,7 @@
-"""Models that no job can use."""
+"""Models that no job can use, and one that gets stuck."""
+
+import os
+import signal
 
 import torch
 from torch import nn
@@ -13,3 +16,19 @@ class Tuples(nn.Module):
 
 def tuples(width: int = 0, hidden: int = 0) -> list[nn.Module]:
     return [nn.Flatten(), Tuples(), nn.Linear(64, 10)]
+
+
+class Sticky(nn.Linear):
+    """Stands still for ever, alive, when it finds the file named by CULM_STICK; the next one does not find it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            os.remove(os.environ.get("CULM_STICK", "/nonexistent"))
+        except FileNotFoundError:
+            return super().forward(x)
+        while True:
+            signal.pause()
+
+
+def sticky(width: int = 0, hidden: int = 0) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Sticky(32, 32), nn.ReLU(), nn.Linear(32, 10)]

@@ -109,3 +109,23 @@ def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tm
     (loss,) = outcome.losses_of_nodes
     assert loss["node"] == "n2"
     assert loss["detect_ms"] < 3000
+
+
+def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) -> None:
+    """Heartbeats go on; its own history tells that an instruction has been running for far too long."""
+    model = job.model.model_copy(update={"layers": "tests.integration.bad_models:sticky", "args": {}})
+    job = job.model_copy(update={"model": model, "pipeline": job.pipeline.model_copy(update={"stages": 3})})
+    flag = tmp_path / "stick"
+    events: list[pb.ListEventsResponse] = []
+
+    def stick(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if status.step == 5 and not flag.exists() and not any(event.kind == "lost" for event in events):
+            flag.touch()
+
+    environments = {name: {"CULM_STICK": str(flag)} for name in ("n0", "n1", "n2")}
+    folder = tmp_path / "run"
+    with LocalCluster(job, EXAMPLES, 3, folder=folder, environments=environments) as cluster:
+        outcome = train(cluster, lambda status, new, outcome: events.extend(new), stick)
+    (lost,) = (event for event in events if event.kind == "lost")
+    assert "stuck: " in lost.fields["evidence"]
+    check(outcome, run_plain(job))

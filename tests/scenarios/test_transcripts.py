@@ -159,6 +159,51 @@ def link_fault() -> Play:
     return play
 
 
+def link_that_does_not_mend() -> Play:
+    """Both ends attend; the spare end of the broken link goes, since that costs nothing."""
+    play = three_nodes()
+    play.join("n3")
+    for _ in range(8):
+        play.state, _commands = advance(play.state, co.PeerLost("n2", 1, "n3", 1, "no connection"), play.now)
+        play.wait(0.8)
+        play.beat("n0", "n1", "n2", "n3")
+        play.tick()
+    return play
+
+
+def stuck_node() -> Play:
+    play = three_nodes()
+    for seconds in (0.5, 1.5, 2.5):
+        play.wait(1.0)
+        play.beat("n0", "n1")
+        stuck = co.Heartbeat("n2", 1, 0, "2B1", 40, seconds, 0.02, 0.001, 40)
+        play.event(f"n2 says that 2B1 has been running for {seconds} s", stuck)
+        play.tick()
+    return play
+
+
+def slow_start() -> Play:
+    """Without a history nothing is stuck: the first instruction of all may take its time."""
+    play = three_nodes()
+    for seconds in (1.0, 3.0, 9.0):
+        play.wait(1.0)
+        play.beat("n0", "n1")
+        play.event(f"n2 says that 2F0 has been running for {seconds} s", co.Heartbeat("n2", 1, 0, "2F0", 0, seconds))
+        play.tick()
+    return play
+
+
+def drained_node() -> Play:
+    play = three_nodes()
+    play.join("n3")
+    play.wait(0.1)
+    play.event("n1 is given notice", co.Draining("n1", "its machine is to go", 120.0))
+    play.ready("n0", "n1", "n2")
+    play.wait(0.1)
+    play.ready("n0", "n1", "n2", "n3")
+    return play
+
+
 def other_code() -> Play:
     play = Play()
     play.join("n0")
@@ -196,6 +241,10 @@ SCENARIOS = {
         frozen_node,
         coordinator_stood_still,
         link_fault,
+        link_that_does_not_mend,
+        stuck_node,
+        slow_start,
+        drained_node,
         other_code,
         too_few_layers,
         both_copies_lost,

@@ -1,0 +1,102 @@
+"""``culm checkpoint``: what there is, whether it is whole, and a file that plain PyTorch loads."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from pipeline.errors import JobError
+from pipeline.manifest import CheckpointCorrupt, Found, find_checkpoints, problems
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "checkpoint",
+        help="list, verify and export checkpoints",
+        description="Looks at the checkpoints under a URL: file://, s3://, gs://, az://, or a plain path.",
+        epilog="example: culm checkpoint export file:///tmp/culm --out model.safetensors",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    ls = actions.add_parser("ls", help="all that are there, newest first")
+    ls.set_defaults(command=_ls)
+    verify = actions.add_parser("verify", help="compare every file with its hash")
+    verify.set_defaults(command=_verify)
+    export = actions.add_parser("export", help="write one safetensors file, keys as of an nn.Sequential's state dict")
+    export.add_argument("--out", required=True, metavar="FILE")
+    export.set_defaults(command=_export)
+    for action in (ls, verify, export):
+        action.add_argument("url", metavar="URL")
+        action.add_argument("--json", action="store_true")
+    for action in (verify, export):
+        action.add_argument("--step", type=int, metavar="N", help="default: the newest")
+
+
+def _chosen(arguments: argparse.Namespace) -> Found:
+    """The checkpoint that is meant. Raises JobError when there is none."""
+    found = find_checkpoints(arguments.url)
+    wanted = [f for f in found if arguments.step is None or f.step == arguments.step]
+    if not wanted:
+        there = ", ".join(str(f.step) for f in found) or "none"
+        what = "no checkpoint" if arguments.step is None else f"no checkpoint of step {arguments.step}"
+        raise JobError(what, arguments.url, f"steps that are there: {there}")
+    whole = [f for f in wanted if f.manifest is not None]
+    return (whole or wanted)[0]
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    found = find_checkpoints(arguments.url)
+    if arguments.json:
+        rows = [
+            {
+                "step": f.step,
+                "url": f.url,
+                "whole": f.manifest is not None,
+                "layers": len(f.manifest.files) if f.manifest else None,
+                "bytes": f.manifest.size if f.manifest else None,
+                "loss": f.manifest.loss if f.manifest else None,
+            }
+            for f in found
+        ]
+        print(json.dumps(rows))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("step", "layers", "MB", "loss", "state", box=None, padding=(0, 2))
+    for f in found:
+        if f.manifest is None:
+            table.add_row(str(f.step), "", "", "", f"[yellow]incomplete: {f.problem}")
+        else:
+            size = f"{f.manifest.size / 1e6:.1f}"
+            table.add_row(str(f.step), str(len(f.manifest.files)), size, f"{f.manifest.loss:.4f}", "[green]complete")
+    Console().print(table if found else f"no checkpoints at {arguments.url}")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    chosen = _chosen(arguments)
+    wrong = problems(chosen.url, chosen.manifest) if chosen.manifest is not None else [chosen.problem]
+    if arguments.json:
+        print(json.dumps({"step": chosen.step, "url": chosen.url, "problems": wrong}))
+    else:
+        print("\n".join(wrong) if wrong else f"{chosen.url}: every file has its hash")
+    return 1 if wrong else 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from pipeline.checkpoint import export
+
+    chosen = _chosen(arguments)
+    if not Path(arguments.out).resolve().parent.is_dir():
+        raise JobError("its folder does not exist", f"--out {arguments.out}", "make the folder first")
+    try:
+        export(chosen.url, arguments.out)
+    except CheckpointCorrupt as error:
+        print(f"culm checkpoint: {error}; export the one before with --step", file=sys.stderr)
+        return 1
+    print(
+        json.dumps({"step": chosen.step, "out": arguments.out})
+        if arguments.json
+        else f"{arguments.out}: step {chosen.step}"
+    )
+    return 0

@@ -1,0 +1,24 @@
+"""Holding a sender back to so many bytes a second."""
+
+import threading
+import time
+
+
+class Pace:
+    """Shared by all who send for one purpose. Thread-safe."""
+
+    def __init__(self, bytes_per_second: int | None) -> None:
+        self._rate = bytes_per_second
+        self._lock = threading.Lock()
+        self._free_at = 0.0
+
+    def take(self, size: int) -> None:
+        """Waits until ``size`` bytes more may go; at once without a rate."""
+        if self._rate is None:
+            return
+        with self._lock:
+            begin = max(self._free_at, time.monotonic())
+            self._free_at = begin + size / self._rate
+        pause = begin - time.monotonic()
+        if pause > 0:
+            time.sleep(pause)
