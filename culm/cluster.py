@@ -17,8 +17,9 @@ from pipeline.errors import JobError
 from pipeline.job import Job, job_to_toml
 
 START_SECONDS = 30.0
-USUAL_ADDRESS = "127.0.0.1:7070"  # where `culm status` asks by itself
+USUAL_ADDRESS = "127.0.0.1:7070,127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
+RESTARTS = 5
 COORDINATOR_FAILURES = 3  # in a row, that are no kill
 
 
@@ -48,7 +49,7 @@ class LocalCluster:
     ) -> None:
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
-        self.address = address  # empty: found on entering
+        self.address = address  # the first of these, separated by commas, that is free; empty: any port
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
@@ -70,7 +71,7 @@ class LocalCluster:
         try:
             self._redis = EmbeddedRedis(self.folder / "redis", durable=True)
             self._redis.start()
-            self._start_coordinator([self.address] if self.address else [USUAL_ADDRESS, "127.0.0.1:0"])
+            self._start_coordinator(self.address.split(",") if self.address else ["127.0.0.1:0"])
             for name in self.names:
                 self._start_stage(name)
         except BaseException:
@@ -141,7 +142,7 @@ class LocalCluster:
         self._coordinator_failures = 0 if code < 0 else self._coordinator_failures + 1
         if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
             raise RunFailed(child.last_line(), code)
-        self._start_coordinator([self.address])
+        self._start_coordinator([self.address] * RESTARTS)  # the port may be taken for a moment
 
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None

@@ -70,7 +70,7 @@ def end_on_sigterm() -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from culm.cluster import LocalCluster, RunFailed, job_folder_of
+    from culm.cluster import USUAL_ADDRESS, LocalCluster, RunFailed, job_folder_of
     from culm.kills import parse_kill
     from culm.progress import display
     from culm.training import train
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         job_folder_of(arguments.job),
         count,
         kills,
-        arguments.coordinator_address,
+        arguments.coordinator_address or USUAL_ADDRESS,
         respawn=not arguments.no_respawn,
         resume=arguments.resume,
     )

@@ -109,10 +109,10 @@ def train_on_cluster(
     job: Job, path: str, nodes: int, kills: list[Kill], title: str, plain: bool, killer: Killer | None = None
 ) -> Outcome:
     """One run on a local cluster, with its progress shown."""
-    from culm.cluster import LocalCluster, job_folder_of
+    from culm.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
     from culm.progress import display
 
-    cluster = LocalCluster(job, job_folder_of(path), nodes, kills)
+    cluster = LocalCluster(job, job_folder_of(path), nodes, kills, USUAL_ADDRESS)
     print(f"{title}: logs in {cluster.folder}", file=sys.stderr)
     with cluster, display(title, plain) as shown:
         return train(cluster, shown.watch, killer.watch if killer is not None else None)
