@@ -20,7 +20,9 @@ def reason_of(reasons: Sequence[str]) -> str:
     return "; ".join(reasons)
 
 
-def with_plan(state: State, stages: Stages, reason: str, now: float) -> tuple[State, Plan, tuple[Command, ...]]:
+def with_plan(
+    state: State, stages: Stages, reason: str, now: float, target: Stages = ()
+) -> tuple[State, Plan, tuple[Command, ...]]:
     """The state under the next plan, the plan, and what to record of it."""
     generation = state.generation + 1
     before = state.plan
@@ -29,12 +31,12 @@ def with_plan(state: State, stages: Stages, reason: str, now: float) -> tuple[St
     else:
         origin = (state.committed, state.checkpoints[-1][1] if state.committed > 0 else "")
     order = (state.term, generation, state.era, state.committed)
-    plan = Plan(*order, stages, members_of(state), reason, *origin)
+    plan = Plan(*order, stages, members_of(state), reason, *origin, target)
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
     records: list[Command] = [Record("plan", reason, {"generation": str(generation)})]
     for s, start in state.exposed_since.items():
-        if s not in since:
+        if s not in since and s < len(stages):
             node = stages[s].hot_standby() or ""
             ms = f"{(now - start) * 1e3:.1f}"
             text = f"stage {s} has a hot standby again, {node}, after {ms} ms"

@@ -236,7 +236,7 @@ class Leader:
             samples_per_second=self.samples_per_second(),
             checkpoint=state.checkpoints[-1][0] if state.checkpoints else 0,
         )
-        for s in range(state.settings.stages):
+        for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
             since = state.exposed_since.get(s)
             response.exposure[s] = now - since if since is not None else 0.0
         if state.plan is not None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from coordinator import checkpoints, membership, takeover
 from coordinator.decisions import Decision, commit_record, reason_of, with_plan
-from coordinator.placement import place, release, settle
+from coordinator.placement import natural_order, place, release, settle
+from coordinator.repartition import Situation, propose
 from coordinator.state import (
     Available,
     CheckpointBad,
@@ -39,6 +40,7 @@ from coordinator.state import (
 from pipeline.clip import clip_scale
 from pipeline.plan import Plan, Stages
 
+HOUR = 3600.0  # until the next loss, as long as none tells better
 LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
 
 
@@ -239,6 +241,11 @@ def missing(state: State, plan: Plan) -> tuple[str, ...]:
                 continue
             if not layers <= state.facts.get(node, nothing):
                 out.append(f"{s}:{node}")
+    for stage in plan.target:
+        for node in stage.holders():
+            awaited = frozenset(stage.layers) & state.following.get(node, nothing)
+            if not awaited <= state.facts.get(node, nothing):
+                out.append(f"target:{node}")
     return tuple(out)
 
 
@@ -259,6 +266,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         for node in stage.holders()
         if frozenset(stage.layers) <= state.facts.get(node, frozenset())
     }
+    before = state
     state = replace(state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training")
     next_plan = None
     records: list[Command] = []
@@ -267,9 +275,14 @@ def commit_if_ready(state: State, now: float) -> Decision:
         state = replace(state, phase=Phase.DONE, detail="every step is committed")
         ended.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
     else:
+        facts = before.facts
         stages, reasons, released = _rearranged(state, plan, seeded, now)
-        if stages != plan.stages:
-            state, next_plan, planned = with_plan(state, stages, reason_of(reasons), now)
+        target, why = _target(state, plan, stages, facts, now)
+        if target and complete(target, facts):
+            stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
+        if stages != plan.stages or target != plan.target:
+            reason = reason_of([*reasons, why] if why else reasons)
+            state, next_plan, planned = with_plan(state, stages, reason, now, target)
             records.extend(planned)
         state, farewell = membership.let_go(state, released)
         ended.extend(farewell)
@@ -302,6 +315,42 @@ def _rearranged(
         released.append(name)
         reasons.append(f"{name} has handed over and goes")
     return stages, reasons, released
+
+
+def complete(target: Stages, facts: Layers) -> bool:
+    """Whether every holder of the stages to be holds all of their layers at the version being committed."""
+    return all(frozenset(s.layers) <= facts.get(n, frozenset()) for s in target for n in s.holders())
+
+
+def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float) -> tuple[Stages, str]:
+    """The stages to prepare from now on: those under way as long as their nodes stay, else new ones that pay."""
+    usable = membership.usable(state)
+    if plan.target:
+        stay = all(n in usable for s in plan.target for n in s.holders())
+        return (plan.target, "") if stay else ((), "a node of the stages to be goes: they are given up")
+    settings = state.settings
+    busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())
+    if busy or now - state.changed_at < settings.settle_seconds:
+        return (), ""
+    asked = settings.stages
+    most = max(asked, settings.most_stages)
+    if len(usable) > asked:  # beyond what the job asks for only those count that need not stay spare
+        most = min(most, max(asked, len(usable) - settings.spares))
+    interval = HOUR
+    if len(state.losses_at) > 1:
+        interval = (state.losses_at[-1] - state.losses_at[0]) / (len(state.losses_at) - 1)
+    situation = Situation(
+        state.layer_costs,
+        settings.microbatches,
+        most,
+        tuple(natural_order(usable)),
+        settings.redundancy,
+        settings.seed_bytes_per_second,
+        interval,
+        {},
+    )
+    proposal = propose(stages, situation)
+    return proposal if proposal is not None else ((), "")
 
 
 def _recovered(state: State, loss: Loss, now: float) -> Record:

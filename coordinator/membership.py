@@ -27,6 +27,8 @@ from coordinator.takeover import recovering
 
 # Two leaders at once may roll back without knowing of each other: an era names the term that began it.
 ERAS_BITS = 12
+NOBODY = "no node answers: waiting for nodes to attach or to join"
+LOSSES_REMEMBERED = 20  # for the mean time between them
 
 
 def join(state: State, event: Joined, now: float) -> Decision:
@@ -54,7 +56,8 @@ def join(state: State, event: Joined, now: float) -> Decision:
         node = replace(known, address=event.address, pid=event.pid, attached_since=now, detached_at=None, heard_at=now)
         commands.append(Record("attached", f"{event.node} is back on its order stream", {"node": event.node}))
     evidence = {k: v for k, v in state.evidence.items() if k != event.node}
-    state = replace(state, nodes={**state.nodes, event.node: node}, evidence=evidence)
+    changed_at = state.changed_at if known is not None else now
+    state = replace(state, nodes={**state.nodes, event.node: node}, evidence=evidence, changed_at=changed_at)
     return state, tuple(commands)
 
 
@@ -168,11 +171,15 @@ def tick(state: State, now: float) -> Decision:
     passed = now - state.last_tick if state.last_tick is not None else 0.0
     newest = max((n.heard_at for n in state.nodes.values()), default=now)
     nodes = state.nodes
+    silent: tuple[Command, ...] = ()
+    if nodes and now - newest > settings.heartbeat_timeout / 2 and state.detail != NOBODY:
+        state = replace(state, detail=NOBODY)
+        silent = (Record("silent", NOBODY),)
     if passed > settings.heartbeat_timeout / 2 or now - newest > settings.heartbeat_timeout / 2:
         nodes = {k: _later(n, passed) for k, n in nodes.items()}
     state = replace(state, last_tick=now, nodes=nodes)
     if recovering(state):
-        return state, ()
+        return state, silent
     lost: dict[str, str] = {}
     for node in nodes.values():
         silence = now - node.heard_at
@@ -182,7 +189,7 @@ def tick(state: State, now: float) -> Decision:
             lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
     if not lost:
         lost = {**cut_off(state, now), **stuck(state, now)}
-    return lose(state, lost, now) if lost else (state, ())
+    return lose(state, lost, now) if lost else (state, silent)
 
 
 def _later(node: Node, seconds: float) -> Node:
@@ -202,6 +209,8 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         evidence={k: v for k, v in state.evidence.items() if k not in gone},
         facts={k: v for k, v in state.facts.items() if k not in gone},
         following={k: v for k, v in state.following.items() if k not in gone},
+        changed_at=now,
+        losses_at=(*state.losses_at, now)[-LOSSES_REMEMBERED:],
     )
     commands: list[Command] = []
     for node in gone.values():

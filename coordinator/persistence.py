@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.state import Commit, Node, Phase, Settings, State
-from pipeline.plan import Member, Plan, StagePlan, Standby
+from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
 
 Document = dict[str, Any]
 
@@ -54,6 +54,17 @@ def from_document(document: Document, settings: Settings, term: int, now: float)
     )
 
 
+def _stages_to(stages: Stages) -> list[Any]:
+    return [[s.first_layer, s.end_layer, list(s.owners), [[b.node, b.hot] for b in s.standbys]] for s in stages]
+
+
+def _stages_from(listed: list[Any]) -> Stages:
+    return tuple(
+        StagePlan(first, end, tuple(owners), tuple(Standby(node, hot) for node, hot in standbys))
+        for first, end, owners, standbys in listed
+    )
+
+
 def _plan_to(plan: Plan) -> Document:
     return {
         "term": plan.term,
@@ -62,21 +73,18 @@ def _plan_to(plan: Plan) -> Document:
         "step": plan.step,
         "reason": plan.reason,
         "origin": [plan.origin_step, plan.origin],
-        "stages": [
-            [s.first_layer, s.end_layer, list(s.owners), [[b.node, b.hot] for b in s.standbys]] for s in plan.stages
-        ],
+        "stages": _stages_to(plan.stages),
+        "target": _stages_to(plan.target),
         "members": [[m.node, m.incarnation, m.address, m.zone] for m in plan.members.values()],
     }
 
 
 def _plan_from(document: Document) -> Plan:
-    stages = tuple(
-        StagePlan(first, end, tuple(owners), tuple(Standby(node, hot) for node, hot in standbys))
-        for first, end, owners, standbys in document["stages"]
-    )
+    origin_step, origin = document["origin"]
+    stages, target = _stages_from(document["stages"]), _stages_from(document["target"])
     members = {m[0]: Member(*m) for m in document["members"]}
     order = (document["term"], document["generation"], document["era"], document["step"])
-    return Plan(*order, stages, members, document["reason"], *document["origin"])
+    return Plan(*order, stages, members, document["reason"], origin_step, origin, target)
 
 
 def _commit_to(commit: Commit) -> Document:

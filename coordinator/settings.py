@@ -16,6 +16,8 @@ class CoordinatorSettings:
     run: str = "culm"
     name: str = "coordinator"
     nodes: int = 0
+    spares: int = 1
+    settle_seconds: float = 30.0
     resume: str = ""  # URL of checkpoints to go on from
     allow_kill: bool = False
     reflection: bool = False
@@ -33,6 +35,10 @@ class CoordinatorSettings:
             clip_norm=job.train.clip_norm,
             redundancy=job.resilience.redundancy != "off",
             nodes=self.nodes,
+            most_stages=job.pipeline.most_stages or 0,
+            spares=self.spares,
+            settle_seconds=self.settle_seconds,
+            seed_bytes_per_second=float(job.resilience.seed_bytes_per_second),
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
             heartbeat_timeout=self.heartbeat_timeout,
             reconnect_timeout=self.heartbeat_timeout,

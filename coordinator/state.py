@@ -28,6 +28,10 @@ class Settings:
     redundancy: bool = True
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     heartbeat_timeout: float = 2.0  # silence after which a node is lost
+    most_stages: int = 0  # 0: as many as the job asks for
+    spares: int = 1  # nodes beyond the stages that stay idle, to repair with
+    settle_seconds: float = 30.0  # how long the set of nodes is left as it is before the model is cut anew for it
+    seed_bytes_per_second: float = 1e8
     link_timeout: float = 5.0  # how long a link between two nodes that both attend may mend
     checkpoint_url: str = ""
     reconnect_timeout: float = 2.0  # how long a broken order stream may mend if no neighbour misses the node
@@ -109,6 +113,8 @@ class State:
     exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
     checkpoints: tuple[tuple[int, str], ...] = ()  # whole ones: (steps applied, folder), oldest first
     saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)  # step -> layer -> files, so far
+    changed_at: float = 0.0  # when the set of nodes changed last
+    losses_at: tuple[float, ...] = ()  # when the last nodes were lost
     took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
     detail: str = "waiting for nodes"
 

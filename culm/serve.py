@@ -27,6 +27,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     name = env("CULM_NAME", "")
     coordinator.add_argument("--name", default=name, help="one that starts again under its name takes its lease over")
     coordinator.add_argument("--nodes", type=int, default=int(env("CULM_NODES", "0")), help="how many to wait for")
+    spares = int(env("CULM_SPARES") or 1)
+    coordinator.add_argument("--spares", type=int, default=spares, help="nodes that stay idle, to repair with")
+    settle = float(env("CULM_SETTLE_SECONDS") or 30.0)
+    coordinator.add_argument("--settle-seconds", type=float, default=settle, metavar="S", help="before cutting anew")
     resume = env("CULM_RESUME", "")
     coordinator.add_argument("--resume", default=resume, metavar="URL", help="go on from the newest whole checkpoint")
     coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
@@ -93,6 +97,8 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
                 nodes=arguments.nodes,
                 resume=arguments.resume,
+                spares=arguments.spares,
+                settle_seconds=arguments.settle_seconds,
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,
                 heartbeat_timeout=arguments.heartbeat_timeout,

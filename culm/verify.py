@@ -65,7 +65,7 @@ class Killer:
             self._arm(stub, status)
 
     def _arm(self, stub: CoordinatorStub, status: pb.GetStatusResponse) -> None:
-        stages, microbatches = self._job.pipeline.stages, self._job.pipeline.microbatches
+        stages, microbatches = len(status.plan.stages), self._job.pipeline.microbatches
         stage = self._draw.randrange(stages)
         node = status.plan.stages[stage].owners[0]
         place = str(self._draw.choice(one_f_one_b(stage, stages, microbatches)))

@@ -54,9 +54,10 @@ class TrainSection(_Section):
 
 
 class PipelineSection(_Section):
-    """``microbatches``: for each pipeline and step."""
+    """``microbatches``: for each pipeline and step. With nodes to spare the model is cut into up to ``most_stages``."""
 
     stages: Count
+    most_stages: Count | None = None
     microbatches: Count
     pipelines: Count = 1
 

@@ -48,5 +48,5 @@ def consumers(key: Key, plan: Plan) -> tuple[str, ...]:
     if key.kind is Kind.GRADIENT:
         return (plan.stages[key.stage - 1].owners[key.pipeline],) if key.stage > 0 else ()
     if key.kind is Kind.REDUCED:
-        return plan.stages[key.stage].holders()
+        return plan.receivers(key.stage, key.index)
     return ()

@@ -1,9 +1,10 @@
 """Between the wire's messages and the domain's values."""
 
+from collections.abc import Iterable
 from types import MappingProxyType
 
 from pipeline.keys import Key, Kind
-from pipeline.plan import Member, Plan, StagePlan, Standby
+from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
 from protos import coordinator_pb2, tensor_pb2
 
 
@@ -22,16 +23,26 @@ def key_from_proto(key: tensor_pb2.Key) -> Key:
     return Key(key.era, key.step, key.pipeline, Kind(key.kind), key.stage, key.index)
 
 
-def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
-    stages = [
+def _stages_to_proto(stages: Stages) -> list[coordinator_pb2.StagePlan]:
+    return [
         coordinator_pb2.StagePlan(
             first_layer=stage.first_layer,
             end_layer=stage.end_layer,
             owners=stage.owners,
             standbys=[coordinator_pb2.Standby(node=b.node, hot=b.hot) for b in stage.standbys],
         )
-        for stage in plan.stages
+        for stage in stages
     ]
+
+
+def _stages_from_proto(stages: Iterable[coordinator_pb2.StagePlan]) -> Stages:
+    return tuple(
+        StagePlan(s.first_layer, s.end_layer, tuple(s.owners), tuple(Standby(b.node, b.hot) for b in s.standbys))
+        for s in stages
+    )
+
+
+def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
     members = [
         coordinator_pb2.Member(node=m.node, incarnation=m.incarnation, address=m.address, zone=m.zone)
         for m in plan.members.values()
@@ -41,19 +52,26 @@ def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
         generation=plan.generation,
         era=plan.era,
         step=plan.step,
-        stages=stages,
+        stages=_stages_to_proto(plan.stages),
         members=members,
         reason=plan.reason,
         origin_step=plan.origin_step,
         origin=plan.origin,
+        target=_stages_to_proto(plan.target),
     )
 
 
 def plan_from_proto(plan: coordinator_pb2.Plan) -> Plan:
-    stages = tuple(
-        StagePlan(s.first_layer, s.end_layer, tuple(s.owners), tuple(Standby(b.node, b.hot) for b in s.standbys))
-        for s in plan.stages
-    )
     members = {m.node: Member(m.node, m.incarnation, m.address, m.zone) for m in plan.members}
-    order = (plan.term, plan.generation, plan.era, plan.step)
-    return Plan(*order, stages, MappingProxyType(members), plan.reason, plan.origin_step, plan.origin)
+    return Plan(
+        plan.term,
+        plan.generation,
+        plan.era,
+        plan.step,
+        _stages_from_proto(plan.stages),
+        MappingProxyType(members),
+        plan.reason,
+        plan.origin_step,
+        plan.origin,
+        _stages_from_proto(plan.target),
+    )

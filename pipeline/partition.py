@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 
 
-def partition(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...]:
+def partition(
+    costs: Sequence[float], stages: int, slowness: Sequence[float] | None = None
+) -> tuple[tuple[int, int], ...]:
     """Contiguous ranges ``(first, end)``, one a stage, none empty, whose most expensive one is as cheap as can be.
 
-    ``costs[i]`` is the cost of layer i, in any unit (measured seconds, or parameters). Of several best cuts the one
+    ``costs[i]`` is the cost of layer i, in any unit (measured seconds, or parameters); ``slowness[k]`` multiplies it
+    for the node that runs stage k. Of several best cuts the one
     with the earliest boundaries is taken, so that every caller cuts alike. Raises ValueError if there are fewer
     layers than stages.
     """
@@ -22,9 +25,10 @@ def partition(costs: Sequence[float], stages: int) -> tuple[tuple[int, int], ...
     cut = [[0] * (n + 1) for _ in range(stages + 1)]
     best[0][0] = 0.0
     for k in range(1, stages + 1):
+        factor = slowness[k - 1] if slowness is not None else 1.0
         for i in range(k, n + 1):
             for j in range(k - 1, i):
-                worst = max(best[k - 1][j], prefix[i] - prefix[j])
+                worst = max(best[k - 1][j], factor * (prefix[i] - prefix[j]))
                 if worst < best[k][i]:
                     best[k][i], cut[k][i] = worst, j
     ranges: list[tuple[int, int]] = []

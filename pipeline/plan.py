@@ -74,6 +74,7 @@ class Plan:
     reason: str = ""
     origin_step: int = 0  # where the era began, and the checkpoint it began from; empty: the initial state
     origin: str = ""
+    target: Stages = ()  # other stages that are being prepared: whoever holds one there is seeded with its layers
 
     @property
     def order(self) -> PlanOrder:
@@ -92,7 +93,13 @@ class Plan:
 
     def layers_of(self, node: str) -> frozenset[int]:
         """The layers that the node holds, or is being seeded with."""
-        return frozenset(layer for s in self.held_by(node) for layer in self.stages[s].layers)
+        ranges = [s.layers for s in (*self.stages, *self.target) if node in s.holders()]
+        return frozenset(layer for layers in ranges for layer in layers)
+
+    def receivers(self, stage: int, layer: int) -> tuple[str, ...]:
+        """Every node that needs the layer's reduced gradient, owners first."""
+        preparing = [n for s in self.target if layer in s.layers for n in s.holders()]
+        return tuple(dict.fromkeys((*self.stages[stage].holders(), *preparing)))
 
     def savers(self) -> tuple[str, ...]:
         """Who writes each stage's layers into a checkpoint: its standby, so that the owner computes on, else itself."""
@@ -111,6 +118,7 @@ class Plan:
                 peers[self.stages[s + 1].owner] = None
             if s > 0:
                 peers[self.stages[s - 1].owner] = None
-            peers.update(dict.fromkeys(self.stages[s].holders()))
+            for layer in self.stages[s].layers:
+                peers.update(dict.fromkeys(self.receivers(s, layer)))
         peers.pop(node, None)
         return tuple(peers)

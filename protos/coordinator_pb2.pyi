@@ -591,6 +591,7 @@ class Plan(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     ORIGIN_STEP_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
@@ -604,6 +605,10 @@ class Plan(_message.Message):
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]: ...
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    @_builtins.property
+    def target(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]:
+        """Stages that are being prepared: their holders are seeded with their layers, and switch together at a commit."""
+
     def __init__(
         self,
         *,
@@ -616,10 +621,11 @@ class Plan(_message.Message):
         reason: _builtins.str = ...,
         origin_step: _builtins.int = ...,
         origin: _builtins.str = ...,
+        target: _abc.Iterable[Global___StagePlan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "stages", b"stages", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -57,6 +57,8 @@ class Cluster:
         outages: int = 0,
         changes: int = 0,
         checkpoint_every: int = 0,
+        settle_seconds: float = 30.0,
+        most_stages: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -90,7 +92,16 @@ class Cluster:
         self._back: dict[tuple[str, str], Channel] = {}
         self._incarnations = 0
         count = (nodes if nodes is not None else stages) + spares
-        self._settings = co.Settings(stages, microbatches, steps, clip_norm, nodes=count, checkpoint_url="memory://sim")
+        self._settings = co.Settings(
+            stages,
+            microbatches,
+            steps,
+            clip_norm,
+            nodes=count,
+            checkpoint_url="memory://sim",
+            settle_seconds=settle_seconds,
+            most_stages=most_stages,
+        )
         self.redis = SimulatedRedis()
         self.leaders: list[Leader] = []
         self._cut_off: set[str] = set()  # nodes that reach nobody, and the word "coordinator"

@@ -40,10 +40,9 @@ class Seeding(Generic[V]):
             self._catch_ups.clear()
         self._failed_sources.clear()
         self._versions = {}
+        mine = plan.layers_of(node)
         for stage in plan.stages:
-            if node not in stage.holders():
-                continue
-            for layer in stage.layers:
+            for layer in mine.intersection(stage.layers):
                 initial = version if anew and not plan.origin and node in stage.required() else None
                 self._versions[layer] = before.get(layer, initial)
         known = {*plan.members, CHECKPOINT}
@@ -60,10 +59,9 @@ class Seeding(Generic[V]):
     def fetches(self, plan: Plan, node: str) -> list[FetchLayers]:
         """What to ask for now: layers without state that nobody was asked for, from the owner or a hot standby."""
         out = []
+        mine = plan.layers_of(node)
         for stage in plan.stages:
-            if node not in stage.holders():
-                continue
-            wanted = tuple(x for x in stage.layers if self._versions[x] is None and x not in self._asked)
+            wanted = tuple(x for x in stage.layers if x in mine and self._versions[x] is None and x not in self._asked)
             sources = [n for n in stage.required() if n != node and n not in self._failed_sources]
             if wanted and sources:
                 self._asked.update(dict.fromkeys(wanted, sources[0]))

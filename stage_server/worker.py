@@ -82,7 +82,7 @@ class Worker(Generic[V]):
         self._promoted: dict[int, PlanOrder] = {}  # stage -> by which plan; until the step commits
         self._known: set[Instruction] = set()  # of promoted stages: their result was already held by its consumer
         self._synced: dict[str, PlanOrder] = {}  # peer -> under which plan it answered our Hello
-        self._reported: dict[int, ReportReady] = {}
+        self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
         self._resumed: set[int] = set()
         self._commits: deque[CommitOrder] = deque()
         self.last_commit: CommitOrder | None = None  # the newest that was applied
@@ -114,7 +114,7 @@ class Worker(Generic[V]):
             self.tenure[s] = plan.generation
             if not anew:
                 self._promote(s, plan)
-        held = [layer for s in plan.held_by(self.node) for layer in plan.stages[s].layers]
+        held = sorted(plan.layers_of(self.node))
         self.seeding.adopt(plan, self.node, self.version, anew)
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
@@ -358,12 +358,8 @@ class Worker(Generic[V]):
         for known in (plan, self._commits[0].next_plan):
             if known is not None and any(self.node in stage.required() for stage in known.stages):
                 return False
-        missing = [
-            self._key(Kind.REDUCED, s, layer)
-            for s in plan.held_by(self.node)
-            for layer in plan.stages[s].layers
-            if self._key(Kind.REDUCED, s, layer) not in self.mailbox
-        ]
+        keys = [self._key(Kind.REDUCED, s, layer) for s, layer in self._layers(plan)]
+        missing = [key for key in keys if key not in self.mailbox]
         # Streams keep their order: where a later gradient is here, the missing one will not come.
         passed = any(replace(key, step=key.step + 1) in self.mailbox for key in missing)
         return bool(missing) and not passed and len(self._commits) <= COMMITS_TO_WAIT
@@ -371,12 +367,11 @@ class Worker(Generic[V]):
     def _apply(self, commit: CommitOrder) -> Apply[V]:
         gradients = []
         assert self.plan is not None
-        for s in self.plan.held_by(self.node):
-            for layer in self.plan.stages[s].layers:
-                key = self._key(Kind.REDUCED, s, layer)
-                value = self.mailbox.get(key) if key in self.mailbox else None
-                if self.seeding.takes_step(layer, commit.step, commit.scale, value) and value is not None:
-                    gradients.append((layer, value))
+        for s, layer in self._layers(self.plan):
+            key = self._key(Kind.REDUCED, s, layer)
+            value = self.mailbox.get(key) if key in self.mailbox else None
+            if self.seeding.takes_step(layer, commit.step, commit.scale, value) and value is not None:
+                gradients.append((layer, value))
         return Apply(commit.step, commit.scale, tuple(gradients))
 
     def finish(self, work: Work[V], result: V | None = None, reduced: tuple[tuple[int, V], ...] = ()) -> None:
@@ -461,16 +456,37 @@ class Worker(Generic[V]):
         if plan is None or self.version >= self.steps:
             return
         self._effects.extend(self.seeding.fetches(plan, self.node))
-        for s in plan.held_by(self.node):
-            if s in self._reported or not self.holds_whole(s) or not self._at_version(s, plan):
+        for s, layers in self._parts(plan):
+            keys = [self._key(Kind.REDUCED, s, layer) for layer in layers]
+            if (s, layers.start) in self._reported or any(key not in self.mailbox for key in keys):
                 continue
-            values = [self.mailbox.get(self._key(Kind.REDUCED, s, layer)) for layer in plan.stages[s].layers]
+            if any(self.seeding.version_of(layer) != self.version for layer in layers):
+                continue
+            values = [self.mailbox.get(key) for key in keys]
             losses = values[-1].losses if s == len(plan.stages) - 1 else ()
             norms = tuple(v.squared_norm for v in values)
-            first = plan.stages[s].first_layer
-            report = ReportReady(self.era, self.version, s, first, norms, losses, self._redone(s))
-            self._reported[s] = report
+            report = ReportReady(self.era, self.version, s, layers.start, norms, losses, self._redone(s))
+            self._reported[s, layers.start] = report
             self._effects.append(report)
+
+    def _layers(self, plan: Plan) -> list[tuple[int, int]]:
+        """``(stage, layer)`` of all that the node holds or is being seeded with."""
+        mine = plan.layers_of(self.node)
+        return [(s, x) for s, stage in enumerate(plan.stages) for x in stage.layers if x in mine]
+
+    def _parts(self, plan: Plan) -> list[tuple[int, range]]:
+        """What it reports on: whole stages that it holds, and of others the parts of stages to be."""
+        parts = []
+        for s, stage in enumerate(plan.stages):
+            if self.node in stage.holders():
+                parts.append((s, stage.layers))
+                continue
+            for to_be in plan.target:
+                if self.node in to_be.holders():
+                    first, end = max(stage.first_layer, to_be.first_layer), min(stage.end_layer, to_be.end_layer)
+                    if first < end:
+                        parts.append((s, range(first, end)))
+        return parts
 
     def _at_version(self, stage: int, plan: Plan) -> bool:
         return all(self.seeding.version_of(layer) == self.version for layer in plan.stages[stage].layers)

@@ -183,3 +183,52 @@ def test_rollbacks_to_a_checkpoint_end_exact(hundred: int) -> None:
 )
 def test_rollbacks_that_failed_once(seed: int, why: str) -> None:
     history_with_checkpoints(seed).run()
+
+
+def history_of_cutting_anew(seed: int) -> Cluster:
+    """Nodes come, and go for good or not; the model is cut anew for those there are."""
+    draw = random.Random(seed)
+    stages = draw.choice([2, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([2, 3]),
+        steps=draw.choice([15, 30]),
+        spares=draw.choice([0, 1, 2]),
+        disturb=draw.choice([0, 1, 2, 3]),
+        outages=draw.choice([0, 0, 1]),
+        changes=draw.choice([0, 1, 3]),
+        checkpoint_every=draw.choice([0, 3]),
+        settle_seconds=0.3,
+        most_stages=draw.choice([0, stages + 1, stages + 2]),
+        layers=stages + draw.choice([2, 4, 6]),
+    )
+
+
+@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
+def test_cutting_anew_ends_exact(hundred: int) -> None:
+    cut = 0
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        cluster = history_of_cutting_anew(seed).run()
+        cut += any("take the place of" in record.text for _, record in cluster.records)
+    assert cut > 5, "the model was hardly ever cut anew"
+
+
+def test_with_nodes_gone_for_good_the_model_is_cut_anew_for_the_others() -> None:
+    kills = (Kill("n3", 2, Instruction(3, "F", 0)),)
+    cluster = Cluster(
+        1, stages=4, layers=12, microbatches=3, steps=40, disturb=0, kills=kills, respawn=False, settle_seconds=0.5
+    ).run()
+    plan = cluster.state.plan
+    assert plan is not None
+    assert [len(stage.layers) for stage in plan.stages] == [4, 4, 4]
+    assert len({stage.owner for stage in plan.stages}) == 3
+    assert plan.exposed() == ()
+
+
+def test_a_node_too_many_makes_a_stage_more() -> None:
+    cluster = Cluster(1, stages=2, layers=12, steps=40, spares=2, disturb=0, settle_seconds=0.1, most_stages=3).run()
+    plan = cluster.state.plan
+    assert plan is not None
+    assert [len(stage.layers) for stage in plan.stages] == [4, 4, 4]
+    assert [n for n in cluster.state.nodes if not plan.held_by(n)] == ["n3"], "one stays spare"

@@ -1,0 +1,88 @@
+"""Cutting the model anew for the nodes there are: when it pays, and into what. Pure, with a reason in words."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.placement import ring_standby
+from pipeline.partition import partition
+from pipeline.plan import StagePlan, Stages, Standby
+
+STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
+SLOWDOWN = 0.1  # of training while state moves: what the pace of seeding is chosen for
+WORTHWHILE = 0.05  # a gain below this is within what the estimate cannot tell
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What the decision depends on. ``slowness``: seconds for the same cost, against the fastest node."""
+
+    layer_costs: tuple[float, ...]
+    microbatches: int
+    most_stages: int
+    nodes: tuple[str, ...]  # that can be given work, in the order in which they are to be used
+    redundancy: bool
+    seed_bytes_per_second: float
+    seconds_to_next_loss: float
+    slowness: Mapping[str, float]
+
+
+def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
+    """Better stages than the present ones and why they pay, or None.
+
+    The owners keep their order, so that most layers stay where they are.
+    """
+    order = list(dict.fromkeys(stage.owner for stage in stages if stage.owner in situation.nodes))
+    order += [n for n in situation.nodes if n not in order]
+    count = min(len(order), situation.most_stages, len(situation.layer_costs))
+    if count == 0:
+        return None
+    owners = order[:count]
+    better = _cut(owners, situation)
+    before, after = step_cost(stages, situation), step_cost(better, situation)
+    gain = 1.0 - after / before if before else 0.0
+    if gain < WORTHWHILE:
+        return None
+    moved = sum(
+        situation.layer_costs[layer]
+        for stage in better
+        for node in stage.holders()
+        for layer in _new(stages, node, stage)
+    )
+    seconds = moved * STATE_BYTES / situation.seed_bytes_per_second
+    saved, spent = gain * situation.seconds_to_next_loss, SLOWDOWN * seconds
+    if saved <= spent:
+        return None
+    reason = (
+        f"{count} stages in place of {len(stages)}: a step takes {100 * gain:.0f} % less, which saves {saved:.0f} s "
+        f"until the next loss is to be expected; moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s"
+    )
+    return better, reason
+
+
+def step_cost(stages: Stages, situation: Situation) -> float:
+    """A step's length in units of cost: the busiest node works through all microbatches, one passes all stages."""
+    load: dict[str, float] = {}
+    for stage in stages:
+        load[stage.owner] = load.get(stage.owner, 0.0) + _cost(stage, situation)
+    total = sum(_cost(stage, situation) for stage in stages)
+    return (situation.microbatches - 1) * max(load.values()) + total
+
+
+def _cost(stage: StagePlan, situation: Situation) -> float:
+    return sum(situation.layer_costs[x] for x in stage.layers) * situation.slowness.get(stage.owner, 1.0)
+
+
+def _cut(owners: Sequence[str], situation: Situation) -> Stages:
+    slowness = [situation.slowness.get(name, 1.0) for name in owners]
+    ranges = partition(situation.layer_costs, len(owners), slowness)
+    out = []
+    for s, (first, end) in enumerate(ranges):
+        standby = ring_standby(owners, s) if situation.redundancy else None
+        out.append(StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
+    return tuple(out)
+
+
+def _new(stages: Stages, node: str, stage: StagePlan) -> list[int]:
+    """The layers of a stage to be that the node does not hold yet."""
+    held = {layer for old in stages if node in old.required() for layer in old.layers}
+    return [layer for layer in stage.layers if layer not in held]
