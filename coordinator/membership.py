@@ -172,10 +172,11 @@ def tick(state: State, now: float) -> Decision:
     newest = max((n.heard_at for n in state.nodes.values()), default=now)
     nodes = state.nodes
     silent: tuple[Command, ...] = ()
-    if nodes and now - newest > settings.heartbeat_timeout / 2 and state.detail != NOBODY:
+    stood_still = passed > settings.heartbeat_timeout / 2
+    if nodes and not stood_still and now - newest > settings.heartbeat_timeout / 2 and state.detail != NOBODY:
         state = replace(state, detail=NOBODY)
         silent = (Record("silent", NOBODY),)
-    if passed > settings.heartbeat_timeout / 2 or now - newest > settings.heartbeat_timeout / 2:
+    if stood_still or now - newest > settings.heartbeat_timeout / 2:
         nodes = {k: _later(n, passed) for k, n in nodes.items()}
     state = replace(state, last_tick=now, nodes=nodes)
     if recovering(state):

@@ -107,5 +107,15 @@ def _commit_from(document: Document) -> Commit:
 def without_volatile(state: State) -> State:
     """The state as it looks after a round trip, for comparison."""
     return replace(
-        state, nodes={}, evidence={}, facts={}, following={}, norms={}, losses=(), open_losses=(), took_over_at=None
+        state,
+        nodes={},
+        evidence={},
+        facts={},
+        following={},
+        norms={},
+        losses=(),
+        open_losses=(),
+        took_over_at=None,
+        changed_at=0.0,
+        losses_at=(),
     )
