@@ -21,6 +21,8 @@ from stage_server.faults import Faults
 
 log = logging.getLogger("culm.sender")
 
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
+
 
 class Source(Protocol):
     """Where a sender finds what it sends, and whom it tells what comes back."""
@@ -47,7 +49,9 @@ class Sender:
         self.peer = peer
         self._source = source
         self._faults = faults
+        # Of the present stream alone: gRPC leaves a broken stream's requests waiting, and they would take from it.
         self._queue: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
+        self._turn = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
@@ -55,32 +59,47 @@ class Sender:
     HELLO = Key(0, 0, 0, Kind.PARTIAL, 0, 0)  # in the queue: say hello now
 
     def send(self, key: Key) -> None:
-        self._queue.put(key)
+        self._put(key)
 
     def say_hello(self) -> None:
-        self._queue.put(self.HELLO)
+        self._put(self.HELLO)
 
     def close(self) -> None:
         """Ends the stream on purpose, after what is queued."""
         self._closed.set()
-        self._queue.put(None)
+        self._put(None)
+
+    def _put(self, item: Key | None) -> None:
+        with self._turn:
+            self._queue.put(item)
+
+    def _begin_anew(self) -> None:
+        """What was queued for a broken stream is unacknowledged, and so the first that the next one sends."""
+        with self._turn:
+            self._queue.put(None)
+            self._queue = queue.SimpleQueue()
+            if self._closed.is_set():
+                self._queue.put(None)
 
     def _run(self) -> None:
-        pause = 0.05
+        pause = SHORTEST_PAUSE
         while not self._closed.is_set():
             with grpc.insecure_channel(self.peer.address, options=channel_options()) as channel:
                 try:
-                    for response in StageStub(channel).Deliver(self._requests()):
-                        pause = 0.05
+                    for response in StageStub(channel).Deliver(self._requests(self._queue)):
+                        pause = SHORTEST_PAUSE
                         self._hear(response)
                     why = "its stream ended"
                 except grpc.RpcError as error:
                     why = details(error)
+            self._begin_anew()
             if self._closed.is_set():
                 return
+            if pause == SHORTEST_PAUSE:  # the first time; it is reported as long as it lasts
+                log.warning("the stream to %s broke: %s", self.peer.node, why)
             self._source.peer_lost(self.peer, f"the stream to it broke: {why}")
             self._closed.wait(pause)
-            pause = min(0.5, pause * 2)
+            pause = min(LONGEST_PAUSE, pause * 2)
 
     def _hear(self, response: stage_pb2.DeliverResponse) -> None:
         if response.acknowledged:
@@ -89,12 +108,12 @@ class Sender:
             synced = response.synced
             self._source.synced(self.peer, (synced.term, synced.generation), synced.version)
 
-    def _requests(self) -> Iterator[stage_pb2.DeliverRequest]:
+    def _requests(self, items: "queue.SimpleQueue[Key | None]") -> Iterator[stage_pb2.DeliverRequest]:
         yield stage_pb2.DeliverRequest(hello=self._source.greeting())
         for key in self._source.unacknowledged(self.peer):
             yield from self._tensor(key)
         while True:
-            item = self._queue.get()
+            item = items.get()
             if item is None:
                 yield stage_pb2.DeliverRequest(end=stage_pb2.End())
                 return
