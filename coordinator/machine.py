@@ -6,7 +6,7 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from coordinator import checkpoints, membership, takeover
+from coordinator import checkpoints, links, membership, takeover
 from coordinator.decisions import Decision, commit_record, reason_of, with_plan
 from coordinator.placement import natural_order, place, release, settle
 from coordinator.repartition import Situation, propose
@@ -266,6 +266,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         for node in stage.holders()
         if frozenset(stage.layers) <= state.facts.get(node, frozenset())
     }
+    state = links.carried(state, plan, now)
     before = state
     state = replace(state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training")
     next_plan = None

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from coordinator import links
 from coordinator.decisions import Decision, reason_of, with_plan
-from coordinator.detection import FRESH_SECONDS, cut_off, stuck
+from coordinator.detection import stuck
 from coordinator.placement import promote, repair
 from coordinator.state import (
     Available,
@@ -19,7 +20,6 @@ from coordinator.state import (
     Phase,
     Publish,
     Record,
-    Report,
     State,
     StreamBroken,
 )
@@ -86,8 +86,8 @@ def dismiss(state: State, name: str, why: str) -> Decision:
 
 def usable(state: State) -> list[str]:
     """The nodes that can be given work."""
-    nodes = state.nodes.values()
-    return [n.node for n in nodes if n.available and n.attached_since is not None and not n.draining]
+    nodes = (n for n in state.nodes.values() if n.available and n.attached_since is not None)
+    return [n.node for n in nodes if not n.draining and n.node not in state.parted]
 
 
 def drain(state: State, event: Draining, now: float) -> Decision:
@@ -133,15 +133,11 @@ def send_away(state: State, name: str, why: str, now: float) -> Decision:
 
 
 def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
-    """A neighbour's report. Enough together with a broken order stream; alone it may be the link's fault."""
+    """A neighbour's report. Enough together with a broken order stream; alone it is the link's fault: see links."""
     node = state.nodes.get(event.suspect)
     if node is None or node.incarnation != event.suspect_incarnation or event.node not in state.nodes:
         return state, ()
-    before = state.evidence.get(event.suspect, {})
-    known = before.get(event.node)
-    first = known.first if known is not None and now - known.last <= FRESH_SECONDS else now
-    reports = {**before, event.node: Report(first, now)}
-    state = replace(state, evidence={**state.evidence, event.suspect: reports})
+    state = links.report(state, event, now)
     if node.attached_since is None and not recovering(state):
         return lose(state, {event.suspect: f"its order stream broke and {event.node} misses it: {event.why}"}, now)
     return state, ()
@@ -162,7 +158,7 @@ def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
 
 
 def tick(state: State, now: float) -> Decision:
-    """Declares silent nodes lost.
+    """Declares silent and stuck nodes lost, and one end of a link that stays broken.
 
     Time in which the coordinator itself stood still, or heard nobody at all, counts for nobody's silence: then it is
     rather the coordinator that is cut off.
@@ -179,6 +175,7 @@ def tick(state: State, now: float) -> Decision:
     if stood_still or now - newest > settings.heartbeat_timeout / 2:
         nodes = {k: _later(n, passed) for k, n in nodes.items()}
     state = replace(state, last_tick=now, nodes=nodes)
+    state = links.forgive(state, now)
     if recovering(state):
         return state, silent
     lost: dict[str, str] = {}
@@ -188,8 +185,13 @@ def tick(state: State, now: float) -> Decision:
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
         elif node.detached_at is not None and now - node.detached_at > settings.reconnect_timeout:
             lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
-    if not lost:
-        lost = {**cut_off(state, now), **stuck(state, now)}
+    lost = lost or stuck(state, now)
+    verdict = links.judge(state, now) if not lost else None
+    if verdict is not None and verdict.gone:
+        state = links.part(state, verdict.gone, verdict.stays, now)
+        lost[verdict.gone] = verdict.why
+    elif verdict is not None and verdict.why != state.detail:
+        return replace(state, detail=verdict.why), (*silent, Record("waiting", verdict.why))
     return lose(state, lost, now) if lost else (state, silent)
 
 
@@ -207,7 +209,11 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         state,
         nodes={k: v for k, v in state.nodes.items() if k not in gone},
         fenced=state.fenced | {(n.node, n.incarnation) for n in gone.values()},
-        evidence={k: v for k, v in state.evidence.items() if k not in gone},
+        evidence={
+            suspect: {reporter: x for reporter, x in reports.items() if reporter not in gone}
+            for suspect, reports in state.evidence.items()
+            if suspect not in gone
+        },
         facts={k: v for k, v in state.facts.items() if k not in gone},
         following={k: v for k, v in state.following.items() if k not in gone},
         changed_at=now,

@@ -23,6 +23,7 @@ class CoordinatorSettings:
     reflection: bool = False
     heartbeat_seconds: float = 0.5
     heartbeat_timeout: float = 2.0
+    link_timeout: float = 5.0
     lease_seconds: float = 3.0
 
     def decisions(self) -> Settings:
@@ -42,4 +43,5 @@ class CoordinatorSettings:
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
             heartbeat_timeout=self.heartbeat_timeout,
             reconnect_timeout=self.heartbeat_timeout,
+            link_timeout=self.link_timeout,
         )

@@ -69,6 +69,14 @@ class Report:
     last: float
 
 
+@dataclass(frozen=True, slots=True)
+class Parted:
+    """A node that had to go because it did not reach the peer: until then it is given no work."""
+
+    peer: str
+    until: float
+
+
 Layers = Mapping[str, frozenset[int]]  # node -> layers
 
 
@@ -101,6 +109,7 @@ class State:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
     evidence: Mapping[str, Mapping[str, Report]] = field(default_factory=dict)  # suspect -> reporter
+    parted: Mapping[str, Parted] = field(default_factory=dict)
     # Who holds which layer's whole reduced gradient of (era, committed), over a copy at that version: rule 6's facts.
     facts: Layers = field(default_factory=dict)
     # Who, being seeded, reported so for an earlier step: it has caught up, and commits wait for it from now on.

@@ -36,6 +36,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
     coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     coordinator.add_argument("--heartbeat-timeout", type=float, default=2.0, metavar="SECONDS")
+    coordinator.add_argument(
+        "--link-timeout",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long two nodes that live may not reach each other before one of them has to go",
+    )
     coordinator.set_defaults(command=run_coordinator)
     stage = commands.add_parser(
         "stage",
@@ -102,6 +109,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,
                 heartbeat_timeout=arguments.heartbeat_timeout,
+                link_timeout=arguments.link_timeout,
             )
         )
 

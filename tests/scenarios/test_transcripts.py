@@ -75,6 +75,23 @@ class Play:
         for node in nodes:
             self.state, _ = advance(self.state, co.Heartbeat(node, self.incarnations[node]), self.now)
 
+    def estranged(self, seconds: float, *pairs: tuple[str, str]) -> None:
+        """The first of each pair misses the second all the while; heartbeats come, and time passes."""
+        told = ", ".join(f"{one} misses {other}" for one, other in pairs)
+        self.lines.append(f"{self.now:5.2f}  for {seconds:g} s: {told or 'nobody misses anybody'}")
+        for _ in range(round(seconds / 0.5)):
+            self.wait(0.5)
+            self.beat(*self.state.nodes)
+            for one, other in pairs:
+                if one in self.state.nodes and other in self.state.nodes:
+                    numbers = (self.incarnations[one], other, self.incarnations[other])
+                    self.state, _ = advance(self.state, co.PeerLost(one, *numbers, "the stream broke"), self.now)
+            state, commands = advance(self.state, co.Tick(), self.now)
+            if commands:
+                self.tick()
+            else:
+                self.state = state
+
     def tick(self) -> None:
         self.event("time passes", co.Tick())
 
@@ -204,6 +221,68 @@ def drained_node() -> Play:
     return play
 
 
+def four_nodes() -> Play:
+    """The last one is a spare."""
+    play = Play(nodes=4)
+    for node in ("n0", "n1", "n2", "n3"):
+        play.join(node)
+    return play
+
+
+def link_that_stays_broken() -> Play:
+    """One end goes, and is no standby again while the link is not to be trusted."""
+    play = four_nodes()
+    play.estranged(6.0, ("n0", "n1"), ("n1", "n0"))
+    play.join("n1")
+    play.ready("n0", "n2")
+    play.ready("n3", "n0", "n2")
+    play.estranged(60.0)
+    play.ready("n0", "n2", "n3")
+    return play
+
+
+def link_that_breaks_now_and_then() -> Play:
+    play = three_nodes()
+    for _ in range(3):
+        play.estranged(4.0, ("n0", "n1"), ("n1", "n0"))
+        play.estranged(3.0)
+    return play
+
+
+def link_that_breaks_while_steps_commit() -> Play:
+    """A commit shows that its tensors have passed."""
+    play = three_nodes()
+    for _ in range(3):
+        play.estranged(3.0, ("n0", "n1"), ("n1", "n0"))
+        play.ready("n0", "n1", "n2")
+    return play
+
+
+def link_to_a_node_that_several_miss() -> Play:
+    play = three_nodes()
+    play.estranged(6.0, ("n1", "n0"), ("n0", "n1"), ("n2", "n0"))
+    return play
+
+
+def link_to_a_standby_that_is_seeded() -> Play:
+    """Less depends on it than on an owner."""
+    play = four_nodes()
+    play.lose("n1", "n2")
+    play.estranged(6.0, ("n0", "n3"))
+    return play
+
+
+def link_between_two_only_copies() -> Play:
+    """To do without either is to begin again: the link is waited for, but not for ever."""
+    play = Play(stages=2, nodes=2, redundancy=False)
+    play.join("n0")
+    play.join("n1")
+    play.estranged(20.0, ("n0", "n1"), ("n1", "n0"))
+    play.ready("n0", "n1")
+    play.estranged(32.0, ("n0", "n1"), ("n1", "n0"))
+    return play
+
+
 def other_code() -> Play:
     play = Play()
     play.join("n0")
@@ -242,6 +321,12 @@ SCENARIOS = {
         coordinator_stood_still,
         link_fault,
         link_that_does_not_mend,
+        link_that_stays_broken,
+        link_that_breaks_now_and_then,
+        link_that_breaks_while_steps_commit,
+        link_to_a_node_that_several_miss,
+        link_to_a_standby_that_is_seeded,
+        link_between_two_only_copies,
         stuck_node,
         slow_start,
         drained_node,

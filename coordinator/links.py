@@ -1,0 +1,116 @@
+"""Links between neighbours that stay broken while both ends attend the coordinator: whom to do without.
+
+Nodes repeat their report for as long as a stream stays broken, and fall silent when it works again. A link that is
+broken for ``link_timeout`` holds up every commit: one of its ends has to go, though it lives.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from coordinator.placement import natural_order, promote
+from coordinator.state import Parted, PeerLost, Report, State
+from pipeline.plan import Plan
+
+QUARANTINE = 12  # link timeouts for which an end that had to go is given no work
+ONLY_COPIES = 6  # link timeouts that a link between two only copies has: to go on without either is to roll back
+
+
+def report(state: State, event: PeerLost, now: float) -> State:
+    """Puts a neighbour's report on record: the first since the link last worked counts from now."""
+    before = state.evidence.get(event.suspect, {}).get(event.node)
+    first = before.first if before is not None and _stands(state, before, now) else now
+    reports = {**state.evidence.get(event.suspect, {}), event.node: Report(first, now)}
+    return replace(state, evidence={**state.evidence, event.suspect: reports})
+
+
+def carried(state: State, plan: Plan, now: float) -> State:
+    """A step was committed under the plan: whatever was reported, its required nodes have reached each other."""
+    required = {n for stage in plan.stages for n in stage.required()}
+    evidence = {
+        suspect: {
+            reporter: replace(said, first=now) if {suspect, reporter} <= required else said
+            for reporter, said in reports.items()
+        }
+        for suspect, reports in state.evidence.items()
+    }
+    return replace(state, evidence=evidence)
+
+
+def _stands(state: State, report: Report, now: float) -> bool:
+    """Whether the report is still being repeated."""
+    return now - report.last <= state.settings.link_timeout / 2
+
+
+def broken(state: State, now: float) -> Mapping[tuple[str, str], float]:
+    """The broken links between attached nodes, by (one end, other end) in natural order -> for how long reports say so.
+
+    Counted up to the newest report: the silence after it may be a link that works again.
+    """
+    links: dict[tuple[str, str], float] = {}
+    for suspect, reports in state.evidence.items():
+        for reporter, said in reports.items():
+            ends = [state.nodes.get(n) for n in (suspect, reporter)]
+            if _stands(state, said, now) and all(n is not None and n.attached_since is not None for n in ends):
+                one, other = natural_order({suspect, reporter})
+                links[one, other] = max(said.last - said.first, links.get((one, other), 0.0))
+    return links
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """On a link that is broken for too long. ``gone`` is empty if neither end can be done without."""
+
+    gone: str
+    stays: str
+    why: str
+
+
+def judge(state: State, now: float) -> Verdict | None:
+    """What to do about the worst link that is broken for too long: who more nodes miss goes, else who costs less."""
+    links = broken(state, now)
+    late = [ends for ends, seconds in links.items() if seconds > state.settings.link_timeout]
+    if not late:
+        return None
+    missed = {n: sum(n in ends for ends in links) for ends in links for n in ends}
+    prices = {n: price(state, n) for ends in late for n in ends}
+    patience = ONLY_COPIES * state.settings.link_timeout
+    waiting = [ends for ends in late if all(prices[n][0] for n in ends) and links[ends] <= patience]
+    due = [ends for ends in late if ends not in waiting]
+    one, other = max(due or waiting, key=lambda ends: (max(missed[n] for n in ends), links[ends]))
+    spared = [n for n in (one, other) if prices[n][0]]
+    if not due:
+        why = f"{one} and {other} do not reach each other, and each holds the only copy of a stage"
+        return Verdict("", "", f"{why}: waiting for the link between them")
+    reached = f"{one} and {other} have not reached each other for {links[one, other]:.1f} s"
+    if len(spared) == 1:
+        gone = other if spared == [one] else one
+        because = f"{spared[0]} holds the only copy of a stage"
+    elif missed[one] != missed[other]:
+        gone = max(one, other, key=lambda n: missed[n])
+        because = f"{missed[gone]} nodes do not reach {gone}"
+    elif prices[one] != prices[other]:
+        gone = min(one, other, key=lambda n: prices[n])
+        because = f"less depends on {gone}"
+    else:
+        gone, because = other, "as much depends on either"
+    return Verdict(gone, other if gone == one else one, f"{reached}, and {because}")
+
+
+def price(state: State, node: str) -> tuple[int, int, int, int]:
+    """What the node's loss costs, the worst first: a stage's last copy, stages to move, standbys to seed, seedings."""
+    stages = state.plan.stages if state.plan is not None else ()
+    hot = sum(b.node == node and b.hot for stage in stages for b in stage.standbys)
+    seeding = sum(b.node == node and not b.hot for stage in stages for b in stage.standbys)
+    return int(promote(stages, [node])[0] is None), sum(node in s.owners for s in stages), hot, seeding
+
+
+def part(state: State, node: str, peer: str, now: float) -> State:
+    """Notes that the node is not to be the peer's neighbour again at once, should it join anew."""
+    until = now + QUARANTINE * state.settings.link_timeout
+    return replace(state, parted={**state.parted, node: Parted(peer, until)})
+
+
+def forgive(state: State, now: float) -> State:
+    """Ends what has lasted long enough, or whose other end has gone."""
+    kept = {n: p for n, p in state.parted.items() if now < p.until and p.peer in state.nodes}
+    return state if kept == state.parted else replace(state, parted=kept)
