@@ -41,7 +41,7 @@ class Cluster:
     """Coordinators and nodes n0, n1, ... Random failures happen, each at a random moment.
 
     ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network. ``changes``: nodes are
-    drained, or join.
+    drained, or join. ``links``: two nodes do not reach each other for a while, or, with ``for_good``, never again.
     """
 
     def __init__(
@@ -59,6 +59,8 @@ class Cluster:
         checkpoint_every: int = 0,
         settle_seconds: float = 30.0,
         most_stages: int = 0,
+        links: int = 0,
+        for_good: bool = False,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -85,6 +87,8 @@ class Cluster:
         self._changes = changes
         self.checkpoint_every = checkpoint_every
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
+        self._links = links
+        self._for_good = for_good
         self._joined_later = 0
         self.decide = decide
         self._make_worker = make_worker
@@ -105,6 +109,7 @@ class Cluster:
         self.redis = SimulatedRedis()
         self.leaders: list[Leader] = []
         self._cut_off: set[str] = set()  # nodes that reach nobody, and the word "coordinator"
+        self._cut_links: set[frozenset[str]] = set()
         self.lead()
         for i in range(count):
             self.boot(f"n{i}")
@@ -157,6 +162,9 @@ class Cluster:
             self.receive(to, lambda n: n.worker.fetch_failed(effect.era, effect.peer, effect.layers))
 
         def serve() -> None:
+            if frozenset((node.name, effect.peer)) in self._cut_links:
+                self.clock.after(2.0, failed)
+                return
             source = self.nodes.get(effect.peer)
             if source is None or not source.alive:
                 self.clock.after(0.05, failed)
@@ -247,7 +255,7 @@ class Cluster:
             self.boot(node.name)
 
     def cut_off(self, one: str, other: str) -> bool:
-        return one in self._cut_off or other in self._cut_off
+        return one in self._cut_off or other in self._cut_off or frozenset((one, other)) in self._cut_links
 
     # ---- faults -----------------------------------------------------------------------------------------------------
 
@@ -328,6 +336,33 @@ class Cluster:
                 self.clock.after(0.05 + self.brief(), lambda other=other: other.reopen(name))  # type: ignore[misc]
                 self.clock.after(0.05 + self.brief(), lambda other=other: node.reopen(other.name))  # type: ignore[misc]
 
+    def cut_link(self, one: str, other: str, seconds: float | None) -> None:
+        """Two nodes do not reach each other, though everybody else reaches both. None: for good."""
+        link = frozenset((one, other))
+        self._cut_links.add(link)
+        for name, peer in ((one, other), (other, one)):
+            self.nodes[name].cut_stream(peer)
+        self._complain(one, other)
+
+        def heal() -> None:
+            self._cut_links.discard(link)
+            self.nodes[one].reopen(other)
+            self.nodes[other].reopen(one)
+
+        if seconds is not None:
+            self.clock.after(seconds, heal)
+
+    def _complain(self, one: str, other: str) -> None:
+        """Nodes try to open their streams again, and report each failure."""
+        if frozenset((one, other)) not in self._cut_links:
+            return
+        for name, peer in ((one, other), (other, one)):
+            node = self.nodes[name]
+            if node.alive and not node.frozen and peer in node.peers:
+                missed = co.PeerLost(name, node.incarnation, peer, node.peers[peer], "it is not reached")
+                node.tell(missed)
+        self.clock.after(0.5, lambda: self._complain(one, other))
+
     def crash_coordinator(self) -> None:
         """Kill -9; restarted after a while."""
         self.leader.end()
@@ -384,6 +419,14 @@ class Cluster:
             node = self.random.choice(live)
             node.tell(co.Draining(node.name, "its machine is to go", self.random.choice([None, 2.0, 120.0])))
 
+    def _link(self) -> None:
+        """A link between two nodes breaks."""
+        if self.state.phase is co.Phase.DONE or len(self.nodes) < 2:
+            return
+        one, other = self.random.sample(sorted(self.nodes), 2)
+        seconds = None if self._for_good else self.random.choice([0.3, 3.0, 8.0, 30.0])
+        self.cut_link(one, other, seconds)
+
     def _disturbance(self) -> None:
         if self.state.phase is co.Phase.DONE:
             return
@@ -411,6 +454,10 @@ class Cluster:
         for _ in range(self._changes):
             moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
             self.clock.at(moment, self._change)
+        moment = 0.05
+        for _ in range(self._links):
+            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
+            self.clock.at(moment, self._link)
         moment = 0.05
         for _ in range(self._outages):
             moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()

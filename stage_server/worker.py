@@ -360,8 +360,11 @@ class Worker(Generic[V]):
                 return False
         keys = [self._key(Kind.REDUCED, s, layer) for s, layer in self._layers(plan)]
         missing = [key for key in keys if key not in self.mailbox]
-        # Streams keep their order: where a later gradient is here, the missing one will not come.
-        passed = any(replace(key, step=key.step + 1) in self.mailbox for key in missing)
+        # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
+        # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
+        here = (*self.mailbox, *(arrival.key for arrival in self._early if arrival.key is not None))
+        later = {replace(key, step=0) for key in here if key.step > self.version}
+        passed = any(replace(key, step=0) in later for key in missing)
         return bool(missing) and not passed and len(self._commits) <= COMMITS_TO_WAIT
 
     def _apply(self, commit: CommitOrder) -> Apply[V]:
