@@ -4,6 +4,9 @@ import grpc
 
 Options = list[tuple[str, int]]
 
+# What one attempt to connect may take: some round trips. Where nobody listens it fails at once all the same.
+CONNECT_MS = 1000
+
 _KEEPALIVE: Options = [
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 1000),
@@ -18,7 +21,7 @@ def channel_options() -> Options:
     return [
         *_KEEPALIVE,
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", 500),
     ]
 
