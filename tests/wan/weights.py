@@ -1,0 +1,17 @@
+"""Prints the sha256 of a finished run's weights: ``python -m tests.wan.weights COORDINATOR``, on a host it reaches."""
+
+import sys
+
+from culm.client import connect
+from culm.training import gather
+from pipeline.digest import weights_sha256
+
+
+def main(coordinator: str) -> None:
+    channel, stub = connect(coordinator, patience=10.0)
+    with channel:
+        print(weights_sha256(gather(stub, lambda: None)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
