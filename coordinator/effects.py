@@ -45,7 +45,7 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         return co.Available(node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state, plan, commit)
     if body == "heartbeat":
         h = request.heartbeat
-        durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples)
+        durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
         return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations)
     if body == "ready":
         r = request.ready

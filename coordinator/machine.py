@@ -91,6 +91,7 @@ def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
     node = state.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return state, ()
+    before = node.slowness
     node = replace(
         node,
         heard_at=now,
@@ -101,8 +102,13 @@ def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
         median_seconds=event.median_seconds,
         deviation_seconds=event.deviation_seconds,
         samples=event.samples,
+        slowness=event.slowness,
     )
-    return replace(state, nodes={**state.nodes, event.node: node}), ()
+    state = replace(state, nodes={**state.nodes, event.node: node})
+    if abs(node.slowness - before) < 0.25 * before:
+        return replace(state, nodes={**state.nodes, event.node: replace(node, slowness=before)}), ()
+    text = f"{event.node} takes {node.slowness:.1f} times what it took at first: the cut is reconsidered, it goes on"
+    return state, (Record("slow", text, {"node": event.node, "slowness": f"{node.slowness:.2f}"}),)
 
 
 def _ready(state: State, event: Ready, now: float) -> Decision:
@@ -348,7 +354,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         settings.redundancy,
         settings.seed_bytes_per_second,
         interval,
-        {},
+        {n: state.nodes[n].slowness for n in usable},
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

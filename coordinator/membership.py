@@ -27,6 +27,7 @@ from coordinator.takeover import recovering
 
 # Two leaders at once may roll back without knowing of each other: an era names the term that began it.
 ERAS_BITS = 12
+JOINING = 10  # times the patience for a heartbeat that a node has while it gets ready
 NOBODY = "no node answers: waiting for nodes to attach or to join"
 LOSSES_REMEMBERED = 20  # for the mean time between them
 
@@ -181,7 +182,9 @@ def tick(state: State, now: float) -> Decision:
     lost: dict[str, str] = {}
     for node in nodes.values():
         silence = now - node.heard_at
-        if node.attached_since is not None and silence > settings.heartbeat_timeout:
+        # One that is still importing and building the model holds nothing: nobody waits for it.
+        patience = settings.heartbeat_timeout * (1 if node.available else JOINING)
+        if node.attached_since is not None and silence > patience:
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
         elif node.detached_at is not None and now - node.detached_at > settings.reconnect_timeout:
             lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"

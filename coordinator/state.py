@@ -57,6 +57,7 @@ class Node:
     median_seconds: float = 0.0  # of its own instructions like that one, and their deviation
     deviation_seconds: float = 0.0
     samples: int = 0
+    slowness: float = 1.0  # how many times slower it has become since it started
     draining: str = ""  # why it is to go
     leaves_at: float | None = None  # when its machine may be gone
 
@@ -168,6 +169,7 @@ class Heartbeat:
     median_seconds: float = 0.0
     deviation_seconds: float = 0.0
     samples: int = 0
+    slowness: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,7 @@ class Heartbeat(_message.Message):
     MEDIAN_SECONDS_FIELD_NUMBER: _builtins.int
     DEVIATION_SECONDS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
+    SLOWNESS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
     """The instruction being run, such as "2B3"; empty while it waits."""
@@ -139,6 +140,8 @@ class Heartbeat(_message.Message):
     deviation_seconds: _builtins.float
     """Median absolute deviation."""
     samples: _builtins.int
+    slowness: _builtins.float
+    """How many times slower the node has become since it started; 1 as long as that is not beyond doubt."""
     def __init__(
         self,
         *,
@@ -149,10 +152,11 @@ class Heartbeat(_message.Message):
         median_seconds: _builtins.float = ...,
         deviation_seconds: _builtins.float = ...,
         samples: _builtins.int = ...,
+        slowness: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "slowness", b"slowness", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,11 +1,14 @@
-"""How long a node's instructions usually take, by its own history: what is stuck is told by it."""
+"""How long a node's instructions take, by its own history: what is stuck, and what is slow, is told by it."""
 
 import statistics
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-HISTORY = 64  # instructions of a kind that are remembered
+BASELINE = 32  # instructions of a kind that say what is usual
+RECENT = 16  # that say what it is like now
+DEVIATIONS = 10.0  # from the usual before a node counts as slower, or faster, than it was
+NOTICEABLE = 1.5  # and so many times
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,28 +20,63 @@ class Usual:
     samples: int = 0
 
 
+@dataclass
+class _Kind:
+    """Instructions of one stage in one direction."""
+
+    first: list[float] = field(default_factory=list)
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+
 class Durations:
-    """Instructions of one kind are those of one stage in one direction. One thread begins and ends them."""
+    """One thread begins and ends instructions; any thread may ask."""
 
     def __init__(self) -> None:
-        self._history: dict[str, deque[float]] = {}
+        self._kinds: dict[str, _Kind] = {}
         self._kind = ""
         self._began = 0.0
+        self._factor = 1.0  # how many times slower than at first, as of the last time that the stages changed
 
     def begin(self, kind: str) -> None:
         self._kind, self._began = kind, time.monotonic()
 
     def end(self) -> None:
-        if self._kind:
-            self._history.setdefault(self._kind, deque(maxlen=HISTORY)).append(time.monotonic() - self._began)
+        if not self._kind:
+            return
+        known = self._kinds.setdefault(self._kind, _Kind())
+        seconds = time.monotonic() - self._began
+        if len(known.first) < BASELINE:
+            known.first.append(seconds)
+        known.recent.append(seconds)
         self._kind = ""
 
     def running(self) -> tuple[float, Usual]:
         """For how long the present instruction has been running, and what is usual; zeros between two."""
         kind, began = self._kind, self._began
-        past = list(self._history.get(kind, ()))
-        if not kind or not past:
+        known = self._kinds.get(kind)
+        if not kind or known is None or not known.first:
             return 0.0, Usual()
-        median = statistics.median(past)
-        deviation = statistics.median(abs(x - median) for x in past)
-        return time.monotonic() - began, Usual(median, deviation, len(past))
+        return time.monotonic() - began, _usual(list(known.first))
+
+    def slowness(self) -> float:
+        """How many times slower the node has become since it started; 1.0 as long as that is not beyond doubt."""
+        kinds = [k for k in list(self._kinds.values()) if len(k.first) == BASELINE and len(k.recent) == RECENT]
+        if not kinds:
+            return self._factor
+        usual = [_usual(list(k.first)) for k in kinds]
+        now = sum(statistics.median(list(k.recent)) for k in kinds)
+        before = sum(u.median for u in usual)
+        doubt = DEVIATIONS * sum(u.deviation for u in usual)
+        ratio = now / before if before else 1.0
+        changed = abs(now - before) > doubt and not 1 / NOTICEABLE < ratio < NOTICEABLE
+        return self._factor * ratio if changed else self._factor
+
+    def forget(self) -> None:
+        """The stages are others from now on: what was usual for them says nothing more, but how slow it was does."""
+        self._factor = self.slowness()
+        self._kinds = {}
+
+
+def _usual(past: list[float]) -> Usual:
+    median = statistics.median(past)
+    return Usual(median, statistics.median(abs(x - median) for x in past), len(past))

@@ -60,6 +60,7 @@ class Node:
         self._checkpointer = self._reader if job.checkpoint is not None else None
         self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
         self._durations = Durations()
+        self._ranges: dict[int, range] = {}  # of the owned stages
         self._running = ""
         self._busy = False
         self._exports = 0  # copies that wait for a moment between two pieces of work
@@ -141,6 +142,7 @@ class Node:
             self.receiver.answer_hello(effect.peer, effect.order, effect.version)
         elif isinstance(effect, Adopted):
             self._connect(effect.plan)
+            self._note_stages(effect.plan)
         elif isinstance(effect, FetchLayers):
             assert self.worker.plan is not None
             log.info("fetching layers %s from %s at step %d", effect.layers, effect.peer, self.worker.version)
@@ -156,6 +158,12 @@ class Node:
     def _restore(self, effect: RestoreLayers) -> None:
         log.info("reading layers %s from %s", effect.layers, effect.folder)
         self._reader.read(effect.folder, effect.step, effect.layers, effect.era)
+
+    def _note_stages(self, plan: Plan) -> None:
+        ranges = {s: plan.stages[s].layers for s in plan.owned_by(self.worker.node)}
+        if ranges != self._ranges:
+            self._ranges = ranges
+            self._durations.forget()
 
     def _report(self, request: pb.AttendRequest) -> None:
         if self._orders is not None:
@@ -321,6 +329,7 @@ class Node:
             median_seconds=usual.median,
             deviation_seconds=usual.deviation,
             samples=usual.samples,
+            slowness=self._durations.slowness(),
         )
 
     def order(self, order: pb.AttendResponse) -> None:

@@ -1,7 +1,8 @@
-"""Models that no job can use, and one that gets stuck."""
+"""Models that no job can use, one that gets stuck, and one that gets slow."""
 
 import os
 import signal
+import time
 
 import torch
 from torch import nn
@@ -32,3 +33,15 @@ class Sticky(nn.Linear):
 
 def sticky(width: int = 0, hidden: int = 0) -> list[nn.Module]:
     return [nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Sticky(32, 32), nn.ReLU(), nn.Linear(32, 10)]
+
+
+class Paced(nn.Linear):
+    """Takes its time, as if on an accelerator; ten times as much once the file named by CULM_SLOW is there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.03 if os.path.exists(os.environ.get("CULM_SLOW", "/nonexistent")) else 0.003)
+        return torch.relu(super().forward(x))
+
+
+def paced(width: int = 0, hidden: int = 0) -> list[nn.Module]:
+    return [nn.Sequential(nn.Flatten(), Paced(64, 64)), *[Paced(64, 64) for _ in range(6)], nn.Linear(64, 10)]

@@ -132,3 +132,32 @@ def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) ->
     (lost,) = (event for event in events if event.kind == "lost")
     assert "stuck: " in lost.fields["evidence"]
     check(outcome, run_plain(job))
+
+
+def test_a_slow_node_gets_fewer_layers_and_stays(job: Job, tmp_path: Path) -> None:
+    """Its own history tells that it has become slow; nobody is lost, and no bit changes."""
+    model = job.model.model_copy(update={"layers": "tests.integration.bad_models:paced", "args": {}})
+    pipeline, steps = job.pipeline.model_copy(update={"stages": 3}), job.job.model_copy(update={"steps": 60})
+    job = job.model_copy(update={"model": model, "pipeline": pipeline, "job": steps})
+    flag = tmp_path / "slow"
+    events: list[pb.ListEventsResponse] = []
+
+    def slow_down(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if status.step >= 15:
+            flag.touch()
+
+    environments = {"n1": {"CULM_SLOW": str(flag)}, "coordinator": {"CULM_SETTLE_SECONDS": "1"}}
+    folder = tmp_path / "run"
+    with LocalCluster(
+        job, EXAMPLES, 3, folder=folder, heartbeat_timeout=PATIENCE, environments=environments
+    ) as cluster:
+        outcome = train(cluster, lambda status, new, outcome: events.extend(new), slow_down)
+        channel, stub = connect(cluster.address)
+        with channel:
+            plan = stub.GetStatus(pb.GetStatusRequest()).plan
+    kinds = [event.kind for event in events]
+    assert "lost" not in kinds
+    assert "n1" in {event.fields["node"] for event in events if event.kind == "slow"}
+    layers = {stage.owners[0]: stage.end_layer - stage.first_layer for stage in plan.stages}
+    assert layers["n1"] == min(layers.values()) < 2
+    check(outcome, run_plain(job))

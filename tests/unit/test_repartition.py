@@ -1,0 +1,60 @@
+"""When cutting the model anew pays, and into what."""
+
+from dataclasses import replace
+
+from coordinator.placement import place
+from coordinator.repartition import Situation, propose, step_cost
+
+CALM = Situation(
+    layer_costs=(1e6,) * 12,
+    microbatches=8,
+    most_stages=4,
+    nodes=("n0", "n1", "n2", "n3"),
+    redundancy=True,
+    seed_bytes_per_second=1e8,
+    seconds_to_next_loss=3600.0,
+    slowness={},
+)
+FOUR = place(CALM.nodes, CALM.layer_costs, 4, True)
+
+
+def test_what_is_balanced_stays() -> None:
+    assert propose(FOUR, CALM) is None
+
+
+def test_three_nodes_share_what_four_had() -> None:
+    three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, True)
+    proposal = propose(three, replace(CALM, nodes=("n0", "n1", "n2")))
+    assert proposal is not None
+    stages, reason = proposal
+    assert [(len(s.layers), s.owner) for s in stages] == [(4, "n0"), (4, "n1"), (4, "n2")]
+    assert reason.startswith("3 stages in place of 4: a step takes ")
+
+
+def test_where_losses_come_too_often_moving_does_not_pay() -> None:
+    three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, True)
+    often = replace(CALM, nodes=("n0", "n1", "n2"), seconds_to_next_loss=0.05)
+    assert propose(three, often) is None
+
+
+def test_a_slow_node_gets_fewer_layers_and_is_not_given_up() -> None:
+    proposal = propose(FOUR, replace(CALM, slowness={"n1": 3.0}))
+    assert proposal is not None
+    stages, _ = proposal
+    assert [s.owner for s in stages] == ["n0", "n1", "n2", "n3"]
+    assert len(stages[1].layers) == 1
+    situation = replace(CALM, slowness={"n1": 3.0})
+    assert step_cost(stages, situation) < step_cost(FOUR, situation)
+
+
+def test_a_node_that_is_to_go_owns_nothing_afterwards() -> None:
+    proposal = propose(FOUR, replace(CALM, nodes=("n0", "n2", "n3")))
+    assert proposal is None or all("n1" not in s.holders() for s in proposal[0])
+
+
+def test_more_nodes_make_more_stages_where_the_job_allows_it() -> None:
+    nodes = (*CALM.nodes, "n4", "n5")
+    assert propose(FOUR, replace(CALM, nodes=nodes)) is None
+    proposal = propose(FOUR, replace(CALM, nodes=nodes, most_stages=6))
+    assert proposal is not None
+    assert [len(s.layers) for s in proposal[0]] == [2] * 6
