@@ -3,26 +3,24 @@
 Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from coordinator import checkpoints, links, membership, takeover
-from coordinator.decisions import Decision, commit_record, reason_of, with_plan
-from coordinator.placement import natural_order, place, release, settle
-from coordinator.repartition import Situation, propose
+from coordinator import checkpoints, membership, takeover
+from coordinator.commits import commit_if_ready
+from coordinator.decisions import Decision, with_plan
+from coordinator.placement import place
 from coordinator.state import (
     Available,
     CheckpointBad,
     Checkpointed,
     Command,
-    Commit,
     Draining,
     Event,
     Heartbeat,
     Joined,
     Layers,
     Left,
-    Loss,
     NodeFailed,
     PeerLost,
     Persist,
@@ -37,11 +35,6 @@ from coordinator.state import (
     StreamBroken,
     Tick,
 )
-from pipeline.clip import clip_scale
-from pipeline.plan import Plan, Stages
-
-HOUR = 3600.0  # until the next loss, as long as none tells better
-LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
 
 
 def begin(settings: Settings, term: int = 1) -> State:
@@ -231,148 +224,6 @@ def begin_era(state: State, now: float) -> Decision:
     state, plan, records = with_plan(state, stages, reason, now)
     state = replace(state, phase=Phase.RUNNING, detail="training")
     return state, (Persist(state), Publish(plan), *records)
-
-
-def missing(state: State, plan: Plan) -> tuple[str, ...]:
-    """Who is still to report ready for the step being committed, as ``stage:node``.
-
-    Owners and hot standbys are required; a node being seeded is waited for once it has caught up.
-    """
-    nothing: frozenset[int] = frozenset()
-    out = []
-    for s, stage in enumerate(plan.stages):
-        layers = frozenset(stage.layers)
-        for node in stage.holders():
-            if node not in stage.required() and not layers <= state.following.get(node, nothing):
-                continue
-            if not layers <= state.facts.get(node, nothing):
-                out.append(f"{s}:{node}")
-    for stage in plan.target:
-        for node in stage.holders():
-            awaited = frozenset(stage.layers) & state.following.get(node, nothing)
-            if not awaited <= state.facts.get(node, nothing):
-                out.append(f"target:{node}")
-    return tuple(out)
-
-
-def commit_if_ready(state: State, now: float) -> Decision:
-    """The gate: commits when every holder that the present plan requires is on record (rule 6)."""
-    plan = state.plan
-    if plan is None or state.phase is not Phase.RUNNING or takeover.recovering(state) or missing(state, plan):
-        return state, ()
-    settings = state.settings
-    norms = [state.norms[layer] for layer in sorted(state.norms)]
-    scale = clip_scale(norms, settings.clip_norm)
-    loss = sum(state.losses) / len(state.losses) if state.losses else 0.0
-    step = state.committed
-    recovered = tuple(_recovered(state, loss, now) for loss in state.open_losses)
-    seeded = {
-        (s, node)
-        for s, stage in enumerate(plan.stages)
-        for node in stage.holders()
-        if frozenset(stage.layers) <= state.facts.get(node, frozenset())
-    }
-    state = links.carried(state, plan, now)
-    before = state
-    state = replace(state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training")
-    next_plan = None
-    records: list[Command] = []
-    ended: list[Command] = []
-    if state.committed >= settings.steps:
-        state = replace(state, phase=Phase.DONE, detail="every step is committed")
-        ended.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
-    else:
-        facts = before.facts
-        stages, reasons, released = _rearranged(state, plan, seeded, now)
-        target, why = _target(state, plan, stages, facts, now)
-        if target and complete(target, facts):
-            stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
-        if stages != plan.stages or target != plan.target:
-            reason = reason_of([*reasons, why] if why else reasons)
-            state, next_plan, planned = with_plan(state, stages, reason, now, target)
-            records.extend(planned)
-        state, farewell = membership.let_go(state, released)
-        ended.extend(farewell)
-    commit = Commit(state.term, state.era, step, scale, loss, next_plan)
-    state = replace(state, last_commit=commit)
-    return state, (Persist(state), commit, commit_record(commit), *recovered, *records, *ended)
-
-
-def _rearranged(
-    state: State, plan: Plan, seeded: Collection[tuple[int, str]], now: float
-) -> tuple[Stages, list[str], list[str]]:
-    """The stages from the next step on, the reasons, and the nodes that can go now."""
-    settings = state.settings
-    leaving = {n.node for n in state.nodes.values() if n.draining}
-    if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
-        return plan.stages, [], []
-    usable = membership.usable(state)
-    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.redundancy)
-    released = []
-    for name in sorted(leaving):
-        node = state.nodes[name]
-        duties = [s for s, stage in enumerate(stages) if name in stage.holders()]
-        if any(stages[s].owner == name for s in duties):
-            continue
-        replaced = all(any(not b.hot for b in stages[s].standbys) for s in duties)  # by one that is being seeded
-        in_time = node.leaves_at is None or now < node.leaves_at - LEAVE_SECONDS
-        if duties and replaced and in_time:
-            continue
-        stages = release(stages, name)
-        released.append(name)
-        reasons.append(f"{name} has handed over and goes")
-    return stages, reasons, released
-
-
-def complete(target: Stages, facts: Layers) -> bool:
-    """Whether every holder of the stages to be holds all of their layers at the version being committed."""
-    return all(frozenset(s.layers) <= facts.get(n, frozenset()) for s in target for n in s.holders())
-
-
-def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float) -> tuple[Stages, str]:
-    """The stages to prepare from now on: those under way as long as their nodes stay, else new ones that pay."""
-    usable = membership.usable(state)
-    if plan.target:
-        stay = all(n in usable for s in plan.target for n in s.holders())
-        return (plan.target, "") if stay else ((), "a node of the stages to be goes: they are given up")
-    settings = state.settings
-    busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())
-    if busy or now - state.changed_at < settings.settle_seconds:
-        return (), ""
-    asked = settings.stages
-    most = max(asked, settings.most_stages)
-    if len(usable) > asked:  # beyond what the job asks for only those count that need not stay spare
-        most = min(most, max(asked, len(usable) - settings.spares))
-    interval = HOUR
-    if len(state.losses_at) > 1:
-        interval = (state.losses_at[-1] - state.losses_at[0]) / (len(state.losses_at) - 1)
-    situation = Situation(
-        state.layer_costs,
-        settings.microbatches,
-        most,
-        tuple(natural_order(usable)),
-        settings.redundancy,
-        settings.seed_bytes_per_second,
-        interval,
-        {n: state.nodes[n].slowness for n in usable},
-    )
-    proposal = propose(stages, situation)
-    return proposal if proposal is not None else ((), "")
-
-
-def _recovered(state: State, loss: Loss, now: float) -> Record:
-    resumed = (loss.resumed_at if loss.resumed_at is not None else now) - loss.at
-    fields = {
-        "node": loss.node,
-        "stage": str(loss.stage),
-        "step": str(state.committed),
-        "detect_ms": f"{loss.detect_seconds * 1e3:.1f}",
-        "resume_ms": f"{resumed * 1e3:.1f}",
-        "redone": str(loss.redone),
-    }
-    done = f"{loss.redone} instructions of stage {loss.stage} redone"
-    text = f"step {state.committed} survived the loss of {loss.node}: {done}"
-    return Record("recovered", text, fields)
 
 
 def validate(state: State) -> None:
