@@ -1,6 +1,7 @@
 """Fetching layers' state from a holder, off the compute thread."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from pipeline.values import Value
 from pipeline.wire import Assembler
 from protos import stage_pb2
 from protos.stage_pb2_grpc import StageStub
+
+RETRY_SECONDS = 0.2
 
 
 class FetchListener(Protocol):
@@ -64,4 +67,5 @@ class Fetcher:
             fetch_layers(source.address, layers, era, take)
         except grpc.RpcError as error:
             why = details(error)
+            time.sleep(RETRY_SECONDS)  # it may be asked again at once
             self._listener.fetch_failed(era, source.node, missing, why)

@@ -7,6 +7,7 @@ from typing import Generic
 from pipeline.plan import Plan
 from stage_server.instructions import Apply, FetchLayers, Install, RestoreLayers, V
 
+COMMITS_TO_WAIT = 4  # how far a layer being seeded may fall behind to wait for gradients: it bounds the memory
 CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
 
 
@@ -19,6 +20,7 @@ class Seeding(Generic[V]):
     def __init__(self) -> None:
         self._versions: dict[int, int | None] = {}
         self._asked: dict[int, str] = {}  # layer -> the holder that was asked for it
+        # layer -> the commits that it has not seen: (step, clip scale, gradient, or None while that is on its way)
         self._followups: dict[int, list[tuple[int, float, V | None]]] = {}
         self._installs: deque[Install[V]] = deque()
         self._catch_ups: deque[Apply[V]] = deque()
@@ -62,7 +64,10 @@ class Seeding(Generic[V]):
         mine = plan.layers_of(node)
         for stage in plan.stages:
             wanted = tuple(x for x in stage.layers if x in mine and self._versions[x] is None and x not in self._asked)
-            sources = [n for n in stage.required() if n != node and n not in self._failed_sources]
+            holders = [n for n in stage.required() if n != node]
+            if wanted and self._failed_sources.issuperset(holders):
+                self._failed_sources.clear()  # each has failed once: the first one again
+            sources = [n for n in holders if n not in self._failed_sources]
             if wanted and sources:
                 self._asked.update(dict.fromkeys(wanted, sources[0]))
                 out.append(FetchLayers(sources[0], wanted, plan.era))
@@ -74,11 +79,17 @@ class Seeding(Generic[V]):
             self._installs.append(Install(layer, version, state))
 
     def failed(self, peer: str, layers: Iterable[int]) -> None:
-        """The source could not send these layers: another one is asked; the same one after the next commit."""
+        """The source could not send these layers: another one is asked, and in the end the same one again."""
         self._failed_sources.add(peer)
         for layer in layers:
             if self._asked.get(layer) == peer:
                 self._restart(layer)
+
+    def passed(self, layer: int, step: int) -> None:
+        """A later gradient is here: streams keep their order, so one that is missing will not come."""
+        waiting = self._followups.get(layer, [])
+        if self._versions.get(layer) is not None and any(t < step and value is None for t, _, value in waiting):
+            self._restart(layer)
 
     def next_install(self) -> Install[V] | None:
         return self._installs.popleft() if self._installs else None
@@ -88,17 +99,19 @@ class Seeding(Generic[V]):
         layer = work.layer
         if layer not in self._versions or layer not in self._asked:
             return
-        followups = {t: (scale, value) for t, scale, value in self._followups.pop(layer, [])}
-        steps = range(work.version, version)
-        if any(t not in followups or followups[t][1] is None for t in steps):
+        followups = [x for x in self._followups.pop(layer, []) if x[0] >= work.version]
+        if [t for t, _, _ in followups] != list(range(work.version, version)) or (
+            sum(value is None for _, _, value in followups) > COMMITS_TO_WAIT
+        ):
             self._restart(layer)
             return
         self._asked.pop(layer)
         self._versions[layer] = work.version
-        for t in steps:
-            scale, value = followups[t]
+        if followups:
+            self._followups[layer] = followups
+            step, _, value = followups[0]
             if value is not None:
-                self._catch_ups.append(Apply(t, scale, ((layer, value),), catch_up=True))
+                self.late(layer, step, value)  # all that are here one after the other
 
     def next_catch_up(self) -> Apply[V] | None:
         return self._catch_ups.popleft() if self._catch_ups else None
@@ -111,17 +124,31 @@ class Seeding(Generic[V]):
     def takes_step(self, layer: int, step: int, scale: float, value: V | None) -> bool:
         """Whether a committed step is to be applied to the layer; a layer in flight keeps it for later."""
         version = self._versions.get(layer)
-        if version is None:
-            self._followups.setdefault(layer, []).append((step, scale, value))
-            return False
-        if version == step and value is None:
-            self._restart(layer)  # a gap: that layer again
+        if version is None or layer in self._followups or (version == step and value is None):
+            waiting = self._followups.setdefault(layer, [])
+            waiting.append((step, scale, value))
+            if version is not None and len(waiting) > COMMITS_TO_WAIT:
+                self._restart(layer)  # a gap that does not close: that layer again
             return False
         return version == step
 
+    def late(self, layer: int, step: int, value: V) -> None:
+        """A reduced gradient has come after its commit: a layer that waits for it goes on."""
+        waiting = self._followups.get(layer)
+        if waiting is None:
+            return
+        waiting[:] = [(t, scale, value if t == step else known) for t, scale, known in waiting]
+        if self._versions.get(layer) is None:
+            return
+        while waiting and waiting[0][2] is not None:
+            t, scale, known = waiting.pop(0)
+            assert known is not None
+            self._catch_ups.append(Apply(t, scale, ((layer, known),), catch_up=True))
+        if not waiting:
+            del self._followups[layer]
+
     def applied(self, layers: Iterable[int]) -> None:
         """A committed step was applied to these layers."""
-        self._failed_sources.clear()
         for layer in layers:
             version = self._versions.get(layer)
             if version is not None:
@@ -137,5 +164,6 @@ class Seeding(Generic[V]):
     def _restart(self, layer: int) -> None:
         self._asked.pop(layer, None)
         self._followups.pop(layer, None)
+        self._catch_ups = deque(work for work in self._catch_ups if work.gradients[0][0] != layer)
         if layer in self._versions:
             self._versions[layer] = None

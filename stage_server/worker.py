@@ -32,9 +32,7 @@ from stage_server.instructions import (
 )
 from stage_server.mailbox import Mailbox
 from stage_server.outbox import Outbox
-from stage_server.seeding import Seeding
-
-COMMITS_TO_WAIT = 4  # how far a node being seeded may fall behind to wait for gradients: it bounds its memory
+from stage_server.seeding import COMMITS_TO_WAIT, Seeding
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +226,10 @@ class Worker(Generic[V]):
         elif self._takes(arrival, arrival.key, plan):
             if arrival.key.step >= self.version:
                 self.mailbox.put(arrival.key, arrival.value)
+                if arrival.key.kind is Kind.REDUCED:
+                    self.seeding.passed(arrival.key.index, arrival.key.step)
+            elif arrival.key.kind is Kind.REDUCED:
+                self.seeding.late(arrival.key.index, arrival.key.step, arrival.value)
             self._effects.append(Acknowledge(arrival.peer, arrival.key))
 
     def _takes(self, arrival: _Arrival[V], key: Key, plan: Plan) -> bool:
@@ -390,6 +392,8 @@ class Worker(Generic[V]):
                 self._ship(work.stage)
         elif isinstance(work, Install):
             self.seeding.installed(work, self.version)
+            here = [k.step for k in self.mailbox if k.kind is Kind.REDUCED and k.index == work.layer]
+            self.seeding.passed(work.layer, max(here, default=0))
         elif isinstance(work, Apply) and work.catch_up:
             self.seeding.caught_up(work)
         elif isinstance(work, Apply) and self._commits and self._commits[0].step == work.step == self.version:
