@@ -62,8 +62,11 @@ class Child:
             os.kill(self.pid, signal.SIGCONT)  # a frozen process cannot hear it otherwise
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Asks it to end; then ends it."""
-        if not self.wait(seconds):
+        """Asks it to end, again and again since it may be starting still; then ends it."""
+        deadline = time.monotonic() + seconds
+        while not self.wait(0.5) and time.monotonic() < deadline:
+            self.interrupt()
+        if self.returncode is None:
             self._process.kill()
             self._ended.wait()
 
