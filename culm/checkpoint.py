@@ -2,11 +2,16 @@
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from pipeline.errors import JobError
-from pipeline.manifest import CheckpointCorrupt, Found, find_checkpoints, problems
+from pipeline.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
+
+Action = Callable[[argparse.Namespace], int]
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -18,12 +23,12 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     ls = actions.add_parser("ls", help="all that are there, newest first")
-    ls.set_defaults(command=_ls)
+    ls.set_defaults(command=partial(_reached, _ls))
     verify = actions.add_parser("verify", help="compare every file with its hash")
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=partial(_reached, _verify))
     export = actions.add_parser("export", help="write one safetensors file, keys as of an nn.Sequential's state dict")
     export.add_argument("--out", required=True, metavar="FILE")
-    export.set_defaults(command=_export)
+    export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
         action.add_argument("url", metavar="URL")
         action.add_argument("--json", action="store_true")
@@ -43,33 +48,55 @@ def _chosen(arguments: argparse.Namespace) -> Found:
     return (whole or wanted)[0]
 
 
+def _reached(action: Action, arguments: argparse.Namespace) -> int:
+    try:
+        return action(arguments)
+    except OSError as error:
+        what = " ".join(str(error).split())  # a storage's own words may take several lines
+        mend = "check the address, the network and your credentials"
+        raise JobError(f"it cannot be read ({what})", arguments.url, mend) from error
+
+
+def _row(found: Found) -> dict[str, object]:
+    """``ls`` by the names that scripts rely on. ``completed`` is ISO 8601 in UTC; what is not known is None."""
+    manifest = found.manifest
+    completed = completed_at(found.url) if manifest is not None else None
+    return {
+        "step": found.step,
+        "url": found.url,
+        "whole": manifest is not None,
+        "problem": found.problem,
+        "job": manifest.job if manifest else None,
+        "layers": len(manifest.files) if manifest else None,
+        "bytes": manifest.size if manifest else None,
+        "completed": completed.isoformat(timespec="seconds") if completed else None,
+        "loss": manifest.loss if manifest and math.isfinite(manifest.loss) else None,
+    }
+
+
 def _ls(arguments: argparse.Namespace) -> int:
     found = find_checkpoints(arguments.url)
     if arguments.json:
-        rows = [
-            {
-                "step": f.step,
-                "url": f.url,
-                "whole": f.manifest is not None,
-                "layers": len(f.manifest.files) if f.manifest else None,
-                "bytes": f.manifest.size if f.manifest else None,
-                "loss": f.manifest.loss if f.manifest else None,
-            }
-            for f in found
-        ]
-        print(json.dumps(rows))
+        print(json.dumps([_row(f) for f in found]))
+        return 0
+    if not found:
+        print(f"no checkpoints at {arguments.url}")
         return 0
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    table = Table("step", "layers", "MB", "loss", "state", box=None, padding=(0, 2))
+    table = Table("step", "layers", "MB", "completed", "loss", "state", box=None, padding=(0, 2))
     for f in found:
         if f.manifest is None:
-            table.add_row(str(f.step), "", "", "", f"[yellow]incomplete: {f.problem}")
+            table.add_row(str(f.step), "", "", "", "", f"[yellow]incomplete: {escape(f.problem)}")
         else:
+            completed = completed_at(f.url)
+            when = f"{completed.astimezone():%Y-%m-%d %H:%M}" if completed else "-"
             size = f"{f.manifest.size / 1e6:.1f}"
-            table.add_row(str(f.step), str(len(f.manifest.files)), size, f"{f.manifest.loss:.4f}", "[green]complete")
-    Console().print(table if found else f"no checkpoints at {arguments.url}")
+            loss = f"{f.manifest.loss:.4f}"
+            table.add_row(str(f.step), str(len(f.manifest.files)), size, when, loss, "[green]complete")
+    Console().print(table)
     return 0
 
 
@@ -92,7 +119,7 @@ def _export(arguments: argparse.Namespace) -> int:
     try:
         export(chosen.url, arguments.out)
     except CheckpointCorrupt as error:
-        print(f"culm checkpoint: {error}; export the one before with --step", file=sys.stderr)
+        print(f"culm checkpoint: {error.problem}; export the one before with --step", file=sys.stderr)
         return 1
     print(
         json.dumps({"step": chosen.step, "out": arguments.out})

@@ -2,25 +2,37 @@
 
 import hashlib
 import json
+import os
+from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 
-from pipeline.manifest import CheckpointCorrupt, File, Manifest, check_file, open_fs, read_manifest
+from pipeline import storage
+from pipeline.errors import JobError
+from pipeline.manifest import CheckpointCorrupt, File, Manifest, check_file, read_manifest
 from pipeline.values import Value
 
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
 
 
 def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
-    """Writes what ``HeldLayer.export`` gave. Two holders write the same files; leftovers are overwritten."""
+    """Writes what ``HeldLayer.export`` gave. Two holders write the same files; leftovers are overwritten.
+
+    Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
+    """
     model: dict[str, torch.Tensor] = {}
     rest: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
     for name, tensor in state.tensors:
+        if not _fits(tensor.dtype):
+            what = f"{name} has dtype {tensor.dtype}, which no checkpoint can hold"
+            raise JobError(what, f"layer {layer}", "give it another dtype, or leave out the [checkpoint] section")
         kind, _, entry = name.partition(".")
         into, key = (model, entry) if kind in MODEL_KINDS else (rest, name)
-        into[key] = tensor.detach().cpu().contiguous()
+        into[key] = _alone(tensor.detach().cpu().contiguous(), storages)
     # safetensors keeps no order and no kind: both are needed to install the state again.
     order = "\n".join(name for name, _ in state.tensors)
     name = f"layer-{layer:05d}"
@@ -30,32 +42,50 @@ def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
     )
 
 
+@cache
+def _fits(dtype: torch.dtype) -> bool:
+    """Whether safetensors can write and read it: some dtypes are written that it then cannot read."""
+    try:
+        load(save({"tensor": torch.empty(0, dtype=dtype)}))
+    except (KeyError, RuntimeError, SafetensorError):
+        return False
+    return True
+
+
+def _alone(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
+    """A copy if an earlier tensor has the same memory: safetensors refuses to write what is shared."""
+    memory = tensor.untyped_storage().data_ptr()
+    if memory in storages:
+        return tensor.clone()
+    storages.add(memory)
+    return tensor
+
+
 def _write(folder: str, name: str, data: bytes) -> File:
-    fs, path = open_fs(folder)
-    fs.makedirs(path, exist_ok=True)
-    fs.pipe_file(f"{path}/{name}", data)
+    storage.put(folder, name, data)
     return File(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
     """The layer's whole state. Raises CheckpointCorrupt, naming the file."""
-    fs, path = open_fs(folder)
-    contents: list[bytes] = []
-    for file in manifest.files.get(layer, ()):
-        try:
-            data = fs.cat_file(f"{path}/{file.name}")
-        except FileNotFoundError as error:
-            raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
-        check_file(folder, file, data)
-        contents.append(data)
-    if not contents:
+    if layer not in manifest.files:
         raise CheckpointCorrupt(f"{folder} has no layer {layer}")
-    model, rest = load(contents[0]), load(contents[1])
+    in_model, in_rest = (_read(folder, file) for file in manifest.files[layer])
+    model, rest = load(in_model), load(in_rest)
     tensors = []
-    for name in _order(contents[0]):
+    for name in _order(in_model):
         kind, _, entry = name.partition(".")
         tensors.append((name, model[entry] if kind in MODEL_KINDS else rest[name]))
     return Value(tuple(tensors))
+
+
+def _read(folder: str, file: File) -> bytes:
+    try:
+        data = storage.read(folder, file.name)
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
+    check_file(folder, file, data)
+    return data
 
 
 def _order(data: bytes) -> list[str]:
@@ -66,7 +96,10 @@ def _order(data: bytes) -> list[str]:
 
 
 def export(folder: str, out: str | Path) -> None:
-    """One file that plain PyTorch loads: keys ``"{layer}.{name}"``, as of an nn.Sequential's state dict."""
+    """One file that plain PyTorch loads: keys ``"{layer}.{name}"``, as of an nn.Sequential's state dict.
+
+    Raises CheckpointCorrupt, and JobError if ``out`` cannot be written; it never holds half of an export.
+    """
     manifest = read_manifest(folder)
     entries: dict[str, torch.Tensor] = {}
     for layer in sorted(manifest.files):
@@ -74,4 +107,10 @@ def export(folder: str, out: str | Path) -> None:
             kind, _, entry = name.partition(".")
             if kind in MODEL_KINDS:
                 entries[f"{layer}.{entry}"] = tensor
-    save_file(entries, out)
+    part = Path(f"{out}.part")
+    try:
+        save_file(entries, part)
+        os.replace(part, out)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise JobError(f"it cannot be written ({error})", str(out), "choose another file") from error

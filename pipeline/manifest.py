@@ -12,20 +12,20 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
 
-import fsspec
-from fsspec.core import url_to_fs
-
-from pipeline.errors import JobError
+from pipeline import storage
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-EXTRAS = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
 
 
 class CheckpointCorrupt(Exception):
-    """A checkpoint's file is missing, torn or changed; the text names it. Use the checkpoint before."""
+    """A checkpoint's file is missing, torn or changed; ``problem`` names it. Use the checkpoint before."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; use the checkpoint before")
+        self.problem = problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole checkpoint. ``step`` counts the steps applied; ``files`` by layer."""
+    """A whole checkpoint. ``step`` counts the steps applied; ``files`` by layer: of the model, of the rest."""
 
     job: str
     step: int
@@ -63,98 +63,122 @@ class Found:
     problem: str = ""
 
 
+# ---- what is written, without any I/O -------------------------------------------------------------------------------
+
+
 def folder_of(url: str, step: int) -> str:
     return f"{url.rstrip('/')}/step-{step:08d}"
 
 
-def open_fs(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system and the path on it. Raises JobError for a URL that cannot be used."""
-    try:
-        fs, path = url_to_fs(url)
-    except ImportError as error:
-        extra = EXTRAS.get(url.partition(":")[0])
-        mend = f"pip install 'culm[{extra}]'" if extra else "install what fsspec asks for"
-        raise JobError(f"this URL needs another package ({error})", f"checkpoint url {url}", mend) from error
-    except ValueError as error:
-        mend = "use file://, memory://, s3://, gs:// or az://"
-        raise JobError(f"this is no URL that can be used ({error})", f"checkpoint url {url}", mend) from error
-    return fs, path
+def step_of(name: str) -> int | None:
+    """The step behind a folder's path; None unless ``folder_of`` makes such a name."""
+    name = name.rstrip("/").rpartition("/")[2]
+    match = re.fullmatch(r"step-(\d{8,})", name, re.ASCII)
+    return int(match[1]) if match is not None and name == f"step-{int(match[1]):08d}" else None
 
 
-def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written."""
-    fs, path = open_fs(folder)
+def manifest_to_json(manifest: Manifest) -> bytes:
     content = {
         "format": FORMAT,
         "job": manifest.job,
         "step": manifest.step,
         "fingerprint": manifest.fingerprint,
         "loss": manifest.loss.hex(),
+        "layer_count": len(manifest.files),
         "layers": {str(i): [[f.name, f.size, f.sha256] for f in files] for i, files in sorted(manifest.files.items())},
     }
-    fs.makedirs(path, exist_ok=True)
-    data = json.dumps(content, indent=1).encode()
-    fs.pipe_file(f"{path}/{MANIFEST}.part", data)
-    fs.mv(f"{path}/{MANIFEST}.part", f"{path}/{MANIFEST}")
+    return json.dumps(content, indent=1).encode()
 
 
-def read_manifest(folder: str) -> Manifest:
-    """Raises CheckpointCorrupt where there is no whole one."""
-    fs, path = open_fs(folder)
+def manifest_from_json(data: bytes, where: str) -> Manifest:
+    """Raises CheckpointCorrupt, naming ``where``, for everything that ``manifest_to_json`` does not write."""
     try:
-        content: dict[str, Any] = json.loads(fs.cat_file(f"{path}/{MANIFEST}"))
-    except FileNotFoundError as error:
-        raise CheckpointCorrupt(f"{folder} has no {MANIFEST}: it was never completed") from error
+        content = json.loads(data)
     except ValueError as error:
-        raise CheckpointCorrupt(f"{folder}/{MANIFEST} is torn: {error}") from error
-    if content.get("format") != FORMAT:
-        raise CheckpointCorrupt(f"{folder}/{MANIFEST} has format {content.get('format')}, this version reads {FORMAT}")
-    files = {int(i): tuple(File(*f) for f in listed) for i, listed in content["layers"].items()}
-    loss = float.fromhex(content["loss"])
-    return Manifest(content["job"], content["step"], content["fingerprint"], loss, files)
-
-
-def find_checkpoints(url: str) -> list[Found]:
-    """All that is there, newest first, incomplete ones too; an empty list where there is nothing."""
-    fs, path = open_fs(url)
+        raise CheckpointCorrupt(f"{where} is torn: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        there = content.get("format") if isinstance(content, dict) else None
+        raise CheckpointCorrupt(f"{where} has format {there}, this version reads {FORMAT}")
     try:
-        listed = [str(name) for name in fs.ls(path, detail=False)]
-    except FileNotFoundError:
-        return []
-    found = []
-    for name in listed:
-        match = re.search(r"step-(\d+)/?$", name)
-        if match is None:
-            continue
-        folder = folder_of(url, int(match[1]))
-        try:
-            found.append(Found(int(match[1]), folder, read_manifest(folder)))
-        except CheckpointCorrupt as error:
-            found.append(Found(int(match[1]), folder, None, str(error)))
-    return sorted(found, key=lambda f: f.step, reverse=True)
-
-
-def problems(folder: str, manifest: Manifest) -> list[str]:
-    """What is wrong with a checkpoint's files, a line each: missing, of another size, of another content."""
-    fs, path = open_fs(folder)
-    out = []
-    for files in manifest.files.values():
-        for file in files:
-            try:
-                check_file(folder, file, fs.cat_file(f"{path}/{file.name}"))
-            except FileNotFoundError:
-                out.append(f"{folder}/{file.name} is missing")
-            except CheckpointCorrupt as error:
-                out.append(str(error))
-    return out
+        files = {
+            int(layer): tuple(File(str(name), int(size), str(sha256)) for name, size, sha256 in listed)
+            for layer, listed in content["layers"].items()
+        }
+        loss = float.fromhex(content["loss"])
+        manifest = Manifest(str(content["job"]), int(content["step"]), str(content["fingerprint"]), loss, files)
+        count = int(content.get("layer_count", len(files)))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise CheckpointCorrupt(f"{where} is no manifest: {type(error).__name__} {error}") from error
+    if sorted(files) != list(range(count)) or any(len(listed) != 2 for listed in files.values()):
+        raise CheckpointCorrupt(f"{where} does not list two files for each of {count} layers")
+    return manifest
 
 
 def check_file(folder: str, file: File, data: bytes) -> None:
     """Raises CheckpointCorrupt unless the data is the file's."""
-    if len(data) != file.size:
-        raise CheckpointCorrupt(f"{folder}/{file.name} has {len(data)} bytes, not {file.size}")
-    if hashlib.sha256(data).hexdigest() != file.sha256:
+    _compare(folder, file, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _compare(folder: str, file: File, size: int, sha256: str) -> None:
+    if size != file.size:
+        raise CheckpointCorrupt(f"{folder}/{file.name} has {size} bytes, not {file.size}")
+    if sha256 != file.sha256:
         raise CheckpointCorrupt(f"{folder}/{file.name} has another sha256 than its manifest says")
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def write_manifest(folder: str, manifest: Manifest) -> None:
+    """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written."""
+    storage.put(folder, MANIFEST, manifest_to_json(manifest))
+
+
+def read_manifest(folder: str) -> Manifest:
+    """Raises CheckpointCorrupt where there is no whole one."""
+    try:
+        data = storage.read(folder, MANIFEST)
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"{folder} has no {MANIFEST}: it was never completed") from error
+    manifest = manifest_from_json(data, f"{folder}/{MANIFEST}")
+    if step_of(folder) not in (manifest.step, None):
+        raise CheckpointCorrupt(f"{folder}/{MANIFEST} is of step {manifest.step}")
+    return manifest
+
+
+def find_checkpoints(url: str) -> list[Found]:
+    """All that is there, newest first, incomplete ones too; an empty list where there is nothing.
+
+    Raises OSError where the storage does not answer: what cannot be read is not to be taken for incomplete.
+    """
+    steps = {step for step in map(step_of, storage.names(url)) if step is not None}
+    found = []
+    for step in sorted(steps, reverse=True):
+        folder = folder_of(url, step)
+        try:
+            found.append(Found(step, folder, read_manifest(folder)))
+        except CheckpointCorrupt as error:
+            found.append(Found(step, folder, None, error.problem))
+    return found
+
+
+def completed_at(folder: str) -> datetime | None:
+    """When the manifest was written, in UTC; None where the storage keeps no times."""
+    return storage.modified(folder, MANIFEST)
+
+
+def problems(folder: str, manifest: Manifest) -> list[str]:
+    """What is wrong with a checkpoint's files, a line each: missing, of another size, of another content."""
+    out = []
+    for files in manifest.files.values():
+        for file in files:
+            try:
+                _compare(folder, file, *storage.digest(folder, file.name))
+            except FileNotFoundError:
+                out.append(f"{folder}/{file.name} is missing")
+            except CheckpointCorrupt as error:
+                out.append(error.problem)
+    return out
 
 
 def newest_whole(url: str, told: Callable[[str], None] = lambda problem: None) -> Found | None:
@@ -170,18 +194,17 @@ def newest_whole(url: str, told: Callable[[str], None] = lambda problem: None) -
 def retain(url: str, keep: int) -> list[int]:
     """Deletes all but the newest ``keep`` whole checkpoints, and incomplete ones older than the newest; their steps.
 
-    The manifest goes first, so that a checkpoint that is half deleted is never taken for a whole one.
+    The manifest goes first, so that a checkpoint that is half deleted is never taken for a whole one. The newest
+    whole one always stays.
     """
     found = find_checkpoints(url)
     whole = [f for f in found if f.manifest is not None]
     if not whole:
         return []
     kept = {f.step for f in whole[:keep]}
-    gone = [f for f in found if f.step not in kept and f.step < whole[0].step]
-    fs, _ = open_fs(url)
+    gone = [f for f in reversed(found) if f.step not in kept and f.step < whole[0].step]
     for f in gone:
-        _, path = open_fs(f.url)
         if f.manifest is not None:
-            fs.rm_file(f"{path}/{MANIFEST}")
-        fs.rm(path, recursive=True)
+            storage.remove(f.url, MANIFEST)
+        storage.remove(f.url)
     return [f.step for f in gone]
