@@ -1,6 +1,7 @@
 """Values as bytes: a header, then the tensors end to end in pieces. Little-endian, never pickled."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -10,7 +11,8 @@ from protos import tensor_pb2
 CHUNK_BYTES = 1 << 20
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -26,28 +28,44 @@ def header_of(value: Value) -> tensor_pb2.ValueHeader:
     return header
 
 
-def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """``(offset, bytes)`` pieces of at most ``chunk_bytes``; at least one, also for a value without bytes.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes ``start`` to ``end`` of a tensor, which is named by its place in the value."""
+
+    tensor: int
+    start: int
+    end: int
+
+
+def pieces(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[Part]]]:
+    """How tensors of these sizes in bytes become pieces of at most ``chunk_bytes``: ``(offset, parts)``, at least one.
 
     Small tensors share a piece, so that a layer with many parameters does not become many messages.
     """
-    offset = 0
-    gathered = bytearray()
-    for _, tensor in value.tensors:
-        data = _bytes_of(tensor)
-        if len(gathered) + len(data) <= chunk_bytes:
-            gathered += data
-            continue
-        if gathered:
-            yield offset, memoryview(gathered)
-            offset += len(gathered)
-            gathered = bytearray()
-        while len(data) > chunk_bytes:
-            yield offset, data[:chunk_bytes]
-            offset, data = offset + chunk_bytes, data[chunk_bytes:]
-        gathered += data
-    if gathered or offset == 0:
-        yield offset, memoryview(gathered)
+    offset = gathered = 0
+    parts: list[Part] = []
+    for i, size in enumerate(sizes):
+        start = 0
+        while size - start > 0:
+            if gathered + size - start > chunk_bytes and gathered:
+                yield offset, parts
+                offset, gathered, parts = offset + gathered, 0, []
+            end = min(size, start + chunk_bytes)
+            parts.append(Part(i, start, end))
+            gathered += end - start
+            start = end
+    if parts or offset == 0:
+        yield offset, parts
+
+
+def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, memoryview]]:
+    """``(offset, bytes)`` of each of a value's pieces, copied only where small tensors share one."""
+    data = [bytes_of(tensor) for _, tensor in value.tensors]
+    for offset, parts in pieces([len(d) for d in data], chunk_bytes):
+        if len(parts) == 1:
+            yield offset, data[parts[0].tensor][parts[0].start : parts[0].end]
+        else:
+            yield offset, memoryview(b"".join(data[p.tensor][p.start : p.end] for p in parts))
 
 
 class Assembler:

@@ -5,6 +5,7 @@ from torch import nn
 
 from pipeline.model import ModelSource
 from pipeline.values import Value
+from stage_server.loan import Loan
 
 
 class HeldLayer:
@@ -15,6 +16,7 @@ class HeldLayer:
         self.module = module
         self._optimizer = optimizer  # None for a layer without parameters
         self._buffers_before: dict[str, torch.Tensor] | None = None
+        self._loans: list[Loan] = []
 
     @staticmethod
     def build(source: ModelSource, index: int, device: torch.device) -> "HeldLayer":
@@ -46,6 +48,7 @@ class HeldLayer:
 
     def apply(self, gradient: Value, scale: float) -> None:
         """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is."""
+        self._keep_loans()
         given = dict(gradient.tensors)
         device = next(iter(self.module.parameters()), torch.empty(0)).device
         for name, parameter in self.module.named_parameters():
@@ -72,8 +75,25 @@ class HeldLayer:
 
     def export(self) -> Value:
         """A copy of all state as at the step's beginning."""
+        state = self._state()
+        return Value(tuple((name, tensor.clone()) for name, tensor in state.tensors))
+
+    def lend(self) -> Loan:
+        """All state as at the step's beginning, to be read from where it is."""
+        loan = Loan(self._state())
+        self._loans.append(loan)
+        return loan
+
+    def _keep_loans(self) -> None:
+        """Parameters and optimizer state are about to change."""
+        for loan in self._loans:
+            loan.keep()
+        self._loans.clear()
+
+    def _state(self) -> Value:
+        """The tensors themselves, except for buffers: forwards change those within a step."""
         own = self.module.state_dict(keep_vars=True)
-        tensors = [(f"parameter.{n}", t.detach().clone()) for n, t in own.items() if isinstance(t, nn.Parameter)]
+        tensors = [(f"parameter.{n}", t.detach()) for n, t in own.items() if isinstance(t, nn.Parameter)]
         buffers = self._buffers_before or dict(self.module.named_buffers())
         for name, buffer in buffers.items():
             kind = "buffer" if name in own else "transient"
@@ -95,6 +115,7 @@ class HeldLayer:
 
     def install(self, state: Value) -> None:
         """Takes over a copy that ``export`` made elsewhere."""
+        self._keep_loans()
         own = dict(self.module.named_parameters())
         optimized = self._optimized()
         if self._optimizer is not None:
@@ -128,7 +149,7 @@ class HeldLayer:
 def _exported(name: str, entry: object, device: torch.device) -> tuple[str, torch.Tensor]:
     if isinstance(entry, torch.Tensor):
         kind = "optimizer" if entry.device == device else "host"  # such as a step count beside a parameter on a GPU
-        return f"{kind}.{name}", entry.detach().clone()
+        return f"{kind}.{name}", entry.detach()
     if isinstance(entry, bool | int | float):
         return f"number.{name}", _number(entry)
     raise TypeError(f"optimizer state {name} is a {type(entry).__name__}: only tensors and numbers can be copied")

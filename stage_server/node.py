@@ -33,6 +33,7 @@ from stage_server.instructions import (
     Send,
     Work,
 )
+from stage_server.loan import Loan
 from stage_server.orders import Orders
 from stage_server.receiver import Receiver
 from stage_server.sender import Sender
@@ -63,7 +64,7 @@ class Node:
         self._ranges: dict[int, range] = {}  # of the owned stages
         self._running = ""
         self._busy = False
-        self._exports = 0  # copies that wait for a moment between two pieces of work
+        self._loans = 0  # loans that wait for a moment between two pieces of work
         self._finished = 0
         self._stopped = False
 
@@ -78,7 +79,7 @@ class Node:
             with self._changed:
                 work = None
                 while work is None and not self._stopped:
-                    if not self._exports or self.worker.must_arrange:
+                    if not self._loans or self.worker.must_arrange:
                         work = self._next()
                     if work is None:
                         self._changed.wait()
@@ -258,20 +259,20 @@ class Node:
         if not self._stopped:
             self._report(pb.AttendRequest(peer_lost=lost))
 
-    def export(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Value]]:
+    def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
         for layer in layers:
             with self._changed:
-                self._exports += 1
+                self._loans += 1
                 try:
                     self._changed.wait_for(lambda: self._stopped or not (self._busy or self.worker.must_arrange))
                     version = self.worker.seeding.version_of(layer)
                     if version is None or era != self.worker.era or self._stopped:
                         raise LookupError(f"{self.worker.node} holds no copy of layer {layer} in era {era}")
-                    state = self._compute.layer(layer).export()
+                    loan = self._compute.layer(layer).lend()
                 finally:
-                    self._exports -= 1
+                    self._loans -= 1
                     self._changed.notify_all()
-            yield layer, version, state
+            yield layer, version, loan
 
     # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
 

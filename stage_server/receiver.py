@@ -13,9 +13,10 @@ from pipeline.messages import key_from_proto, key_to_proto
 from pipeline.pace import Pace
 from pipeline.plan import PlanOrder
 from pipeline.values import Value
-from pipeline.wire import Assembler, chunks, header_of
+from pipeline.wire import Assembler, header_of
 from protos import stage_pb2
 from protos.stage_pb2_grpc import StageServicer
+from stage_server.loan import Loan
 
 log = logging.getLogger("culm.receiver")
 
@@ -35,7 +36,7 @@ class Sink(Protocol):
 
     def sender_lost(self, peer: str, incarnation: int, why: str) -> None: ...
 
-    def export(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Value]]:
+    def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
         """State of the asked layers, each with its version. Raises LookupError for what is not held."""
         ...
 
@@ -111,13 +112,11 @@ class Receiver(StageServicer):
         self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.FetchResponse]:
         try:
-            for layer, version, value in self._sink.export(list(request.layers), request.era):
-                for offset, payload in chunks(value):
-                    response = stage_pb2.FetchResponse(
-                        layer=layer, version=version, payload=bytes(payload), offset=offset
-                    )
+            for layer, version, loan in self._sink.lend(list(request.layers), request.era):
+                for offset, payload in loan.chunks():
+                    response = stage_pb2.FetchResponse(layer=layer, version=version, payload=payload, offset=offset)
                     if offset == 0:
-                        response.header.CopyFrom(header_of(value))
+                        response.header.CopyFrom(header_of(loan.value))
                     if not request.at_once:
                         self._pace.take(len(payload))
                     yield response

@@ -1,0 +1,109 @@
+"""A layer's state read from live memory: of one version, whatever happens meanwhile."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from pipeline.values import Value
+from pipeline.wire import Assembler, chunks, header_of
+from stage_server.layer import HeldLayer
+from stage_server.loan import Loan
+
+CHUNK = 100
+
+
+def trained() -> HeldLayer:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
+    held = HeldLayer(0, module, torch.optim.AdamW(module.parameters(), lr=0.1))
+    step(held)
+    return held
+
+
+def step(held: HeldLayer) -> None:
+    held.begin_step()
+    held.module(torch.randn(8, 5)).sum().backward()
+    held.apply(held.gradient(), 1.0)
+
+
+def read(loan: Loan, meanwhile: dict[int, partial[None]]) -> Value:
+    """The whole loan, calling something between its pieces."""
+    assembler = Assembler(header_of(loan.value))
+    for i, (offset, payload) in enumerate(loan.chunks(CHUNK)):
+        assembler.add(offset, payload)
+        if i in meanwhile:
+            meanwhile[i]()
+    return assembler.value()
+
+
+def same(one: Value, other: Value) -> bool:
+    return all(
+        a == b and torch.equal(x, y) and x.dtype == y.dtype
+        for (a, x), (b, y) in zip(one.tensors, other.tensors, strict=True)
+    )
+
+
+def test_state_is_read_from_where_it_is() -> None:
+    held = trained()
+    weight = next(held.module.parameters())
+    loan = held.lend()
+    assert loan.value.tensors[0][1].data_ptr() == weight.data_ptr()
+    assert loan.live
+    assert same(read(loan, {}), held.export())
+    assert not loan.live
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 20])
+def test_a_commit_that_overtakes_a_loan_does_not_change_it(at: int) -> None:
+    held = trained()
+    before = held.export()
+    loan = held.lend()
+    number = sum(1 for _ in chunks(before, CHUNK))
+    assert number > 21
+    assert same(read(loan, {at: partial(step, held), at + 1: partial(step, held)}), before)
+    assert not same(held.export(), before)
+
+
+def test_two_loans_of_different_versions_at_once() -> None:
+    held = trained()
+    first, early = held.export(), held.lend()
+    step(held)
+    second, late = held.export(), held.lend()
+    step(held)
+    assert same(read(late, {3: partial(step, held)}), second)
+    assert same(read(early, {}), first)
+
+
+def test_forwards_of_a_running_step_do_not_show() -> None:
+    held = trained()
+    before = held.export()
+    loan = held.lend()
+
+    def forward() -> None:
+        held.begin_step()
+        held.module(torch.randn(8, 5))
+
+    assert same(read(loan, {2: partial(forward)}), before)
+    assert same(read(held.lend(), {}), before)
+
+
+def test_a_state_installed_over_a_loan_does_not_change_it() -> None:
+    held, other = trained(), trained()
+    step(other)
+    before = held.export()
+    assert same(read(held.lend(), {1: partial(held.install, other.export())}), before)
+    assert same(held.export(), other.export())
+
+
+def test_a_loan_that_nobody_reads_to_its_end_is_over() -> None:
+    loan = trained().lend()
+    for _ in loan.chunks(CHUNK):
+        break
+    assert not loan.live
+
+
+def test_what_is_not_contiguous_is_sent_in_order() -> None:
+    value = Value((("parameter.a", torch.arange(60.0).reshape(6, 10).T), ("parameter.b", torch.empty(0))))
+    assert same(read(Loan(value), {}), value)
