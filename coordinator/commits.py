@@ -85,13 +85,13 @@ def _rearranged(
 ) -> tuple[Stages, list[str], list[str]]:
     """The stages from the next step on, the reasons, and the nodes that can go now."""
     settings = state.settings
-    leaving = {n.node for n in state.nodes.values() if n.draining}
+    leaving = membership.leaving(state)
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
     stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.redundancy)
     released = []
-    for name in sorted(leaving):
+    for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]
         duties = [s for s, stage in enumerate(stages) if name in stage.holders()]
         if any(stages[s].owner == name for s in duties):

@@ -60,6 +60,8 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         return co.NodeFailed(node, incarnation, request.failed.why)
     if body == "draining":
         return co.Draining(node, request.draining.why, request.draining.seconds_left or None)
+    if body == "warned":
+        return co.Warned(node, request.warned.why)
     if body == "saved":
         files: dict[int, tuple[File, ...]] = {}
         for f in request.saved.files:

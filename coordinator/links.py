@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.placement import natural_order, promote
-from coordinator.state import Parted, PeerLost, Report, State
+from coordinator.state import Parted, PeerLost, Report, Settings, State
 from pipeline.plan import Plan
 
 QUARANTINE = 12  # link timeouts for which an end that had to go is given no work
@@ -106,8 +106,12 @@ def price(state: State, node: str) -> tuple[int, int, int, int]:
 
 def part(state: State, node: str, peer: str, now: float) -> State:
     """Notes that the node is not to be the peer's neighbour again at once, should it join anew."""
-    until = now + QUARANTINE * state.settings.link_timeout
-    return replace(state, parted={**state.parted, node: Parted(peer, until)})
+    return replace(state, parted={**state.parted, node: parted(peer, state.settings, now)})
+
+
+def parted(peer: str, settings: Settings, now: float) -> Parted:
+    """From now on, for the whole of the quarantine."""
+    return Parted(peer, now + QUARANTINE * settings.link_timeout)
 
 
 def forgive(state: State, now: float) -> State:

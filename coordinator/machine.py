@@ -34,6 +34,7 @@ from coordinator.state import (
     State,
     StreamBroken,
     Tick,
+    Warned,
 )
 
 
@@ -185,6 +186,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     StreamBroken: _stream_broken,
     Left: _left,
     Draining: lambda s, e, n: membership.drain(s, e, n),
+    Warned: lambda s, e, n: membership.warn(s, e),
     Saved: lambda s, e, n: checkpoints.saved(s, e),
     Checkpointed: lambda s, e, n: checkpoints.checkpointed(s, e),
     CheckpointBad: lambda s, e, n: chain(checkpoints.bad(s, e), n),

@@ -22,6 +22,7 @@ from coordinator.state import (
     Record,
     State,
     StreamBroken,
+    Warned,
 )
 from coordinator.takeover import recovering
 
@@ -86,9 +87,28 @@ def dismiss(state: State, name: str, why: str) -> Decision:
 
 
 def usable(state: State) -> list[str]:
-    """The nodes that can be given work."""
-    nodes = (n for n in state.nodes.values() if n.available and n.attached_since is not None)
-    return [n.node for n in nodes if not n.draining and n.node not in state.parted]
+    """The nodes that can be given work; those that were warned only while the others are not enough."""
+    nodes = [n for n in state.nodes.values() if n.available and n.attached_since is not None]
+    nodes = [n for n in nodes if not n.draining and n.node not in state.parted]
+    safe = [n.node for n in nodes if not n.warning]
+    return safe if len(safe) >= max(state.settings.stages, 2) else [n.node for n in nodes]
+
+
+def leaving(state: State) -> set[str]:
+    """The nodes whose work is to be handed over: those that are to go, and those that can be done without."""
+    given = set(usable(state))
+    return {n.node for n in state.nodes.values() if n.draining or (n.warning and n.available and n.node not in given)}
+
+
+def warn(state: State, event: Warned) -> Decision:
+    """Notes that a node may have to go soon; what it holds is handed over at a commit, and it stays as a spare."""
+    node = state.nodes.get(event.node)
+    if node is None or node.draining or node.warning:
+        return state, ()
+    state = replace(state, nodes={**state.nodes, node.node: replace(node, warning=event.why)})
+    enough = node.node not in usable(state)
+    then = "the others are enough to take over" if enough else "it works on until there are others to take over"
+    return state, (Record("warned", f"{node.node}: {event.why}; {then}", {"node": node.node, "why": event.why}),)
 
 
 def drain(state: State, event: Draining, now: float) -> Decision:

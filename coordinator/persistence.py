@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from coordinator import links
 from coordinator.state import Commit, Node, Phase, Settings, State
 from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
 
@@ -23,6 +24,7 @@ def to_document(state: State) -> Document:
         "last_commit": _commit_to(state.last_commit) if state.last_commit else None,
         "exposed": sorted(state.exposed_since),
         "checkpoints": [list(checkpoint) for checkpoint in state.checkpoints],
+        "parted": {node: parted.peer for node, parted in state.parted.items()},
     }
 
 
@@ -49,6 +51,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float)
         last_commit=_commit_from(document["last_commit"]) if document["last_commit"] else None,
         exposed_since=dict.fromkeys(document["exposed"], now),
         checkpoints=tuple((step, folder) for step, folder in document["checkpoints"]),
+        parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         took_over_at=now if plan is not None else None,
         detail="waiting for the nodes to attach again",
     )

@@ -103,7 +103,7 @@ def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[st
             heir, *others = staying
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != heir))
             stages = _with(stages, s, owners=(heir,), standbys=standbys)
-            reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which leaves")
+            reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which hands over")
             staying = others
         if staying:
             kept = tuple(b for b in stages[s].standbys if b.node not in leaving)

@@ -59,6 +59,7 @@ class Node:
     samples: int = 0
     slowness: float = 1.0  # how many times slower it has become since it started
     draining: str = ""  # why it is to go
+    warning: str = ""  # why it may have to go soon
     leaves_at: float | None = None  # when its machine may be gone
 
 
@@ -237,6 +238,14 @@ class Draining:
     seconds_left: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """The node may have to go soon, or not: its work is handed over once the others are enough."""
+
+    node: str
+    why: str
+
+
 @dataclass(frozen=True)
 class Saved:
     """The node has written these layers' files of the checkpoint of this step."""
@@ -289,6 +298,7 @@ Event = (
     | StreamBroken
     | Left
     | Draining
+    | Warned
     | Saved
     | Checkpointed
     | CheckpointBad

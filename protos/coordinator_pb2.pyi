@@ -305,6 +305,27 @@ class Draining(_message.Message):
 Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
+class Warned(_message.Message):
+    """The node may have to go soon, or not: somebody else is preferred where there is somebody."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHY_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Warned: _TypeAlias = Warned  # noqa: Y015
+
+@_typing.final
 class SavedFile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -420,6 +441,7 @@ class AttendRequest(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     SAVED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BAD_FIELD_NUMBER: _builtins.int
+    WARNED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___Join: ...
     @_builtins.property
@@ -442,6 +464,8 @@ class AttendRequest(_message.Message):
     def saved(self) -> Global___Saved: ...
     @_builtins.property
     def checkpoint_bad(self) -> Global___CheckpointBad: ...
+    @_builtins.property
+    def warned(self) -> Global___Warned: ...
     def __init__(
         self,
         *,
@@ -456,12 +480,13 @@ class AttendRequest(_message.Message):
         draining: Global___Draining | None = ...,
         saved: Global___Saved | None = ...,
         checkpoint_bad: Global___CheckpointBad | None = ...,
+        warned: Global___Warned | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

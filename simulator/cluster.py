@@ -59,6 +59,7 @@ class Cluster:
         checkpoint_every: int = 0,
         settle_seconds: float = 30.0,
         most_stages: int = 0,
+        warnings: int = 0,
         links: int = 0,
         for_good: bool = False,
         kills: tuple[Kill, ...] = (),
@@ -87,6 +88,7 @@ class Cluster:
         self._changes = changes
         self.checkpoint_every = checkpoint_every
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
+        self._warnings = warnings
         self._links = links
         self._for_good = for_good
         self._joined_later = 0
@@ -419,6 +421,12 @@ class Cluster:
             node = self.random.choice(live)
             node.tell(co.Draining(node.name, "its machine is to go", self.random.choice([None, 2.0, 120.0])))
 
+    def _warning(self) -> None:
+        """A node's machine may have to go, or not."""
+        node = self.random.choice(list(self.nodes.values()))
+        if node.alive and not node.frozen and node.leader is not None:
+            node.tell(co.Warned(node.name, "its cloud recommends a rebalance"))
+
     def _link(self) -> None:
         """A link between two nodes breaks."""
         if self.state.phase is co.Phase.DONE or len(self.nodes) < 2:
@@ -446,22 +454,18 @@ class Cluster:
 
     def run(self) -> "Cluster":
         """Plays the history to its end. Raises Broken, naming the seed."""
-        moment = 0.05
-        for _ in range(self._disturb):
-            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
-            self.clock.at(moment, self._disturbance)
-        moment = 0.05
-        for _ in range(self._changes):
-            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
-            self.clock.at(moment, self._change)
-        moment = 0.05
-        for _ in range(self._links):
-            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
-            self.clock.at(moment, self._link)
-        moment = 0.05
-        for _ in range(self._outages):
-            moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
-            self.clock.at(moment, self._outage)
+        happenings = (
+            (self._disturb, self._disturbance),
+            (self._changes, self._change),
+            (self._links, self._link),
+            (self._outages, self._outage),
+            (self._warnings, self._warning),
+        )
+        for count, happening in happenings:
+            moment = 0.05
+            for _ in range(count):
+                moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
+                self.clock.at(moment, happening)
         try:
             while not self._over():
                 if not self.clock.step() or self.clock.now > STUCK_AFTER:

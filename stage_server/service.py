@@ -57,6 +57,7 @@ class StageServer:
         self._error = ""
         self.join_anew = False
         self._draining: pb.AttendRequest | None = None
+        self._warning: pb.AttendRequest | None = None
         self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
         self._orders = Orders(settings.coordinator, self, settings.connect_timeout, self._unreachable)
 
@@ -163,7 +164,9 @@ class StageServer:
 
     def _noticed(self, notice: Notice) -> None:
         if not notice.certain:
-            log.warning("%s: a hint, nothing is handed over for it", notice.why)
+            log.warning("%s", notice.why)
+            self._warning = self._warning or pb.AttendRequest(warned=pb.Warned(why=notice.why))
+            self._orders.report(self._warning)
             return
         left = max(1.0, notice.deadline - time.time()) if notice.deadline is not None else None
         self.drain(notice.why, left)
@@ -193,8 +196,9 @@ class StageServer:
             else:
                 announce([])  # heartbeats flow while the model is built
                 self._announce = announce
-        if self._draining is not None:
-            self._orders.report(self._draining)
+        for standing in (self._warning, self._draining):
+            if standing is not None:
+                self._orders.report(standing)
 
     def heartbeat(self) -> pb.Heartbeat:
         return self._node.heartbeat() if self._node is not None else pb.Heartbeat()

@@ -20,7 +20,11 @@ from tests.metadata_server import MetadataServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES, MICROBATCHES = 3, 6
-STEPS = {"aws": 500}  # asked every five seconds, as its documentation recommends; the others tell at once
+CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "rebalance": "aws"}
+STEPS = {
+    "aws": 500,
+    "rebalance": 500,
+}  # AWS is asked every five seconds; the others tell at once
 NODE = "n1"
 
 Trigger = Callable[[LocalCluster, MetadataServer], object]
@@ -40,6 +44,7 @@ TRIGGERS: dict[str, Trigger] = {
     "aws": lambda cluster, server: server.interrupt_aws(),
     "gcp": lambda cluster, server: server.preempt_gcp(),
     "azure": lambda cluster, server: server.schedule_azure("Preempt", "vm_0"),
+    "rebalance": lambda cluster, server: server.recommend_rebalance_aws(),
 }
 
 
@@ -69,7 +74,7 @@ def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
     changes = [f"job.steps={steps}", f"pipeline.stages={STAGES}", f"pipeline.microbatches={MICROBATCHES}"]
     job = load_job(EXAMPLES / "digits_mlp.toml", changes)
     environment = {
-        "CULM_NOTICES": trigger if trigger in ("aws", "gcp", "azure") else "none",
+        "CULM_NOTICES": CLOUDS.get(trigger, "none"),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url,
         "GCE_METADATA_HOST": server.host,
         "CULM_AZURE_METADATA_ENDPOINT": server.url,
@@ -84,14 +89,19 @@ def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
         channel, stub = connect(cluster.address)
         with channel:
             status = stub.GetStatus(pb.GetStatusRequest())
-            assert NODE not in {node.id for node in status.nodes}
+            states = {node.id: node.state for node in status.nodes}
+            assert states.get(NODE) == ("spare" if trigger == "rebalance" else None)
             assert not any(status.exposure.values()), "the spare has taken its place"
     plain = run_plain(job)
     assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
     assert outcome.sha256 == plain.sha256
     kinds = [event.kind for event in events]
     assert "lost" not in kinds
-    assert kinds.index("draining") < kinds.index("left")
+    if trigger == "rebalance":
+        assert "warned" in kinds
+        assert "left" not in kinds
+    else:
+        assert kinds.index("draining") < kinds.index("left")
     assert sum(instructions(log) for log in folder.glob("n*.log")) == steps * STAGES * 2 * MICROBATCHES
 
 

@@ -65,6 +65,11 @@ class Play:
                 ready = co.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
                 self.event(f"{node} is ready with stage {s} of step {step}", ready)
 
+    def nodes(self) -> list[str]:
+        """Who holds something, now or soon."""
+        plan = self.state.plan
+        return sorted(n for n in self.incarnations if plan is not None and plan.held_by(n))
+
     def lose(self, node: str, reporter: str) -> None:
         incarnation = self.incarnations[node]
         self.event(f"{node}'s order stream breaks", co.StreamBroken(node, incarnation))
@@ -99,8 +104,8 @@ class Play:
         self.now += seconds
 
 
-def three_nodes() -> Play:
-    play = Play()
+def three_nodes(steps: int = 4) -> Play:
+    play = Play(steps=steps)
     for node in ("n0", "n1", "n2"):
         play.join(node)
     return play
@@ -221,6 +226,18 @@ def drained_node() -> Play:
     return play
 
 
+def warned_node() -> Play:
+    """It works on until somebody joins that can take its place, and is the last choice afterwards."""
+    play = three_nodes(steps=8)
+    play.event("n1 is warned", co.Warned("n1", "its cloud recommends a rebalance"))
+    play.ready("n0", "n1", "n2")
+    play.join("n3")
+    for _ in range(5):
+        play.wait(0.1)
+        play.ready(*play.nodes())
+    return play
+
+
 def four_nodes() -> Play:
     """The last one is a spare."""
     play = Play(nodes=4)
@@ -330,6 +347,7 @@ SCENARIOS = {
         stuck_node,
         slow_start,
         drained_node,
+        warned_node,
         other_code,
         too_few_layers,
         both_copies_lost,

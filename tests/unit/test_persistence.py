@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.links import part
 from coordinator.machine import advance, begin, validate
 from coordinator.persistence import from_document, to_document, without_volatile
 from coordinator.state import Available, Event, Heartbeat, Joined, Left, Phase, Ready, Settings, State
@@ -42,6 +43,12 @@ def step(number: int, loss: float) -> list[Event]:
 def successor_of(state: State, now: float = 100.0) -> State:
     """Through the text that is stored."""
     return from_document(json.loads(json.dumps(to_document(state))), state.settings, state.term + 1, now)
+
+
+def test_a_quarantine_outlives_a_coordinator() -> None:
+    state = part(after(*arrival("n0"), *arrival("n1")), "n1", "n0", 5.0)
+    assert successor_of(state).parted["n1"].peer == "n0"
+    assert successor_of(state).parted["n1"].until > 100.0
 
 
 @given(st.floats(min_value=1e-12, max_value=1e12))
