@@ -115,7 +115,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     """The stages to prepare from now on: those under way as long as their nodes stay, else new ones that pay."""
     usable = membership.usable(state)
     if plan.target:
-        stay = all(n in usable for s in plan.target for n in s.holders())
+        there = {(n, state.nodes[n].incarnation) for n in usable}
+        stay = all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
         return (plan.target, "") if stay else ((), "a node of the stages to be goes: they are given up")
     settings = state.settings
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())

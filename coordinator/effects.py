@@ -28,6 +28,8 @@ def order_of(command: co.Command) -> tuple[str | None, pb.AttendResponse] | None
         return None, commit_order(command)
     if isinstance(command, co.SendCommit):
         return command.node, commit_order(command.commit)
+    if isinstance(command, co.Ask):
+        return command.node, pb.AttendResponse(ask=pb.Ask())
     if isinstance(command, co.Dismiss):
         dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
         return command.node, pb.AttendResponse(dismiss=dismiss)
@@ -42,7 +44,10 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         costs = tuple(float(x) for x in a.layer_parameters)
         plan = plan_from_proto(a.plan) if a.HasField("plan") else None
         commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
-        return co.Available(node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state, plan, commit)
+        layers = frozenset(a.layers)
+        return co.Available(
+            node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state, plan, commit, layers
+        )
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)

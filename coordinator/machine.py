@@ -76,6 +76,7 @@ def _available(state: State, event: Available, now: float) -> Decision:
     if why:
         state, sent_away = membership.send_away(state, event.node, why, now)
         return state, (*learnt, *sent_away)
+    state = takeover.start_over(state, event)
     told = takeover.catch_up(state, event)
     state, ended = takeover.complete(state, now)
     return state, (*learnt, *told, *ended)
@@ -239,7 +240,7 @@ def validate(state: State) -> None:
     if plan is None:
         return
     assert plan.era == state.era, f"the plan is of era {plan.era}, the state of {state.era}"
-    assert plan.generation == state.generation, "the present plan is the newest"
+    assert plan.generation == state.generation or plan.order < (state.term, state.generation), "the newest is present"
     assert [r for s in plan.stages for r in s.layers] == list(range(plan.stages[-1].end_layer)), "layers in order, once"
     for s, stage in enumerate(plan.stages):
         holders = [*stage.owners, *(b.node for b in stage.standbys)]

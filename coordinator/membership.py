@@ -142,6 +142,8 @@ def let_go(state: State, names: Sequence[str]) -> Decision:
         state,
         nodes={k: v for k, v in state.nodes.items() if k not in names},
         fenced=state.fenced | gone,
+        facts={k: v for k, v in state.facts.items() if k not in names},
+        following={k: v for k, v in state.following.items() if k not in names},
     )
     return state, tuple(commands)
 

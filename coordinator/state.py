@@ -157,6 +157,7 @@ class Available:
     holds_state: bool = False
     plan: Plan | None = None  # the newest that it has seen
     last_commit: "Commit | None" = None  # the newest that it has applied
+    layers: frozenset[int] = frozenset()  # whose state is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +358,13 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Have the node say once more where it stands (Available, and its facts)."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Persist:
     """Write the state that a successor needs, before what follows it in the list becomes visible."""
 
@@ -382,4 +390,4 @@ class Record:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Persist | WriteManifest | Record
+Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Ask | Persist | WriteManifest | Record

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from coordinator.decisions import Decision, commit_record
 from coordinator.state import (
+    Ask,
     Available,
     Command,
     Dismiss,
     Node,
     Persist,
     Phase,
-    Publish,
     Record,
     SendCommit,
     SendPlan,
@@ -33,14 +33,17 @@ def learn(state: State, event: Available, now: float) -> Decision:
     if not event.holds_state:
         return state, ()
     commands: list[Command] = []
-    if event.plan is not None and _is_newer(event.plan, state):
+    before = (state.plan, state.committed)
+    if event.plan is not None and state.plan is not None and _is_same(event.plan, state.plan):
+        # A leader in between published it again, under its own term.
+        state = replace(state, plan=max(state.plan, event.plan, key=lambda plan: plan.order))
+    elif event.plan is not None and _is_newer(event.plan, state):
         too_early = _started_again(state, event.plan)
         state = _adopted(state, event.plan, now)
         why = "another incarnation of it is in the plan, and has to be declared lost first"
         commands += [Dismiss(n.node, n.incarnation, why, join_anew=True) for n in too_early]
-        assert state.plan is not None
         text = f"{event.node} obeys generation {event.plan.generation}, which was not persisted: it is taken over"
-        commands += [Persist(state), Publish(stamped(state)), Record("adopted", text, {"node": event.node})]
+        commands += [Persist(state), Record("adopted", text, {"node": event.node})]
     if event.era != state.era:
         return state, tuple(commands)
     known = state.last_commit
@@ -48,38 +51,55 @@ def learn(state: State, event: Available, now: float) -> Decision:
         state = replace(state, last_commit=event.last_commit)
         commands.append(commit_record(event.last_commit))
     if event.version > state.committed:
-        # What a node has applied is committed, whatever was persisted (rule 8). Those that came before it missed it.
+        # What a node has applied is committed, whatever was persisted (rule 8).
         state = replace(state, committed=event.version, facts={}, norms={}, losses=())
-        behind = [n for n in state.nodes.values() if n.attached_since is not None and n.version == event.version - 1]
-        commands += [_missed(state, n.node) for n in behind if state.last_commit is not None]
     if state.committed >= state.settings.steps:
         state = replace(state, phase=Phase.DONE, detail="every step is committed")
+    if (state.plan, state.committed) != before:
+        state, asked = _ask_others(state, event.node)
+        commands += asked
     return state, tuple(commands)
+
+
+def _ask_others(state: State, name: str) -> Decision:
+    """Those that came before were told what is out of date: from what they say now follows what they are to be told."""
+    others = [n for n in state.nodes.values() if n.node != name and n.available and n.attached_since is not None]
+    asked = {n.node: replace(n, available=False) for n in others}
+    return replace(state, nodes={**state.nodes, **asked}), tuple(Ask(n) for n in asked)
+
+
+def _is_same(plan: Plan, known: Plan) -> bool:
+    content = [(p.era, p.stages, p.target, dict(p.members), p.origin_step, p.origin) for p in (plan, known)]
+    return content[0] == content[1]
 
 
 def _is_newer(plan: Plan, state: State) -> bool:
     """Whether the plan was made by a leader before, after the one that this leader goes on from."""
-    if plan.term > state.term:
-        return False  # of a later leader: this one is to step down
+    if plan.term >= state.term:
+        return False  # this leader's own, or of a later one, for which this one is to step down
     if state.plan is None:
         return state.phase is Phase.WAITING and plan.era >= state.era
-    known = state.plan
-    if known.term == state.term or plan.order <= known.order:
-        return False
-    return (plan.generation, plan.stages) != (known.generation, known.stages)  # else the same under a later term
+    return state.plan.term < state.term and plan.order > state.plan.order
 
 
 def without_its_state(state: State, event: Available) -> str:
     """Why the node cannot be what the plan takes it for, or nothing: it obeyed another leader meanwhile."""
     plan = state.plan
+    if event.plan is not None and event.era > state.era:
+        # It may have been in this era before, and has dropped what it had acknowledged there.
+        return f"{event.node} is in era {event.era}, which another leader began and nobody goes on with"
     member = plan.members.get(event.node) if plan is not None else None
     if plan is None or member is None or member.incarnation != event.incarnation:
         return ""
-    if not any(event.node in stage.required() for stage in plan.stages) or event.plan is None:
+    needed = {layer for stage in plan.stages if event.node in stage.required() for layer in stage.layers}
+    if not needed or event.plan is None:
         return ""
-    if event.era == state.era and event.version >= state.committed - 1:
-        return ""
-    return f"{event.node} is at step {event.version} of era {event.era}, without the state that the plan counts on"
+    if event.era < state.era and state.committed == plan.origin_step:
+        return ""  # it begins the era when it gets the plan
+    if event.era != state.era or event.version < state.committed - 1:
+        return f"{event.node} is at step {event.version} of era {event.era}, without the state that the plan counts on"
+    lacking = needed - event.layers
+    return f"{event.node} lacks layers that the plan counts on: {sorted(lacking)}" if lacking else ""
 
 
 def _started_again(state: State, plan: Plan) -> list[Node]:
@@ -104,7 +124,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
     return replace(
         state,
         plan=plan,
-        generation=plan.generation,
+        generation=max(state.generation, plan.generation) + 1,  # under which this leader publishes it
         era=plan.era,
         last_commit=None if anew else state.last_commit,
         phase=Phase.RUNNING,
@@ -119,7 +139,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
 def stamped(state: State) -> Plan:
     """The present plan under this leader's term, as of the present step: also a newcomer can start from it."""
     assert state.plan is not None
-    return replace(state.plan, term=state.term, step=state.committed)
+    return replace(state.plan, term=state.term, generation=state.generation, step=state.committed)
 
 
 def _missed(state: State, node: str) -> SendCommit:
@@ -137,6 +157,13 @@ def catch_up(state: State, event: Available) -> tuple[Command, ...]:
     if last is not None and event.holds_state and event.era == state.era and event.version == last.step:
         return (_missed(state, event.node),)
     return (SendPlan(event.node, stamped(state)),)
+
+
+def start_over(state: State, event: Available) -> State:
+    """A node that has missed commits is seeded from the beginning: nobody waits for it till then."""
+    if event.version >= state.committed - 1:
+        return state
+    return replace(state, following={k: v for k, v in state.following.items() if k != event.node})
 
 
 def _is_back(state: State, name: str) -> bool:

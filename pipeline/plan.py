@@ -96,6 +96,24 @@ class Plan:
         ranges = [s.layers for s in (*self.stages, *self.target) if node in s.holders()]
         return frozenset(layer for layers in ranges for layer in layers)
 
+    def held_layers(self, node: str) -> list[tuple[int, int]]:
+        """``(stage, layer)`` of the same, ascending."""
+        mine = self.layers_of(node)
+        return [(s, x) for s, stage in enumerate(self.stages) for x in stage.layers if x in mine]
+
+    def parts_of(self, node: str) -> list[tuple[int, range]]:
+        """What the node reports on: ``(stage, layers)`` of stages that it holds, and its parts of stages to be."""
+        parts = []
+        for s, stage in enumerate(self.stages):
+            if node in stage.holders():
+                parts.append((s, stage.layers))
+                continue
+            for to_be in self.target:
+                first, end = max(stage.first_layer, to_be.first_layer), min(stage.end_layer, to_be.end_layer)
+                if node in to_be.holders() and first < end:
+                    parts.append((s, range(first, end)))
+        return parts
+
     def receivers(self, stage: int, layer: int) -> tuple[str, ...]:
         """Every node that needs the layer's reduced gradient, owners first."""
         preparing = [n for s in self.target if layer in s.layers for n in s.holders()]

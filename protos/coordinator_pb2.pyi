@@ -81,6 +81,7 @@ class Available(_message.Message):
     HOLDS_STATE_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Hash of the job's code on this node. All nodes must agree."""
     era: _builtins.int
@@ -98,6 +99,10 @@ class Available(_message.Message):
 
     @_builtins.property
     def last_commit(self) -> Global___Commit: ...
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The layers whose state is here, or on its way from a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -108,10 +113,11 @@ class Available(_message.Message):
         holds_state: _builtins.bool = ...,
         plan: Global___Plan | None = ...,
         last_commit: Global___Commit | None = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_parameters", b"layer_parameters", "plan", b"plan", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_parameters", b"layer_parameters", "layers", b"layers", "plan", b"plan", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -752,6 +758,23 @@ class Die(_message.Message):
 Global___Die: _TypeAlias = Die  # noqa: Y015
 
 @_typing.final
+class Ask(_message.Message):
+    """Say once more where you stand: Available, and the facts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ask: _TypeAlias = Ask  # noqa: Y015
+
+@_typing.final
 class AttendResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -760,6 +783,7 @@ class AttendResponse(_message.Message):
     COMMIT_FIELD_NUMBER: _builtins.int
     DISMISS_FIELD_NUMBER: _builtins.int
     DIE_FIELD_NUMBER: _builtins.int
+    ASK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
@@ -770,6 +794,8 @@ class AttendResponse(_message.Message):
     def dismiss(self) -> Global___Dismiss: ...
     @_builtins.property
     def die(self) -> Global___Die: ...
+    @_builtins.property
+    def ask(self) -> Global___Ask: ...
     def __init__(
         self,
         *,
@@ -778,12 +804,13 @@ class AttendResponse(_message.Message):
         commit: Global___Commit | None = ...,
         dismiss: Global___Dismiss | None = ...,
         die: Global___Die | None = ...,
+        ask: Global___Ask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "commit", b"commit", "die", b"die", "dismiss", b"dismiss", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "body", b"body", "commit", b"commit", "die", b"die", "dismiss", b"dismiss", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "commit", b"commit", "die", b"die", "dismiss", b"dismiss", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "body", b"body", "commit", b"commit", "die", b"die", "dismiss", b"dismiss", "plan", b"plan", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "plan", "commit", "dismiss", "die"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "plan", "commit", "dismiss", "die", "ask"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

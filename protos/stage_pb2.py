@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/stage.proto\x12\x07\x63ulm.v1\x1a\x13protos/tensor.proto\"L\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"\x05\n\x03\x45nd\"w\n\x0e\x44\x65liverRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.culm.v1.HelloH\x00\x12\x1f\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0e.culm.v1.ChunkH\x00\x12\x1b\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0c.culm.v1.EndH\x00\x42\x06\n\x04\x62ody\";\n\x06Synced\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\"k\n\x0f\x44\x65liverResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\"\n\x0c\x61\x63knowledged\x18\x02 \x03(\x0b\x32\x0c.culm.v1.Key\x12\x1f\n\x06synced\x18\x03 \x01(\x0b\x32\x0f.culm.v1.Synced\"<\n\x0c\x46\x65tchRequest\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0b\n\x03\x65ra\x18\x02 \x01(\r\x12\x0f\n\x07\x61t_once\x18\x03 \x01(\x08\"v\n\rFetchResponse\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12$\n\x06header\x18\x05 \x01(\x0b\x32\x14.culm.v1.ValueHeader2\x83\x01\n\x05Stage\x12@\n\x07\x44\x65liver\x12\x17.culm.v1.DeliverRequest\x1a\x18.culm.v1.DeliverResponse(\x01\x30\x01\x12\x38\n\x05\x46\x65tch\x12\x15.culm.v1.FetchRequest\x1a\x16.culm.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/stage.proto\x12\x07\x63ulm.v1\x1a\x13protos/tensor.proto\"L\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\"\x05\n\x03\x45nd\"w\n\x0e\x44\x65liverRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.culm.v1.HelloH\x00\x12\x1f\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0e.culm.v1.ChunkH\x00\x12\x1b\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0c.culm.v1.EndH\x00\x42\x06\n\x04\x62ody\"H\n\x06Synced\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0b\n\x03\x65ra\x18\x04 \x01(\r\"k\n\x0f\x44\x65liverResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\"\n\x0c\x61\x63knowledged\x18\x02 \x03(\x0b\x32\x0c.culm.v1.Key\x12\x1f\n\x06synced\x18\x03 \x01(\x0b\x32\x0f.culm.v1.Synced\"<\n\x0c\x46\x65tchRequest\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0b\n\x03\x65ra\x18\x02 \x01(\r\x12\x0f\n\x07\x61t_once\x18\x03 \x01(\x08\"v\n\rFetchResponse\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12$\n\x06header\x18\x05 \x01(\x0b\x32\x14.culm.v1.ValueHeader2\x83\x01\n\x05Stage\x12@\n\x07\x44\x65liver\x12\x17.culm.v1.DeliverRequest\x1a\x18.culm.v1.DeliverResponse(\x01\x30\x01\x12\x38\n\x05\x46\x65tch\x12\x15.culm.v1.FetchRequest\x1a\x16.culm.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,13 +39,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELIVERREQUEST']._serialized_start=137
   _globals['_DELIVERREQUEST']._serialized_end=256
   _globals['_SYNCED']._serialized_start=258
-  _globals['_SYNCED']._serialized_end=317
-  _globals['_DELIVERRESPONSE']._serialized_start=319
-  _globals['_DELIVERRESPONSE']._serialized_end=426
-  _globals['_FETCHREQUEST']._serialized_start=428
-  _globals['_FETCHREQUEST']._serialized_end=488
-  _globals['_FETCHRESPONSE']._serialized_start=490
-  _globals['_FETCHRESPONSE']._serialized_end=608
-  _globals['_STAGE']._serialized_start=611
-  _globals['_STAGE']._serialized_end=742
+  _globals['_SYNCED']._serialized_end=330
+  _globals['_DELIVERRESPONSE']._serialized_start=332
+  _globals['_DELIVERRESPONSE']._serialized_end=439
+  _globals['_FETCHREQUEST']._serialized_start=441
+  _globals['_FETCHREQUEST']._serialized_end=501
+  _globals['_FETCHRESPONSE']._serialized_start=503
+  _globals['_FETCHRESPONSE']._serialized_end=621
+  _globals['_STAGE']._serialized_start=624
+  _globals['_STAGE']._serialized_end=755
 # @@protoc_insertion_point(module_scope)

@@ -105,21 +105,25 @@ class Synced(_message.Message):
     GENERATION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    ERA_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Generation of the Hello that this answers."""
     version: _builtins.int
     """Steps that the receiver has applied. Tensors of earlier steps are not needed any more."""
     term: _builtins.int
+    era: _builtins.int
+    """The era that these steps are counted in."""
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
         version: _builtins.int = ...,
         term: _builtins.int = ...,
+        era: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "term", b"term", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,35 +6,23 @@ the plain loop's.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from coordinator import state as co
 from coordinator.machine import advance
 from pipeline.manifest import File
-from pipeline.schedule import Instruction
 from simulator.arithmetic import Number, plain_loop
-from simulator.coordination import Leader, SimulatedRedis
+from simulator.coordination import COORDINATOR, Leader, SimulatedRedis
+from simulator.faults import Counts, Faults, Kill
 from simulator.network import Channel, Clock
 from simulator.node import SimulatedNode
 from stage_server.instructions import FetchLayers, RestoreLayers, Run, Save, Work
 from stage_server.worker import Worker
 
 STUCK_AFTER = 400.0  # virtual seconds
-COORDINATOR = "coordinator"
 
 
 class Broken(AssertionError):
     """A history broke the promise. The text names its seed."""
-
-
-@dataclass(frozen=True)
-class Kill:
-    """Kill -9 (or freeze for good) the node when it has finished this instruction of this step."""
-
-    node: str
-    step: int
-    instruction: Instruction
-    freeze: bool = False
 
 
 class Cluster:
@@ -82,16 +70,10 @@ class Cluster:
         self.records: list[tuple[float, co.Record]] = []
         self.losses: dict[tuple[int, int], float] = {}
         self.messages = 0
-        self._kills = list(kills)
-        self._disturb = disturb
-        self._outages = outages
-        self._changes = changes
+        counts = Counts(disturb, outages, changes, warnings, links, for_good)
+        self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
-        self._warnings = warnings
-        self._links = links
-        self._for_good = for_good
-        self._joined_later = 0
         self.decide = decide
         self._make_worker = make_worker
         self._clip_norm = clip_norm
@@ -110,8 +92,6 @@ class Cluster:
         )
         self.redis = SimulatedRedis()
         self.leaders: list[Leader] = []
-        self._cut_off: set[str] = set()  # nodes that reach nobody, and the word "coordinator"
-        self._cut_links: set[frozenset[str]] = set()
         self.lead()
         for i in range(count):
             self.boot(f"n{i}")
@@ -164,7 +144,7 @@ class Cluster:
             self.receive(to, lambda n: n.worker.fetch_failed(effect.era, effect.peer, effect.layers))
 
         def serve() -> None:
-            if frozenset((node.name, effect.peer)) in self._cut_links:
+            if self.faults.cut_off(node.name, effect.peer):
                 self.clock.after(2.0, failed)
                 return
             source = self.nodes.get(effect.peer)
@@ -237,7 +217,7 @@ class Cluster:
     def reachable_leader(self, node: SimulatedNode) -> Leader | None:
         """Any living one: a node does not know which is the newest."""
         living = [x for x in self.leaders if x.alive]
-        if not living or self.cut_off(node.name, COORDINATOR):
+        if not living or self.faults.cut_off(node.name, COORDINATOR):
             return None
         return self.random.choice(living) if len(living) > 1 else living[0]
 
@@ -250,222 +230,17 @@ class Cluster:
         node.alive = False
         node.leader = None
         node.break_streams(self.brief())
-        self.clock.after(self.random.uniform(0.05, 1.0), lambda: self._boot_if_gone(node))
+        self.clock.after(self.random.uniform(0.05, 1.0), lambda: self.boot_if_gone(node))
 
-    def _boot_if_gone(self, node: SimulatedNode) -> None:
+    def boot_if_gone(self, node: SimulatedNode) -> None:
         if self.nodes[node.name] is node:
             self.boot(node.name)
-
-    def cut_off(self, one: str, other: str) -> bool:
-        return one in self._cut_off or other in self._cut_off or frozenset((one, other)) in self._cut_links
-
-    # ---- faults -----------------------------------------------------------------------------------------------------
-
-    def after_work(self, node: SimulatedNode, work: Work[Number]) -> None:
-        """Faults at named instructions."""
-        for kill in list(self._kills):
-            if isinstance(work, Run) and (kill.node, kill.step, kill.instruction) == (
-                node.name,
-                work.step,
-                work.instruction,
-            ):
-                self._kills.remove(kill)
-                if kill.freeze:
-                    self.freeze(node, for_good=True)
-                else:
-                    self.kill(node)
-
-    def kill(self, node: SimulatedNode) -> None:
-        """SIGKILL: part of what it sent still arrives; its neighbours and the coordinator see broken streams."""
-        if not node.alive:
-            return
-        node.alive = False
-        node.frozen = False
-        keep = self.brief()
-        node.break_streams(keep)
-        leader, node.leader = node.leader, None
-        node.up.cut(keep)
-        for other in self.nodes.values():
-            touches = node.name in other.peers or other.name in node.peers
-            if other.alive and other is not node and touches:
-                self._miss(other, node)
-        if leader is not None:
-            self.clock.after(keep + self.brief(), lambda: leader.broke(node))
-        if self.respawn:
-            self.clock.after(self.random.uniform(0.1, 5.0), lambda: self._boot_if_gone(node))
-
-    def _miss(self, other: SimulatedNode, node: SimulatedNode) -> None:
-        lost = co.PeerLost(other.name, other.incarnation, node.name, node.incarnation, "the stream broke")
-        self.clock.after(self.brief(), lambda: other.tell(lost) if other.alive and not other.frozen else None)
-
-    def freeze(self, node: SimulatedNode, for_good: bool = False) -> None:
-        """SIGSTOP, and perhaps SIGCONT later: long after, it wakes up as one that was declared lost."""
-        if not node.alive or node.frozen:
-            return
-        node.frozen = True
-        if not for_good:
-            self.clock.after(self.random.choice([0.5, 1.5, 2.5, 6.0]), lambda: node.thaw() if node.alive else None)
-        elif self.respawn:
-            self.clock.after(8.0, lambda: self.kill(node) if node.alive and node.frozen else None)
-
-    def cut(self, node: SimulatedNode) -> None:
-        """One stream of the node breaks though both ends live: it is opened again."""
-        peer = next((p for p in node.peers if node.cut_stream(p)), None)
-        if peer is not None:
-            self._miss(node, self.nodes[peer])
-            self.clock.after(0.05, lambda: node.reopen(peer))
-
-    def partition(self, name: str, seconds: float) -> None:
-        """Nobody reaches this node (or the coordinator) for a while; both sides notice broken streams in the end."""
-        self._cut_off.add(name)
-        node = self.nodes.get(name)
-        for other in self.nodes.values() if node is None else [node]:
-            if other.alive and not other.frozen:
-                other.detach()
-        if node is not None:
-            node.break_streams(0.0)
-            for other in self.nodes.values():
-                if other.alive and other is not node and (name in other.peers or other.name in node.peers):
-                    other.cut_stream(name)
-                    self._miss(other, node)
-        self.clock.after(seconds, lambda: self._heal(name))
-
-    def _heal(self, name: str) -> None:
-        self._cut_off.discard(name)
-        node = self.nodes.get(name)
-        for other in self.nodes.values():
-            if node is not None and other is not node:
-                self.clock.after(0.05 + self.brief(), lambda other=other: other.reopen(name))  # type: ignore[misc]
-                self.clock.after(0.05 + self.brief(), lambda other=other: node.reopen(other.name))  # type: ignore[misc]
-
-    def cut_link(self, one: str, other: str, seconds: float | None) -> None:
-        """Two nodes do not reach each other, though everybody else reaches both. None: for good."""
-        link = frozenset((one, other))
-        self._cut_links.add(link)
-        for name, peer in ((one, other), (other, one)):
-            self.nodes[name].cut_stream(peer)
-        self._complain(one, other)
-
-        def heal() -> None:
-            self._cut_links.discard(link)
-            self.nodes[one].reopen(other)
-            self.nodes[other].reopen(one)
-
-        if seconds is not None:
-            self.clock.after(seconds, heal)
-
-    def _complain(self, one: str, other: str) -> None:
-        """Nodes try to open their streams again, and report each failure."""
-        if frozenset((one, other)) not in self._cut_links:
-            return
-        for name, peer in ((one, other), (other, one)):
-            node = self.nodes[name]
-            if node.alive and not node.frozen and peer in node.peers:
-                missed = co.PeerLost(name, node.incarnation, peer, node.peers[peer], "it is not reached")
-                node.tell(missed)
-        self.clock.after(0.5, lambda: self._complain(one, other))
-
-    def crash_coordinator(self) -> None:
-        """Kill -9; restarted after a while."""
-        self.leader.end()
-        self.clock.after(self.random.choice([0.1, 1.0, 5.0]), self.lead)
-
-    def second_coordinator(self) -> None:
-        """Another one takes the lease, since Redis does not hear from the first; that one may never notice."""
-        before = self.leader
-        before.cut_from_redis = True
-
-        def healed() -> None:
-            before.cut_from_redis = False
-            before.redis_is_back()
-
-        self.clock.after(self.random.choice([0.3, 3.0, 60.0]), healed)
-        self.redis.away = False
-        self.lead()
-        for node in list(self.nodes.values()):
-            if node.alive and not node.frozen and self.random.random() < 0.5:
-                node.detach()
-
-    def redis_outage(self, seconds: float) -> None:
-        def back() -> None:
-            self.redis.away = False
-            for leader in self.leaders:
-                leader.redis_is_back()
-
-        self.redis.away = True
-        self.clock.after(seconds, back)
-
-    def _outage(self) -> None:
-        if self.state.phase is co.Phase.DONE:
-            return
-        what = self.random.random()
-        if what < 0.35 and self.leader.alive:
-            self.crash_coordinator()
-        elif what < 0.45 and self.leader.alive:
-            self.second_coordinator()
-        elif what < 0.65:
-            self.redis_outage(self.random.choice([0.1, 1.0, 10.0]))
-        elif what < 0.75:
-            self.partition(COORDINATOR, self.random.choice([0.3, 2.5, 6.0]))
-        else:
-            self.partition(self.random.choice(list(self.nodes)), self.random.choice([0.3, 2.5, 6.0]))
-
-    def _change(self) -> None:
-        """A node is given notice, or another one joins."""
-        if self.random.random() < 0.3:
-            self._joined_later += 1
-            self.boot(f"late{self._joined_later}")
-            return
-        live = [n for n in self.nodes.values() if n.alive and not n.frozen and n.leader is not None]
-        if live:
-            node = self.random.choice(live)
-            node.tell(co.Draining(node.name, "its machine is to go", self.random.choice([None, 2.0, 120.0])))
-
-    def _warning(self) -> None:
-        """A node's machine may have to go, or not."""
-        node = self.random.choice(list(self.nodes.values()))
-        if node.alive and not node.frozen and node.leader is not None:
-            node.tell(co.Warned(node.name, "its cloud recommends a rebalance"))
-
-    def _link(self) -> None:
-        """A link between two nodes breaks."""
-        if self.state.phase is co.Phase.DONE or len(self.nodes) < 2:
-            return
-        one, other = self.random.sample(sorted(self.nodes), 2)
-        seconds = None if self._for_good else self.random.choice([0.3, 3.0, 8.0, 30.0])
-        self.cut_link(one, other, seconds)
-
-    def _disturbance(self) -> None:
-        if self.state.phase is co.Phase.DONE:
-            return
-        live = [n for n in self.nodes.values() if n.alive and not n.frozen]
-        if not live:
-            return
-        node = self.random.choice(live)
-        what = self.random.random()
-        if what < 0.65:
-            self.kill(node)
-        elif what < 0.85:
-            self.freeze(node)
-        else:
-            self.cut(node)
 
     # ---- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> "Cluster":
         """Plays the history to its end. Raises Broken, naming the seed."""
-        happenings = (
-            (self._disturb, self._disturbance),
-            (self._changes, self._change),
-            (self._links, self._link),
-            (self._outages, self._outage),
-            (self._warnings, self._warning),
-        )
-        for count, happening in happenings:
-            moment = 0.05
-            for _ in range(count):
-                moment += self.random.choice([0.03, 0.3, 3.0]) * self.random.random()
-                self.clock.at(moment, happening)
+        self.faults.schedule()
         try:
             while not self._over():
                 if not self.clock.step() or self.clock.now > STUCK_AFTER:

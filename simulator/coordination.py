@@ -7,11 +7,13 @@ from coordinator.machine import begin, validate
 from coordinator.persistence import Document, from_document, to_document
 from pipeline.plan import Plan
 from simulator.network import Channel
-from stage_server.worker import CommitOrder
+from stage_server.instructions import CommitOrder
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
     from simulator.node import SimulatedNode
+
+COORDINATOR = "coordinator"  # its name in the network
 
 
 class SimulatedRedis:
@@ -111,6 +113,8 @@ class Leader:
             self._order_plan(command.node, command)
         elif isinstance(command, co.SendCommit):
             self._order_commit(command.node, command.commit)
+        elif isinstance(command, co.Ask):
+            self._ask(command.node)
         elif isinstance(command, co.Dismiss):
             attached = self.streams.get(command.node)
             if attached is not None and attached[0].incarnation == command.incarnation:
@@ -121,6 +125,12 @@ class Leader:
             self.cluster.clock.after(self.cluster.brief(), lambda: self.take(done))
         elif isinstance(command, co.Record):
             self.cluster.records.append((self.cluster.clock.now, command))
+
+    def _ask(self, name: str) -> None:
+        attached = self.streams.get(name)
+        if attached is not None:
+            node, down = attached
+            down.send(lambda: self.cluster.receive((node.name, node.incarnation), lambda n: n.announce()))
 
     def _order_plan(self, name: str, command: co.Publish | co.SendPlan) -> None:
         self._order(name, command.plan)

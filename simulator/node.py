@@ -14,8 +14,10 @@ from stage_server.instructions import (
     AnswerHello,
     Apply,
     Arrange,
+    CommitOrder,
     Effect,
     FetchLayers,
+    Forfeit,
     Install,
     Reduce,
     ReportReady,
@@ -27,7 +29,7 @@ from stage_server.instructions import (
     Send,
     Work,
 )
-from stage_server.worker import CommitOrder, Worker
+from stage_server.worker import Worker
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
@@ -71,10 +73,10 @@ class SimulatedNode:
         self.up, down = self.cluster.channel(), self.cluster.channel()
         self.up.send(lambda: leader.attach(self, down))
         self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1"))
-        self.up.send(self._announce)
+        self.up.send(self.announce)
 
-    def _announce(self) -> None:
-        """What the node says once it is welcome: as of this moment."""
+    def announce(self) -> None:
+        """What the node says once it is welcome, and when it is asked: as of this moment."""
         worker, leader = self.worker, self.leader
         if not self.alive or leader is None:
             return
@@ -82,7 +84,8 @@ class SimulatedNode:
         holds = plan is not None and bool(plan.layers_of(self.name))
         commit = co.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan) if last else None
         costs = tuple(1.0 for _ in range(self.cluster.layers))
-        self.tell(co.Available(self.name, self.incarnation, costs, "", worker.era, worker.version, holds, plan, commit))
+        where = (worker.era, worker.version, holds, plan, commit, frozenset(worker.seeding.kept()))
+        self.tell(co.Available(self.name, self.incarnation, costs, "", *where))
         for fact in worker.repeat_facts():
             self.tell(self._ready(fact))
 
@@ -156,7 +159,7 @@ class SimulatedNode:
         self._busy = False
         result, reduced = self._compute(work)
         self.worker.finish(work, result, reduced)
-        self.cluster.after_work(self, work)
+        self.cluster.faults.after_work(self, work)
         self.go()
 
     def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
@@ -199,6 +202,9 @@ class SimulatedNode:
     def _effect(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._send(effect.peer, effect.key)
+        elif isinstance(effect, Forfeit):
+            self.cluster.faults.kill(self)
+            self.cluster.join_anew(self)
         elif isinstance(effect, SayHello):
             self._hello(effect.peer)
         elif isinstance(effect, Acknowledge):
@@ -230,7 +236,7 @@ class SimulatedNode:
         )
 
     def _cut_off_from(self, peer: str) -> bool:
-        return self.cluster.cut_off(self.name, peer)
+        return self.cluster.faults.cut_off(self.name, peer)
 
     def _connect(self, plan: Plan) -> None:
         self.peers = {p: plan.members[p].incarnation for p in plan.peers_of(self.name)}
@@ -274,7 +280,7 @@ class SimulatedNode:
 
         def arrive(node: "SimulatedNode") -> None:
             if isinstance(answer, AnswerHello):
-                node.worker.synced(self.name, answer.order, answer.version)
+                node.worker.synced(self.name, answer.order, answer.era, answer.version)
             else:
                 node.worker.acknowledged(self.name, self.incarnation, [answer])
 

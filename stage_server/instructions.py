@@ -1,4 +1,4 @@
-"""What a worker asks its node to compute, and what it asks to be sent: frozen data between decision and I/O."""
+"""What a worker is ordered, and what it asks its node to compute and to send: frozen data between them and I/O."""
 
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -18,6 +18,21 @@ class Facts(Protocol):
 
 
 V = TypeVar("V", bound=Facts)
+
+# ---- ordered by the coordinator --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOrder:
+    """Apply the step; then adopt the plan, if there is one."""
+
+    term: int
+    era: int
+    step: int
+    scale: float
+    next_plan: Plan | None = None
+    loss: float = 0.0
+
 
 # ---- computed on the node's one compute thread, in order ------------------------------------------------------------
 
@@ -111,7 +126,15 @@ class SayHello:
 class AnswerHello:
     peer: str
     order: PlanOrder
+    era: int
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forfeit:
+    """What this node holds can be brought up to the committed step no more: it is to join anew, holding nothing."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,5 +181,14 @@ class Adopted:
 
 
 Effect = (
-    Send | Acknowledge | SayHello | AnswerHello | FetchLayers | RestoreLayers | ReportReady | ReportResumed | Adopted
+    Send
+    | Acknowledge
+    | SayHello
+    | AnswerHello
+    | Forfeit
+    | FetchLayers
+    | RestoreLayers
+    | ReportReady
+    | ReportResumed
+    | Adopted
 )

@@ -23,8 +23,10 @@ from stage_server.instructions import (
     Adopted,
     AnswerHello,
     Apply,
+    CommitOrder,
     Effect,
     FetchLayers,
+    Forfeit,
     ReportReady,
     RestoreLayers,
     Run,
@@ -37,7 +39,7 @@ from stage_server.loan import Loan
 from stage_server.orders import Orders
 from stage_server.receiver import Receiver
 from stage_server.sender import Sender
-from stage_server.worker import CommitOrder, Worker
+from stage_server.worker import Worker
 
 log = logging.getLogger("culm.node")
 
@@ -47,12 +49,15 @@ CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint
 class Node:
     """Feeds the worker, runs its work and carries out its effects. Every call may come from any thread."""
 
-    def __init__(self, worker: Worker[Value], compute: Compute, faults: Faults, job: Job) -> None:
+    def __init__(
+        self, worker: Worker[Value], compute: Compute, faults: Faults, job: Job, forfeit: Callable[[str], None]
+    ) -> None:
         self.worker = worker
         self.incarnation = worker.incarnation
         self.receiver = Receiver(self, job.resilience.seed_bytes_per_second)
         self._compute = compute
         self._faults = faults
+        self._forfeit = forfeit
         self._changed = threading.Condition()
         self._senders: dict[str, Sender] = {}
         self._orders: Orders | None = None
@@ -137,10 +142,12 @@ class Node:
             self._senders[effect.peer].send(effect.key)
         elif isinstance(effect, Acknowledge):
             self.receiver.acknowledge(effect.peer, [effect.key])
+        elif isinstance(effect, Forfeit):
+            self._forfeit(effect.why)
         elif isinstance(effect, SayHello):
             self._senders[effect.peer].say_hello()
         elif isinstance(effect, AnswerHello):
-            self.receiver.answer_hello(effect.peer, effect.order, effect.version)
+            self.receiver.answer_hello(effect.peer, effect.order, effect.era, effect.version)
         elif isinstance(effect, Adopted):
             self._connect(effect.plan)
             self._note_stages(effect.plan)
@@ -223,9 +230,9 @@ class Node:
             self.worker.acknowledged(peer.node, peer.incarnation, keys)
             self._after_event()
 
-    def synced(self, peer: Member, order: PlanOrder, version: int) -> None:
+    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None:
         with self._changed:
-            self.worker.synced(peer.node, order, version)
+            self.worker.synced(peer.node, order, era, version)
             self._after_event()
 
     def peer_lost(self, peer: Member, why: str) -> None:
@@ -310,6 +317,8 @@ class Node:
             available.holds_state = self.worker.plan is not None and bool(self.worker.plan.held_by(self.worker.node))
             available.ClearField("plan")
             available.ClearField("last_commit")
+            available.ClearField("layers")
+            available.layers.extend(self.worker.seeding.kept())
             if self.worker.plan is not None:
                 available.plan.CopyFrom(plan_to_proto(self.worker.plan))
             if (commit := self.worker.last_commit) is not None:

@@ -128,6 +128,8 @@ class Orders:
                     self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
                     self._listener.order(order)
                     self._listener.attached(announce)
+                elif order.WhichOneof("body") == "ask":
+                    self._listener.attached(announce)
                 else:
                     self._listener.order(order)
         finally:

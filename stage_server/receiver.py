@@ -53,9 +53,9 @@ class Receiver(StageServicer):
     def acknowledge(self, peer: str, keys: list[Key]) -> None:
         self._answer(peer, stage_pb2.DeliverResponse(acknowledged=[key_to_proto(k) for k in keys]))
 
-    def answer_hello(self, peer: str, order: PlanOrder, version: int) -> None:
+    def answer_hello(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
         term, generation = order
-        synced = stage_pb2.Synced(term=term, generation=generation, version=version)
+        synced = stage_pb2.Synced(term=term, generation=generation, era=era, version=version)
         self._answer(peer, stage_pb2.DeliverResponse(synced=synced))
 
     def _answer(self, peer: str, response: stage_pb2.DeliverResponse) -> None:

@@ -24,10 +24,15 @@ class Seeding(Generic[V]):
         self._followups: dict[int, list[tuple[int, float, V | None]]] = {}
         self._installs: deque[Install[V]] = deque()
         self._catch_ups: deque[Apply[V]] = deque()
+        self._running: Install[V] | Apply[V] | None = None  # given out; None again if it has become void meanwhile
         self._failed_sources: set[str] = set()
 
     def version_of(self, layer: int) -> int | None:
         return self._versions.get(layer)
+
+    def kept(self) -> list[int]:
+        """The layers whose state is here, or on its way from a checkpoint."""
+        return [x for x, v in self._versions.items() if v is not None or self._asked.get(x) == CHECKPOINT]
 
     def adopt(self, plan: Plan, node: str, version: int, anew: bool) -> None:
         """Takes on the layers that the plan gives to the node and forgets the others.
@@ -40,12 +45,14 @@ class Seeding(Generic[V]):
             self._followups.clear()
             self._installs.clear()
             self._catch_ups.clear()
+            self._running = None
         self._failed_sources.clear()
         self._versions = {}
         mine = plan.layers_of(node)
         for stage in plan.stages:
             for layer in mine.intersection(stage.layers):
-                initial = version if anew and not plan.origin and node in stage.required() else None
+                builds = anew and not plan.origin and plan.step == plan.origin_step and node in stage.required()
+                initial = version if builds else None
                 self._versions[layer] = before.get(layer, initial)
         known = {*plan.members, CHECKPOINT}
         self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in known}
@@ -92,12 +99,16 @@ class Seeding(Generic[V]):
             self._restart(layer)
 
     def next_install(self) -> Install[V] | None:
-        return self._installs.popleft() if self._installs else None
+        if not self._installs:
+            return None
+        self._running = install = self._installs.popleft()
+        return install
 
     def installed(self, work: Install[V], version: int) -> None:
         """The state is in place; what was committed since its version follows, if none of it is missing."""
         layer = work.layer
-        if layer not in self._versions or layer not in self._asked:
+        running, self._running = self._running, None
+        if running is None or layer not in self._versions or layer not in self._asked:
             return
         followups = [x for x in self._followups.pop(layer, []) if x[0] >= work.version]
         if [t for t, _, _ in followups] != list(range(work.version, version)) or (
@@ -114,11 +125,15 @@ class Seeding(Generic[V]):
                 self.late(layer, step, value)  # all that are here one after the other
 
     def next_catch_up(self) -> Apply[V] | None:
-        return self._catch_ups.popleft() if self._catch_ups else None
+        if not self._catch_ups:
+            return None
+        self._running = catch_up = self._catch_ups.popleft()
+        return catch_up
 
     def caught_up(self, work: Apply[V]) -> None:
+        running, self._running = self._running, None
         for layer, _ in work.gradients:
-            if self._versions.get(layer) == work.step:
+            if running is not None and self._versions.get(layer) == work.step:
                 self._versions[layer] = work.step + 1
 
     def takes_step(self, layer: int, step: int, scale: float, value: V | None) -> bool:
@@ -162,8 +177,15 @@ class Seeding(Generic[V]):
         self._catch_ups.clear()
 
     def _restart(self, layer: int) -> None:
+        running = self._running
+        if running is not None and layer == _layer_of(running):
+            self._running = None
         self._asked.pop(layer, None)
         self._followups.pop(layer, None)
         self._catch_ups = deque(work for work in self._catch_ups if work.gradients[0][0] != layer)
         if layer in self._versions:
             self._versions[layer] = None
+
+
+def _layer_of(work: Install[V] | Apply[V]) -> int:
+    return work.layer if isinstance(work, Install) else work.gradients[0][0]

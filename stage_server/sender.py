@@ -37,7 +37,7 @@ class Source(Protocol):
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None: ...
 
-    def synced(self, peer: Member, order: PlanOrder, version: int) -> None: ...
+    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None: ...
 
     def peer_lost(self, peer: Member, why: str) -> None: ...
 
@@ -106,7 +106,7 @@ class Sender:
             self._source.acknowledged(self.peer, [key_from_proto(k) for k in response.acknowledged])
         if response.HasField("synced"):
             synced = response.synced
-            self._source.synced(self.peer, (synced.term, synced.generation), synced.version)
+            self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
     def _requests(self, items: "queue.SimpleQueue[Key | None]") -> Iterator[stage_pb2.DeliverRequest]:
         yield stage_pb2.DeliverRequest(hello=self._source.greeting())

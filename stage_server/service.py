@@ -99,7 +99,7 @@ class StageServer:
         worker: Worker[Value] = Worker(self._name, self._incarnation, microbatches, steps, every)
         compute = Compute(job, source, torch.device("cpu"))
         compute.warm_up()
-        node = Node(worker, compute, Faults(self._settings.kill_at), job)
+        node = Node(worker, compute, Faults(self._settings.kill_at), job, self._forfeit)
         add_StageServicer_to_server(node.receiver, self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -134,6 +134,12 @@ class StageServer:
         if self.join_anew:
             start_again()
         os._exit(self._exit or 0)
+
+    def _forfeit(self, why: str) -> None:
+        """What this node holds is of no use: the process starts again. Called with the node's lock held."""
+        log.error("%s; joining anew", why)
+        self.join_anew = True
+        threading.Thread(target=self._end, args=(0,), daemon=True).start()
 
     def stop(self) -> None:
         """Ends the process in order, without handing over: SIGINT."""

@@ -6,19 +6,23 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic
 
 from pipeline.keys import Key, Kind, consumers, producer
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction, one_f_one_b, program
+from stage_server.early import Arrival, Early
+from stage_server.heir import Heir, needed_for
 from stage_server.instructions import (
     Acknowledge,
     Adopted,
     AnswerHello,
     Apply,
     Arrange,
+    CommitOrder,
     Effect,
+    Forfeit,
     Install,
     Reduce,
     ReportReady,
@@ -33,29 +37,6 @@ from stage_server.instructions import (
 from stage_server.mailbox import Mailbox
 from stage_server.outbox import Outbox
 from stage_server.seeding import COMMITS_TO_WAIT, Seeding
-
-
-@dataclass(frozen=True, slots=True)
-class CommitOrder:
-    """Apply the step; then adopt the plan, if there is one."""
-
-    term: int
-    era: int
-    step: int
-    scale: float
-    next_plan: Plan | None = None
-    loss: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival(Generic[V]):
-    """A tensor or a Hello that waits for the plan its sender has already."""
-
-    peer: str
-    incarnation: int
-    order: PlanOrder
-    key: Key | None = None
-    value: V | None = None
 
 
 class Worker(Generic[V]):
@@ -77,15 +58,12 @@ class Worker(Generic[V]):
         self.tenure: dict[int, int] = {}  # owned stage -> generation in which it came here
         self._program: tuple[Instruction, ...] = ()
         self._done: set[Instruction] = set()
-        self._promoted: dict[int, PlanOrder] = {}  # stage -> by which plan; until the step commits
-        self._known: set[Instruction] = set()  # of promoted stages: their result was already held by its consumer
-        self._synced: dict[str, PlanOrder] = {}  # peer -> under which plan it answered our Hello
+        self._heir = Heir()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
-        self._resumed: set[int] = set()
         self._commits: deque[CommitOrder] = deque()
         self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._saves: deque[Save] = deque()
-        self._early: list[_Arrival[V]] = []
+        self._early: Early[V] = Early()
         self._arrange: Arrange | None = None
         self._effects: list[Effect] = []
 
@@ -93,9 +71,12 @@ class Worker(Generic[V]):
 
     def take_plan(self, plan: Plan) -> None:
         """Adopts a newer plan at once; an older one is refused (rule 3)."""
+        before = self.plan
+        if before is not None and plan.order == before.order and plan.era == self.era and plan.step > self.committed:
+            self._skip_to(plan.step)
+            self._progress()
         if self._is_stale(plan):
             return
-        before = self.plan
         self.term, self.plan = max(self.term, plan.term), plan
         anew = before is None or plan.era != self.era
         if anew:
@@ -105,7 +86,7 @@ class Worker(Generic[V]):
         owned = set(plan.owned_by(self.node))
         for s in set(self.tenure) - owned:
             del self.tenure[s]
-            self._promoted.pop(s, None)
+            self._heir.give_up(s)
             self.outbox.forget_stage(s)
         self._done = {i for i in self._done if i.stage in owned}
         for s in owned - set(self.tenure):
@@ -125,19 +106,33 @@ class Worker(Generic[V]):
             self._effects.append(SayHello(peer))
         for key in self.outbox:
             self._route(key)
-        early, self._early = self._early, []
-        for arrival in early:
-            self._arrive(arrival)
+        self._take_early()
         self._progress()
 
     def take_commit(self, commit: CommitOrder) -> None:
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
-        if commit.term < self.term or commit.era != self.era or commit.step < self.committed:
+        if commit.term < self.term or commit.era != self.era:
+            return
+        if commit.step < self.committed:
+            self._take_again(commit)
             return
         self.term = commit.term
         if commit.step > self.committed and self.plan is not None:
             self._skip_to(commit.step)
         self._commits.append(commit)
+        self._take_early()
+        self._progress()
+
+    def _take_again(self, commit: CommitOrder) -> None:
+        """A commit that is known already; what is to follow it may be another plan now."""
+        plan = commit.next_plan
+        if plan is None or self._is_stale(plan):
+            return
+        for i, queued in enumerate(self._commits):
+            if queued.step == commit.step:
+                self._commits[i] = commit
+                return
+        self.take_plan(plan)
 
     def _skip_to(self, step: int) -> None:
         """Commits were missed while nobody waited for this node: what it was being seeded with is fetched again."""
@@ -147,6 +142,7 @@ class Worker(Generic[V]):
         self.mailbox.forget_before(step)
         self.outbox.forget_before(step)
         self._forget_step()
+        self._take_early()
 
     def _is_stale(self, plan: Plan) -> bool:
         return plan.term < self.term or (self.plan is not None and plan.order <= self.plan.order)
@@ -163,10 +159,10 @@ class Worker(Generic[V]):
 
     def _promote(self, stage: int, plan: Plan) -> None:
         """This node becomes the owner within a step: what no consumer holds is to be done again (rule 9)."""
-        self._promoted[stage] = plan.order
+        self._heir.inherit(stage, plan.order)
         for m in range(self.microbatches):
             if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
-                self._known.add(Instruction(stage, "B", m))
+                self._heir.held_elsewhere(Instruction(stage, "B", m))
         if self.holds_whole(stage):
             self._ship(stage)
 
@@ -185,30 +181,32 @@ class Worker(Generic[V]):
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: V) -> None:
         """A tensor has arrived from a peer."""
-        self._arrive(_Arrival(peer, incarnation, order, key, value))
+        self._arrive(Arrival(peer, incarnation, order, key, value))
         self._progress()
 
     def hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         """A peer obeys this plan and asks what it need not send. Its leader's term counts here, too (rule 12)."""
         self.term = max(self.term, order[0])
-        self._arrive(_Arrival(peer, incarnation, order))
+        self._arrive(Arrival(peer, incarnation, order))
 
     def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
         """A peer has these tensors."""
         for key in keys:
-            if key.stage in self._promoted and key not in self.outbox and key.kind is not Kind.REDUCED:
-                self._known.add(Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index))
+            if key.stage in self._heir and key not in self.outbox and key.kind is not Kind.REDUCED:
+                self._heir.held_elsewhere(
+                    Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
+                )
             self.outbox.acknowledge(key, peer, incarnation)
 
-    def synced(self, peer: str, order: PlanOrder, version: int) -> None:
+    def synced(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
         """A peer has told all that it has. One that is ahead needs nothing of this step any more.
 
-        An answer to an earlier plan's Hello may speak of another era's versions: it does not count.
+        An answer to an earlier plan's Hello does not count, nor do the steps of a peer that is in another era.
         """
         if self.plan is None or order != self.plan.order:
             return
-        self._synced[peer] = order
-        if version > self.version:
+        self._heir.synced(peer, order)
+        if era == self.era and version > self.version:
             for s in self.tenure:
                 for m in range(self.microbatches):
                     for kind in (Kind.ACTIVATION, Kind.GRADIENT):
@@ -216,14 +214,18 @@ class Worker(Generic[V]):
                         if peer in consumers(key, self.plan):
                             self.outbox.acknowledge(key, peer, self.plan.members[peer].incarnation)
 
-    def _arrive(self, arrival: _Arrival[V]) -> None:
+    def _arrive(self, arrival: Arrival[V]) -> None:
         plan = self.plan
         if plan is None or arrival.order > plan.order:
-            self._early.append(arrival)  # waits, unacknowledged, for the plan that its sender has (rule 3)
+            self._early.add(arrival)
             return
         if arrival.key is None or arrival.value is None:
             self._answer_hello(arrival, plan)
-        elif self._takes(arrival, arrival.key, plan):
+        elif not self._is_taken(arrival, arrival.key, plan):
+            return
+        elif arrival.key.step > self.committed + 1:
+            self._early.add_of_later_step(arrival, arrival.key)
+        else:
             if arrival.key.step >= self.version:
                 self.mailbox.put(arrival.key, arrival.value)
                 if arrival.key.kind is Kind.REDUCED:
@@ -232,22 +234,26 @@ class Worker(Generic[V]):
                 self.seeding.late(arrival.key.index, arrival.key.step, arrival.value)
             self._effects.append(Acknowledge(arrival.peer, arrival.key))
 
-    def _takes(self, arrival: _Arrival[V], key: Key, plan: Plan) -> bool:
-        return self._of_this_era(key) and self._from_producer(arrival, key, plan) and key.step <= self.committed + 1
+    def _take_early(self) -> None:
+        for arrival in self._early.take():
+            self._arrive(arrival)
+
+    def _is_taken(self, arrival: Arrival[V], key: Key, plan: Plan) -> bool:
+        return self._of_this_era(key) and self._from_producer(arrival, key, plan)
 
     def _of_this_era(self, key: Key) -> bool:
         return key.era == self.era
 
-    def _from_producer(self, arrival: _Arrival[V], key: Key, plan: Plan) -> bool:
+    def _from_producer(self, arrival: Arrival[V], key: Key, plan: Plan) -> bool:
         member = plan.members.get(arrival.peer)
         known = member is not None and member.incarnation == arrival.incarnation
         return known and producer(key, plan) == arrival.peer and self.node in consumers(key, plan)
 
-    def _answer_hello(self, arrival: _Arrival[V], plan: Plan) -> None:
+    def _answer_hello(self, arrival: Arrival[V], plan: Plan) -> None:
         for key in self.mailbox:
             if producer(key, plan) == arrival.peer:
                 self._effects.append(Acknowledge(arrival.peer, key))
-        self._effects.append(AnswerHello(arrival.peer, arrival.order, self.version))
+        self._effects.append(AnswerHello(arrival.peer, arrival.order, self.era, self.version))
 
     def _put_out(self, key: Key, value: V) -> None:
         self.outbox.put(key, value)
@@ -328,15 +334,12 @@ class Worker(Generic[V]):
         order = self._stage_order(stage)
         if not self.holds_whole(stage):
             return {i for i in order if i not in self._done}
-        if stage not in self._promoted:
+        if stage not in self._heir:
             return set()
         neighbours = {self.plan.stages[n].owner for n in (stage - 1, stage + 1) if 0 <= n < len(self.plan.stages)}
-        if any(self._synced.get(n, (0, 0)) < self._promoted[stage] for n in neighbours - {self.node}):
+        if not self._heir.has_heard(stage, neighbours - {self.node}):
             return set()
-        lacking = [i for i in order if self._lacks(i)]
-        # Forwards change buffers, so those before a needed one are run too; a backward needs its forward's graph.
-        forwards = max((i.microbatch + 1 for i in lacking), default=0)
-        needed = {Instruction(stage, "F", m) for m in range(forwards)} | {i for i in lacking if i.op == "B"}
+        needed = needed_for([i for i in order if self._lacks(i)])
         if not needed:
             self._note_resumed(stage)
         return needed - self._done
@@ -351,20 +354,20 @@ class Worker(Generic[V]):
         )
 
     def _note_resumed(self, stage: int) -> None:
-        if stage in self._promoted and stage not in self._resumed:
-            self._resumed.add(stage)
-            self._effects.append(ReportResumed(self._promoted[stage][1], stage))
+        generation = self._heir.resumes(stage)
+        if generation is not None:
+            self._effects.append(ReportResumed(generation, stage))
 
     def _may_wait(self, plan: Plan) -> bool:
         """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""
         for known in (plan, self._commits[0].next_plan):
             if known is not None and any(self.node in stage.required() for stage in known.stages):
                 return False
-        keys = [self._key(Kind.REDUCED, s, layer) for s, layer in self._layers(plan)]
+        keys = [self._key(Kind.REDUCED, s, layer) for s, layer in plan.held_layers(self.node)]
         missing = [key for key in keys if key not in self.mailbox]
         # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
         # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
-        here = (*self.mailbox, *(arrival.key for arrival in self._early if arrival.key is not None))
+        here = (*self.mailbox, *self._early.keys())
         later = {replace(key, step=0) for key in here if key.step > self.version}
         passed = any(replace(key, step=0) in later for key in missing)
         return bool(missing) and not passed and len(self._commits) <= COMMITS_TO_WAIT
@@ -372,9 +375,13 @@ class Worker(Generic[V]):
     def _apply(self, commit: CommitOrder) -> Apply[V]:
         gradients = []
         assert self.plan is not None
-        for s, layer in self._layers(self.plan):
+        for s, layer in self.plan.held_layers(self.node):
             key = self._key(Kind.REDUCED, s, layer)
             value = self.mailbox.get(key) if key in self.mailbox else None
+            if value is None and self.node in self.plan.stages[s].required():
+                # Two leaders at once: the one that decided the commit did not count on this node.
+                why = f"step {commit.step} was committed without it: it has no gradient of layer {layer}"
+                self._effects.append(Forfeit(why))
             if self.seeding.takes_step(layer, commit.step, commit.scale, value) and value is not None:
                 gradients.append((layer, value))
         return Apply(commit.step, commit.scale, tuple(gradients))
@@ -441,10 +448,8 @@ class Worker(Generic[V]):
 
     def _forget_step(self) -> None:
         self._done.clear()
-        self._promoted.clear()
-        self._known.clear()
+        self._heir.forget()
         self._reported.clear()
-        self._resumed.clear()
 
     # ---- facts ------------------------------------------------------------------------------------------------------
 
@@ -463,7 +468,7 @@ class Worker(Generic[V]):
         if plan is None or self.version >= self.steps:
             return
         self._effects.extend(self.seeding.fetches(plan, self.node))
-        for s, layers in self._parts(plan):
+        for s, layers in plan.parts_of(self.node):
             keys = [self._key(Kind.REDUCED, s, layer) for layer in layers]
             if (s, layers.start) in self._reported or any(key not in self.mailbox for key in keys):
                 continue
@@ -472,39 +477,13 @@ class Worker(Generic[V]):
             values = [self.mailbox.get(key) for key in keys]
             losses = values[-1].losses if s == len(plan.stages) - 1 else ()
             norms = tuple(v.squared_norm for v in values)
-            report = ReportReady(self.era, self.version, s, layers.start, norms, losses, self._redone(s))
+            redone = self._heir.redone(s, self._stage_order(s), self._done)
+            report = ReportReady(self.era, self.version, s, layers.start, norms, losses, redone)
             self._reported[s, layers.start] = report
             self._effects.append(report)
 
-    def _layers(self, plan: Plan) -> list[tuple[int, int]]:
-        """``(stage, layer)`` of all that the node holds or is being seeded with."""
-        mine = plan.layers_of(self.node)
-        return [(s, x) for s, stage in enumerate(plan.stages) for x in stage.layers if x in mine]
-
-    def _parts(self, plan: Plan) -> list[tuple[int, range]]:
-        """What it reports on: whole stages that it holds, and of others the parts of stages to be."""
-        parts = []
-        for s, stage in enumerate(plan.stages):
-            if self.node in stage.holders():
-                parts.append((s, stage.layers))
-                continue
-            for to_be in plan.target:
-                if self.node in to_be.holders():
-                    first, end = max(stage.first_layer, to_be.first_layer), min(stage.end_layer, to_be.end_layer)
-                    if first < end:
-                        parts.append((s, range(first, end)))
-        return parts
-
     def _at_version(self, stage: int, plan: Plan) -> bool:
         return all(self.seeding.version_of(layer) == self.version for layer in plan.stages[stage].layers)
-
-    def _redone(self, stage: int) -> int:
-        """Instructions that ran here though the lost owner had finished them: all up to its last known result."""
-        if stage not in self._promoted:
-            return 0
-        order = self._stage_order(stage)
-        last = max((i for i, x in enumerate(order) if x in self._known), default=-1)
-        return sum(x in self._done for x in order[: last + 1])
 
     def _key(self, kind: Kind, stage: int, index: int) -> Key:
         return Key(self.era, self.version, 0, kind, stage, index)

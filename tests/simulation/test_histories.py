@@ -8,7 +8,8 @@ import pytest
 
 from coordinator import state as co
 from pipeline.schedule import Instruction
-from simulator.cluster import Cluster, Kill
+from simulator.cluster import Cluster
+from simulator.faults import Kill
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 
@@ -67,6 +68,12 @@ def test_random_outages_end_exact(hundred: int) -> None:
         (232, "the same plan under a later term is no newer plan, and facts stay facts"),
         (296, "a plan that is a switch came before the commit that it follows; a spare had missed a commit"),
         (2679, "a node of the adopted plan had joined as another incarnation already"),
+        (6560, "this leader's own plan, reported back after it had adopted another, is not newer"),
+        (6715, "of two leaders one committed without a node that the other one's plan requires"),
+        (11712, "after an adoption nodes that were a commit behind were told the plan without the commit"),
+        (12206, "a node of the adopted plan had given up layers for another leader's plan"),
+        (12771, "gradients of steps that a node was behind were dropped, and never came again"),
+        (12986, "a node came back into an era that it had left, without what it had acknowledged there"),
     ],
 )
 def test_outages_that_failed_once(seed: int, why: str) -> None:
@@ -215,6 +222,8 @@ def test_rollbacks_to_a_checkpoint_end_exact(hundred: int) -> None:
         (606, "a layer that was fetched in the era before came in place of the checkpoint's"),
         (990, "a node that this leader had let go was in the plan of the leader before"),
         (1233, "an answer under the plan of an earlier leader, of the same generation, counted"),
+        (1856, "an answer spoke of the steps of another era"),
+        (8032, "a node being seeded missed commits, and commits waited for it"),
     ],
 )
 def test_rollbacks_that_failed_once(seed: int, why: str) -> None:
@@ -239,6 +248,17 @@ def history_of_cutting_anew(seed: int) -> Cluster:
         most_stages=draw.choice([0, stages + 1, stages + 2]),
         layers=stages + draw.choice([2, 4, 6]),
     )
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (2426, "commits waited for a node that was drained while it was seeded with stages to be"),
+        (3715, "a layer that was being installed when a new era began counted in it"),
+    ],
+)
+def test_cutting_anew_that_failed_once(seed: int, why: str) -> None:
+    history_of_cutting_anew(seed).run()
 
 
 @pytest.mark.parametrize("hundred", range(50 if SOAK else 1))

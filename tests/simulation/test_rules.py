@@ -17,9 +17,9 @@ from pipeline.keys import Key, Kind
 from pipeline.plan import Plan
 from simulator.arithmetic import Number
 from simulator.cluster import Cluster
-from stage_server.instructions import Install
+from stage_server.instructions import CommitOrder, Install
 from stage_server.outbox import Outbox
-from stage_server.worker import CommitOrder, Worker
+from stage_server.worker import Worker
 
 Decide = Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]]
 
@@ -80,7 +80,7 @@ class WithoutHeir(Worker[Number]):
 
     def _promote(self, stage: int, plan: Plan) -> None:
         super()._promote(stage, plan)
-        self._done |= self._known
+        self._done |= self._heir._known
 
 
 class WithoutSeedingByLayer(Worker[Number]):

@@ -1,0 +1,44 @@
+"""What came before this node can take it: for a plan that it does not have yet, or for steps that it is behind."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic
+
+from pipeline.keys import Key
+from pipeline.plan import PlanOrder
+from stage_server.instructions import V
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival(Generic[V]):
+    """A tensor from a peer that obeys the plan of this order; without a key: its Hello."""
+
+    peer: str
+    incarnation: int
+    order: PlanOrder
+    key: Key | None = None
+    value: V | None = None
+
+
+class Early(Generic[V]):
+    """Waits unacknowledged (rule 3): whoever sent it still has it."""
+
+    def __init__(self) -> None:
+        self._arrivals: list[Arrival[V]] = []
+
+    def add(self, arrival: Arrival[V]) -> None:
+        self._arrivals.append(arrival)
+
+    def add_of_later_step(self, arrival: Arrival[V], key: Key) -> None:
+        """Of the steps that the senders are ahead all but the newest two have ended: the others are dropped."""
+        self._arrivals.append(arrival)
+        oldest = max(x.step for x in self.keys() if x.era == key.era) - 1
+        self._arrivals = [x for x in self._arrivals if x.key is None or x.key.era != key.era or x.key.step >= oldest]
+
+    def keys(self) -> Iterator[Key]:
+        return (arrival.key for arrival in self._arrivals if arrival.key is not None)
+
+    def take(self) -> list[Arrival[V]]:
+        """All of it, to be looked at anew."""
+        arrivals, self._arrivals = self._arrivals, []
+        return arrivals
