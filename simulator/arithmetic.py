@@ -54,9 +54,12 @@ def loss_of(output: int) -> float:
     return float(output % 1_000_003)
 
 
-def plain_loop(layers: int, microbatches: int, steps: int, clip_norm: float | None) -> tuple[list[float], list[int]]:
-    """Losses by step and final states by layer of the undisturbed job: the oracle."""
+def plain_loop(
+    layers: int, microbatches: int, steps: int, clip_norm: float | None
+) -> tuple[list[float], list[list[int]]]:
+    """Losses by step, and states by version and layer, of the undisturbed job: the oracle."""
     states = [initial(layer) for layer in range(layers)]
+    versions = [states]
     losses: list[float] = []
     for step in range(steps):
         totals = [0] * layers
@@ -74,8 +77,9 @@ def plain_loop(layers: int, microbatches: int, steps: int, clip_norm: float | No
                 gradient = backward(states[layer], gradient)
         scale = clip_scale([squared_norm(t) for t in totals], clip_norm)
         states = [apply(s, t, scale) for s, t in zip(states, totals, strict=True)]
+        versions.append(states)
         losses.append(sum(step_losses) / microbatches)
-    return losses, states
+    return losses, versions
 
 
 class Arithmetic:

@@ -13,6 +13,7 @@ from pipeline.manifest import File
 from simulator.arithmetic import Number, plain_loop
 from simulator.coordination import COORDINATOR, Leader, SimulatedRedis
 from simulator.faults import Counts, Faults, Kill
+from simulator.invariants import check_node
 from simulator.network import Channel, Clock
 from simulator.node import SimulatedNode
 from stage_server.instructions import FetchLayers, RestoreLayers, Run, Save, Work
@@ -90,6 +91,7 @@ class Cluster:
             settle_seconds=settle_seconds,
             most_stages=most_stages,
         )
+        self.oracle = plain_loop(layers, microbatches, steps, clip_norm)
         self.redis = SimulatedRedis()
         self.leaders: list[Leader] = []
         self.lead()
@@ -134,6 +136,14 @@ class Cluster:
         self.messages += 1
         action(node)
         node.go()
+        self.check(node)
+
+    def check(self, node: SimulatedNode) -> None:
+        """After everything that happens to a node."""
+        try:
+            check_node(node, self.oracle[1])
+        except AssertionError as error:
+            raise Broken(f"seed {self.seed}: {error}") from error
 
     def fetch(self, node: SimulatedNode, effect: FetchLayers) -> None:
         """Seeding: each layer is read from the source's live memory between two pieces of its work."""
@@ -262,7 +272,7 @@ class Cluster:
         return True
 
     def _check(self) -> None:
-        losses, states = plain_loop(self.layers, self.microbatches, self.steps, self._clip_norm)
+        losses, states = self.oracle
         assert self.state.plan is not None
         for step in range(self.state.plan.origin_step, self.steps):
             got = self.losses[self.state.era, step]
@@ -278,4 +288,6 @@ class Cluster:
                     continue
                 for layer in stage.layers:
                     got_state = node.arithmetic.states[layer]
-                    assert got_state == states[layer], f"{name} ends with another layer {layer} of stage {s}"
+                    assert got_state == states[self.steps][layer], (
+                        f"{name} ends with another layer {layer} of stage {s}"
+                    )

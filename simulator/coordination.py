@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 from coordinator import state as co
-from coordinator.machine import begin, validate
+from coordinator.machine import begin
 from coordinator.persistence import Document, from_document, to_document
 from pipeline.plan import Plan
+from simulator.invariants import check_coordinator
 from simulator.network import Channel
 from stage_server.instructions import CommitOrder
 
@@ -58,7 +59,7 @@ class Leader:
         if not self.alive:
             return
         self.state, commands = self.cluster.decide(self.state, event, self.cluster.clock.now)
-        validate(self.state)
+        check_coordinator(self.cluster, self.state)
         for command in commands:
             self._carry_out(command)
 

@@ -48,7 +48,7 @@ class SimulatedNode:
         self.alive = True
         self.frozen = False
         self.executed: list[tuple[int, Instruction]] = []
-        self._busy = False
+        self.busy = False
         self._term = 0  # the highest of any order
         self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
         self.peers: dict[str, int] = {}
@@ -143,10 +143,10 @@ class SimulatedNode:
         """Starts the next piece of work if nothing is being computed, and carries out what is due."""
         if not self.alive or self.frozen:
             return
-        if not self._busy:
+        if not self.busy:
             work = self.worker.next_work()
             if work is not None:
-                self._busy = True
+                self.busy = True
                 self.cluster.clock.after(self.cluster.duration(work), lambda: self._finish(work))
         self._carry_out()
 
@@ -156,11 +156,12 @@ class SimulatedNode:
         if self.frozen:
             self.cluster.held.setdefault(self, []).append(lambda: self._finish(work))
             return
-        self._busy = False
+        self.busy = False
         result, reduced = self._compute(work)
         self.worker.finish(work, result, reduced)
         self.cluster.faults.after_work(self, work)
         self.go()
+        self.cluster.check(self)
 
     def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
         arithmetic = self.arithmetic

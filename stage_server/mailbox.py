@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from pipeline.keys import Key
+from pipeline.keys import Key, Kind
 
 V = TypeVar("V")
 
@@ -23,6 +23,10 @@ class Mailbox(Generic[V]):
 
     def get(self, key: Key) -> V:
         return self._values[key]
+
+    def reduced(self, step: int) -> set[Key]:
+        """The keys of the reduced gradients of a step."""
+        return {key for key in self._values if key.kind is Kind.REDUCED and key.step == step}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._values
