@@ -77,7 +77,6 @@ class Cluster:
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
         self.decide = decide
         self._make_worker = make_worker
-        self._clip_norm = clip_norm
         self._back: dict[tuple[str, str], Channel] = {}
         self._incarnations = 0
         count = (nodes if nodes is not None else stages) + spares
