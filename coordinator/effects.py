@@ -65,6 +65,9 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         return co.NodeFailed(node, incarnation, request.failed.why)
     if body == "draining":
         return co.Draining(node, request.draining.why, request.draining.seconds_left or None)
+    if body == "caught_up":
+        c = request.caught_up
+        return co.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer)
     if body == "warned":
         return co.Warned(node, request.warned.why)
     if body == "saved":

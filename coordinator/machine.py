@@ -12,6 +12,7 @@ from coordinator.decisions import Decision, with_plan
 from coordinator.placement import place
 from coordinator.state import (
     Available,
+    CaughtUp,
     CheckpointBad,
     Checkpointed,
     Command,
@@ -115,7 +116,7 @@ def _ready(state: State, event: Ready, now: float) -> Decision:
     if event.step < state.committed:
         # Too late for its step. A node being seeded has caught up all the same: the next commit waits for it, since
         # a node that nobody waits for may never be in time.
-        return replace(state, following=_with_layers(state.following, event)), ()
+        return replace(state, following=_with_layers(state.following, event.node, event.layers)), ()
     losses = state.losses or event.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
     norms = {**dict(zip(event.layers, event.squared_norms, strict=True)), **state.norms}
     open_losses = tuple(
@@ -124,7 +125,7 @@ def _ready(state: State, event: Ready, now: float) -> Decision:
     )
     state = replace(
         state,
-        facts=_with_layers(state.facts, event),
+        facts=_with_layers(state.facts, event.node, event.layers),
         norms=norms,
         losses=losses,
         open_losses=open_losses,
@@ -133,8 +134,16 @@ def _ready(state: State, event: Ready, now: float) -> Decision:
     return commit_if_ready(state, now)
 
 
-def _with_layers(known: Layers, event: Ready) -> Layers:
-    return {**known, event.node: known.get(event.node, frozenset()) | frozenset(event.layers)}
+def _caught_up(state: State, event: CaughtUp, now: float) -> Decision:
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or event.era != state.era or state.plan is None:
+        return state, ()
+    layers = range(event.first_layer, event.end_layer)
+    return replace(state, following=_with_layers(state.following, event.node, layers)), ()
+
+
+def _with_layers(known: Layers, node: str, layers: range) -> Layers:
+    return {**known, node: known.get(node, frozenset()) | frozenset(layers)}
 
 
 def _resumed(state: State, event: Resumed, now: float) -> Decision:
@@ -182,6 +191,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Available: lambda s, e, n: chain(_available(s, e, n), n),
     Heartbeat: _heartbeat,
     Ready: _ready,
+    CaughtUp: _caught_up,
     Resumed: _resumed,
     PeerLost: _peer_lost,
     StreamBroken: _stream_broken,

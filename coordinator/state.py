@@ -192,6 +192,17 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Layers that the node is being seeded with, up to ``end_layer`` (exclusive), are at the committed version."""
+
+    node: str
+    incarnation: int
+    era: int
+    first_layer: int
+    end_layer: int
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """The heir began the lost stage's work."""
 
@@ -294,6 +305,7 @@ Event = (
     | Available
     | Heartbeat
     | Ready
+    | CaughtUp
     | Resumed
     | PeerLost
     | StreamBroken

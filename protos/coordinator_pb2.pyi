@@ -332,6 +332,34 @@ class Warned(_message.Message):
 Global___Warned: _TypeAlias = Warned  # noqa: Y015
 
 @_typing.final
+class CaughtUp(_message.Message):
+    """Layers that the node is being seeded with are at the committed version: from now on a commit may wait for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERA_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    END_LAYER_FIELD_NUMBER: _builtins.int
+    era: _builtins.int
+    first_layer: _builtins.int
+    end_layer: _builtins.int
+    """Exclusive."""
+    def __init__(
+        self,
+        *,
+        era: _builtins.int = ...,
+        first_layer: _builtins.int = ...,
+        end_layer: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "era", b"era", "first_layer", b"first_layer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CaughtUp: _TypeAlias = CaughtUp  # noqa: Y015
+
+@_typing.final
 class SavedFile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -448,6 +476,7 @@ class AttendRequest(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_BAD_FIELD_NUMBER: _builtins.int
     WARNED_FIELD_NUMBER: _builtins.int
+    CAUGHT_UP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___Join: ...
     @_builtins.property
@@ -472,6 +501,8 @@ class AttendRequest(_message.Message):
     def checkpoint_bad(self) -> Global___CheckpointBad: ...
     @_builtins.property
     def warned(self) -> Global___Warned: ...
+    @_builtins.property
+    def caught_up(self) -> Global___CaughtUp: ...
     def __init__(
         self,
         *,
@@ -487,12 +518,13 @@ class AttendRequest(_message.Message):
         saved: Global___Saved | None = ...,
         checkpoint_bad: Global___CheckpointBad | None = ...,
         warned: Global___Warned | None = ...,
+        caught_up: Global___CaughtUp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned", "caught_up"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -54,6 +54,7 @@ class Cluster:
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
+        bulk_seconds: float = 0.0,
         make_worker: Callable[[str, int, int, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
     ) -> None:
@@ -64,6 +65,7 @@ class Cluster:
         self.microbatches = microbatches
         self.steps = steps
         self.respawn = respawn
+        self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.slow = self.random.choice([0.001, 0.005, 0.03])
         self.held: dict[SimulatedNode, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}

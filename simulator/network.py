@@ -39,11 +39,14 @@ class Channel:
         self._last = 0.0
         self._open = True
 
-    def send(self, action: Callable[[], None]) -> None:
-        """``action`` runs on arrival, after those sent before it, unless the channel is cut first."""
+    def send(self, action: Callable[[], None], seconds: float = 0.0) -> None:
+        """``action`` runs on arrival, after those sent before it, unless the channel is cut first.
+
+        ``seconds``: how long it takes beyond the usual, for its size.
+        """
         if not self._open:
             return
-        delay = self._random.expovariate(1 / self._slow) + 1e-4
+        delay = self._random.expovariate(1 / self._slow) + 1e-4 + seconds
         self._last = max(self._last + 1e-6, self._clock.now + delay)
         self._clock.at(self._last, lambda: action() if self._open else None)
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from coordinator import state as co
-from pipeline.keys import Key
+from pipeline.keys import Key, Kind
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction
 from simulator.arithmetic import Arithmetic, Number
@@ -20,6 +20,7 @@ from stage_server.instructions import (
     Forfeit,
     Install,
     Reduce,
+    ReportCaughtUp,
     ReportReady,
     ReportResumed,
     RestoreLayers,
@@ -218,6 +219,9 @@ class SimulatedNode:
             self.cluster.fetch(self, effect)
         elif isinstance(effect, RestoreLayers):
             self.cluster.restore(self, effect)
+        elif isinstance(effect, ReportCaughtUp):
+            layers = (effect.first_layer, effect.end_layer)
+            self.tell(co.CaughtUp(self.name, self.incarnation, effect.era, *layers))
         elif isinstance(effect, ReportReady):
             self.tell(self._ready(effect))
         elif isinstance(effect, ReportResumed):
@@ -268,8 +272,12 @@ class SimulatedNode:
         if peer not in self.peers or value is None or plan is None or self._cut_off_from(peer):
             return
         to, order = (peer, self.peers[peer]), plan.order
+        seconds = self.cluster.bulk_seconds if key.kind is Kind.REDUCED else 0.0
         self._stream(peer).send(
-            lambda: self.cluster.receive(to, lambda n: n.worker.deliver(self.name, self.incarnation, order, key, value))
+            lambda: self.cluster.receive(
+                to, lambda n: n.worker.deliver(self.name, self.incarnation, order, key, value)
+            ),
+            seconds,
         )
 
     def _back(self, peer: str, answer: Key | AnswerHello) -> None:

@@ -168,6 +168,15 @@ class RestoreLayers:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportCaughtUp:
+    """Layers that were behind are at this node's version."""
+
+    era: int
+    first_layer: int
+    end_layer: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReportResumed:
     generation: int
     stage: int
@@ -189,6 +198,7 @@ Effect = (
     | FetchLayers
     | RestoreLayers
     | ReportReady
+    | ReportCaughtUp
     | ReportResumed
     | Adopted
 )

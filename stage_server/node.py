@@ -27,6 +27,7 @@ from stage_server.instructions import (
     Effect,
     FetchLayers,
     Forfeit,
+    ReportCaughtUp,
     ReportReady,
     RestoreLayers,
     Run,
@@ -157,6 +158,9 @@ class Node:
             self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
         elif isinstance(effect, RestoreLayers):
             self._restore(effect)
+        elif isinstance(effect, ReportCaughtUp):
+            layers = pb.CaughtUp(era=effect.era, first_layer=effect.first_layer, end_layer=effect.end_layer)
+            self._report(pb.AttendRequest(caught_up=layers))
         elif isinstance(effect, ReportReady):
             self._report(self._ready(effect))
             self._faults.at(effect.step, "ready", f"{effect.stage}")

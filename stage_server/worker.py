@@ -25,6 +25,7 @@ from stage_server.instructions import (
     Forfeit,
     Install,
     Reduce,
+    ReportCaughtUp,
     ReportReady,
     ReportResumed,
     Run,
@@ -403,9 +404,17 @@ class Worker(Generic[V]):
             self.seeding.passed(work.layer, max(here, default=0))
         elif isinstance(work, Apply) and work.catch_up:
             self.seeding.caught_up(work)
+            self._note_caught_up([layer for layer, _ in work.gradients])
         elif isinstance(work, Apply) and self._commits and self._commits[0].step == work.step == self.version:
             self._applied(self._commits.popleft(), work)
         self._progress()
+
+    def _note_caught_up(self, layers: Iterable[int]) -> None:
+        """Its gradients may come after their commits for ever: the coordinator is to wait for this node, too."""
+        assert self.plan is not None
+        for _, part in self.plan.parts_of(self.node):
+            if any(x in part for x in layers) and all(self.seeding.version_of(x) == self.version for x in part):
+                self._effects.append(ReportCaughtUp(self.era, part.start, part.stop))
 
     def _is_current(self, stage: int, step: int, tenure: int) -> bool:
         return step == self.version and self.tenure.get(stage) == tenure

@@ -126,6 +126,18 @@ def test_redundancy_is_repaired_after_every_loss(seed: int) -> None:
         assert all(len(plan.owned_by(name)) <= 1 for name in cluster.state.nodes)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_standby_whose_gradients_come_after_their_commits_becomes_hot_all_the_same(seed: int) -> None:
+    """Also on a node that owns a stage as well, and so applies commits at once."""
+    kills = (Kill("n1", 5, Instruction(1, "F", 0)),)
+    cluster = Cluster(seed, stages=2, layers=6, steps=60, spares=1, disturb=0, kills=kills, bulk_seconds=0.02).run()
+    hot = [r for _, r in cluster.records if r.kind == "hot"]
+    (lost,) = [at for at, r in cluster.records if r.kind == "lost"]
+    assert {r.fields["stage"] for r in hot} == {"0", "1"}
+    commits = [at for at, r in cluster.records if r.kind == "commit" and at > lost]
+    assert max(float(r.fields["exposure_ms"]) for r in hot) < 1e3 * (commits[6] - lost), "within a few steps"
+
+
 def history_of_changes(seed: int, disturb: int = 0) -> Cluster:
     """Nodes are drained and join; with ``disturb`` they are lost as well."""
     draw = random.Random(seed)
