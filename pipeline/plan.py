@@ -80,6 +80,11 @@ class Plan:
     def order(self) -> PlanOrder:
         return (self.term, self.generation)
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Where the model is cut: first layer and end of each stage."""
+        return tuple((s.first_layer, s.end_layer) for s in self.stages)
+
     def owned_by(self, node: str) -> tuple[int, ...]:
         """Stages that the node owns in pipeline 0, ascending."""
         return tuple(i for i, s in enumerate(self.stages) if node in s.owners)

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from coordinator import state as co
 from coordinator.machine import validate
+from pipeline.keys import Kind
+from stage_server.outbox import COMMITS_TO_WAIT
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
@@ -25,7 +27,9 @@ def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:
         assert key.era == worker.era, f"{name} holds {key} in era {worker.era} (rule 1)"
         assert worker.version <= key.step <= worker.committed + 1, f"{name} holds {key} in {worker.version} (rule 5)"
     for key in worker.outbox:
-        assert (key.era, key.step) == (worker.era, worker.version), f"{name} keeps {key} in {worker.version} (rule 5)"
+        oldest = worker.version - (COMMITS_TO_WAIT if key.kind is Kind.REDUCED else 0)
+        kept = key.era == worker.era and oldest <= key.step <= worker.version
+        assert kept, f"{name} keeps {key} in step {worker.version} of era {worker.era} (rule 5)"
         assert key.stage in worker.tenure, f"{name} keeps {key} of a stage that is not its own (rule 3)"
     for fact in worker.repeat_facts():
         assert (fact.era, fact.step) == (worker.era, worker.version), f"{name} repeats an old fact (rule 6)"

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from pipeline.keys import Key, consumers
+from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan
 
 V = TypeVar("V")
+
+COMMITS_TO_WAIT = 4  # how far a layer being seeded may fall behind to wait for gradients: it bounds the memory
 
 
 class Outbox(Generic[V]):
@@ -47,10 +49,17 @@ class Outbox(Generic[V]):
             if not self.has_acknowledged(key, node, plan.members[node].incarnation)
         )
 
-    def forget_before(self, step: int) -> None:
-        """Drops what belongs to committed steps."""
-        self._values = {k: v for k, v in self._values.items() if k.step >= step}
-        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.step >= step}
+    def forget_before(self, step: int, plan: Plan | None = None) -> None:
+        """Drops what belongs to committed steps. With a plan, reduced gradients that one of its nodes lacks still stay
+        for a while: commits do not wait for a node that is being seeded.
+        """
+        kept = {k for k in self._values if k.step >= step or (plan is not None and self._is_awaited(k, step, plan))}
+        self._values = {k: v for k, v in self._values.items() if k in kept}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.step >= step or k in kept}
+
+    def _is_awaited(self, key: Key, step: int, plan: Plan) -> bool:
+        late = key.kind is Kind.REDUCED and key.step >= step - COMMITS_TO_WAIT
+        return late and any(n not in plan.stages[key.stage].owners for n in self.unacknowledged(key, plan))
 
     def forget_stage(self, stage: int) -> None:
         """Drops what a stage produced: its work belongs to another node now."""

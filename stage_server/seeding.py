@@ -6,8 +6,8 @@ from typing import Generic
 
 from pipeline.plan import Plan
 from stage_server.instructions import Apply, FetchLayers, Install, RestoreLayers, V
+from stage_server.outbox import COMMITS_TO_WAIT
 
-COMMITS_TO_WAIT = 4  # how far a layer being seeded may fall behind to wait for gradients: it bounds the memory
 CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
 
 

@@ -36,8 +36,8 @@ from stage_server.instructions import (
     Work,
 )
 from stage_server.mailbox import Mailbox
-from stage_server.outbox import Outbox
-from stage_server.seeding import COMMITS_TO_WAIT, Seeding
+from stage_server.outbox import COMMITS_TO_WAIT, Outbox
+from stage_server.seeding import Seeding
 
 
 class Worker(Generic[V]):
@@ -266,7 +266,7 @@ class Worker(Generic[V]):
             value = self.outbox.get(key)
             if peer != self.node:
                 self._effects.append(Send(peer, key))
-            elif value is not None:
+            elif value is not None and key.step >= self.version:
                 self.mailbox.put(key, value)
 
     @property
@@ -437,7 +437,8 @@ class Worker(Generic[V]):
         self.last_commit = commit
         self.seeding.applied(layer for layer, _ in work.gradients)
         self.mailbox.forget_before(self.version)
-        self.outbox.forget_before(self.version)
+        same_cut = commit.next_plan is None or self.plan is None or commit.next_plan.ranges == self.plan.ranges
+        self.outbox.forget_before(self.version, self.plan if same_cut else None)
         self._forget_step()
         if commit.next_plan is not None:
             self.take_plan(commit.next_plan)
