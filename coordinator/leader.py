@@ -50,6 +50,7 @@ class Leader:
         self._state = begin(settings.decisions())
         self._turn = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
+        self._windows: dict[int, list[float]] = {}  # stage -> how long it was without a hot standby, each time
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
@@ -84,6 +85,8 @@ class Leader:
         """The event log as the leader before left it, and the last commit if it died before that was on record."""
         entries = [*await self._store.read("events"), *await self._store.read("metrics")]
         self.events = [_event_of(entry) for entry in sorted(entries, key=lambda e: int(e["sequence"]))]
+        for event in self.events:
+            self._note_window(event)
         last = self._state.last_commit
         if last is not None and not any(e.kind == "commit" and e.fields["step"] == str(last.step) for e in self.events):
             await self._record(commit_record(last))
@@ -209,9 +212,14 @@ class Leader:
         fixed = {name: getattr(event, name) for name in FIXED_FIELDS}
         entry = {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
         self._store.append("metrics" if record.kind == "commit" else "events", entry)
+        self._note_window(event)
         async with self.new_event:
             self.events.append(event)
             self.new_event.notify_all()
+
+    def _note_window(self, event: pb.ListEventsResponse) -> None:
+        if event.kind == "hot":
+            self._windows.setdefault(int(event.fields["stage"]), []).append(float(event.fields["exposure_ms"]) / 1e3)
 
     # ---- views ------------------------------------------------------------------------------------------------------
 
@@ -239,6 +247,9 @@ class Leader:
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
             since = state.exposed_since.get(s)
             response.exposure[s] = now - since if since is not None else 0.0
+        for s, windows in self._windows.items():
+            known = response.exposure_windows[s]
+            known.count, known.longest_seconds, known.total_seconds = len(windows), max(windows), sum(windows)
         if state.plan is not None:
             response.plan.CopyFrom(plan_to_proto(state.plan))
         for node in state.nodes.values():

@@ -51,6 +51,10 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
             for n in response.nodes
         ],
         "exposure": {str(stage): seconds for stage, seconds in sorted(response.exposure.items())},
+        "exposure_windows": {
+            str(stage): {"count": w.count, "longest_seconds": w.longest_seconds, "total_seconds": w.total_seconds}
+            for stage, w in sorted(response.exposure_windows.items())
+        },
     }
 
 
@@ -73,4 +77,22 @@ def status(arguments: argparse.Namespace) -> int:
     print(f"{response.job}: {response.phase}, {response.detail}")
     print(f"step {response.step}/{response.steps}  loss {loss}  {response.samples_per_second:.0f} samples/s")
     Console().print(nodes_table(response))
+    for line in exposure_lines(response):
+        print(line)
     return 0
+
+
+def exposure_lines(response: pb.GetStatusResponse) -> list[str]:
+    """In words: which stages are without a hot standby now, and how long others were."""
+    lines = [
+        f"stage {stage} has been without a hot standby for {seconds:.1f} s"
+        for stage, seconds in sorted(response.exposure.items())
+        if seconds > 0
+    ]
+    for stage, past in sorted(response.exposure_windows.items()):
+        often = "once" if past.count == 1 else f"{past.count} times"
+        lines.append(
+            f"stage {stage} was without a hot standby {often}, for {past.total_seconds:.1f} s in all, "
+            f"{past.longest_seconds:.1f} s at most"
+        )
+    return lines

@@ -1,0 +1,53 @@
+"""``culm status`` and ``culm events`` on a cluster that has lost a node."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from culm.__main__ import main
+from culm.cluster import LocalCluster
+from culm.status import exposure_lines
+from culm.training import train
+from pipeline.job import load_job
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_how_long_stages_were_exposed_is_told_from_the_same_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=60", "pipeline.stages=2"])
+    events: list[pb.ListEventsResponse] = []
+    killed: list[int] = []
+
+    def kill_once(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if status.step >= 5 and not killed:
+            killed.append(cluster.pids()["n1"])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run") as cluster:
+        train(cluster, lambda status, new, outcome: events.extend(new), kill_once)
+        assert main(["status", "--coordinator", cluster.address, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert main(["status", "--coordinator", cluster.address]) == 0
+        words = capsys.readouterr().out
+    windows: dict[str, list[float]] = {}
+    for event in events:
+        if event.kind == "hot":
+            windows.setdefault(event.fields["stage"], []).append(float(event.fields["exposure_ms"]) / 1e3)
+    assert set(windows) == {"0", "1"}, "it stood by for one stage and owned the other"
+    assert told["exposure"] == {"0": 0.0, "1": 0.0}
+    for stage, seconds in windows.items():
+        expected = {"count": len(seconds), "longest_seconds": max(seconds), "total_seconds": sum(seconds)}
+        assert told["exposure_windows"][stage] == pytest.approx(expected)
+        assert f"stage {stage} was without a hot standby once, for {seconds[0]:.1f} s in all" in words
+
+
+def test_a_stage_that_is_exposed_is_named() -> None:
+    status = pb.GetStatusResponse(exposure={0: 0.0, 3: 1.25})
+    assert exposure_lines(status) == ["stage 3 has been without a hot standby for 1.2 s"]
