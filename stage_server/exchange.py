@@ -1,0 +1,147 @@
+"""The tensors of a node: what it takes and acknowledges, keeps, and sends to whom (rules 3 to 5)."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Generic
+
+from pipeline.keys import Key, Kind, consumers, producer
+from pipeline.plan import Plan, PlanOrder
+from pipeline.schedule import Instruction
+from stage_server.early import Arrival, Early
+from stage_server.heir import Heir
+from stage_server.instructions import Acknowledge, AnswerHello, CommitOrder, Effect, Send, V
+from stage_server.mailbox import Mailbox
+from stage_server.outbox import Outbox
+from stage_server.seeding import Seeding
+
+
+class Exchange(Generic[V]):
+    """The half of a worker that deals in keys: it knows the plan and the step, and nothing of what is computed.
+
+    ``version`` is the number of steps applied to all that the node holds.
+    """
+
+    def __init__(self, node: str, incarnation: int, microbatches: int) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.microbatches = microbatches
+        self.term = 0
+        self.era = 0
+        self.version = 0
+        self.plan: Plan | None = None
+        self.mailbox: Mailbox[V] = Mailbox()
+        self.outbox: Outbox[V] = Outbox()
+        self.seeding: Seeding[V] = Seeding()
+        self.tenure: dict[int, int] = {}  # owned stage -> generation in which it came here
+        self._heir = Heir()
+        self._commits: deque[CommitOrder] = deque()
+        self._early: Early[V] = Early()
+        self._effects: list[Effect] = []
+
+    def _key(self, kind: Kind, stage: int, index: int) -> Key:
+        return Key(self.era, self.version, 0, kind, stage, index)
+
+    @property
+    def committed(self) -> int:
+        """Steps that this node knows to be committed, applied here or not yet."""
+        return self.version + len(self._commits)
+
+    def holds_whole(self, stage: int) -> bool:
+        """Whether the stage's whole reduced gradient of the running step is here."""
+        assert self.plan is not None
+        return all(self._key(Kind.REDUCED, stage, layer) in self.mailbox for layer in self.plan.stages[stage].layers)
+
+    def _lacks(self, instruction: Instruction) -> bool:
+        assert self.plan is not None
+        kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
+        key = self._key(kind, instruction.stage, instruction.microbatch)
+        return any(
+            key not in self.mailbox if node == self.node else node in self.outbox.unacknowledged(key, self.plan)
+            for node in consumers(key, self.plan)
+        )
+
+    # ---- what peers say ----------------------------------------------------------------------------------------------
+
+    def hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
+        """A peer obeys this plan and asks what it need not send. Its leader's term counts here, too (rule 12)."""
+        self.term = max(self.term, order[0])
+        self._arrive(Arrival(peer, incarnation, order))
+
+    def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
+        """A peer has these tensors."""
+        for key in keys:
+            if key.stage in self._heir and key not in self.outbox and key.kind is not Kind.REDUCED:
+                self._heir.held_elsewhere(
+                    Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
+                )
+            self.outbox.acknowledge(key, peer, incarnation)
+
+    def synced(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
+        """A peer has told all that it has. One that is ahead needs nothing of this step any more.
+
+        An answer to an earlier plan's Hello does not count, nor do the steps of a peer that is in another era.
+        """
+        if self.plan is None or order != self.plan.order:
+            return
+        self._heir.synced(peer, order)
+        if era == self.era and version > self.version:
+            for s in self.tenure:
+                for m in range(self.microbatches):
+                    for kind in (Kind.ACTIVATION, Kind.GRADIENT):
+                        key = self._key(kind, s, m)
+                        if peer in consumers(key, self.plan):
+                            self.outbox.acknowledge(key, peer, self.plan.members[peer].incarnation)
+
+    def _arrive(self, arrival: Arrival[V]) -> None:
+        plan = self.plan
+        if plan is None or arrival.order > plan.order:
+            self._early.add(arrival)
+            return
+        if arrival.key is None or arrival.value is None:
+            self._answer_hello(arrival, plan)
+        elif not self._is_taken(arrival, arrival.key, plan):
+            return
+        elif arrival.key.step > self.committed + 1:
+            self._early.add_of_later_step(arrival, arrival.key)
+        else:
+            if arrival.key.step >= self.version:
+                self.mailbox.put(arrival.key, arrival.value)
+                if arrival.key.kind is Kind.REDUCED:
+                    self.seeding.passed(arrival.key.index, arrival.key.step)
+            elif arrival.key.kind is Kind.REDUCED:
+                self.seeding.late(arrival.key.index, arrival.key.step, arrival.value)
+            self._effects.append(Acknowledge(arrival.peer, arrival.key))
+
+    def _take_early(self) -> None:
+        for arrival in self._early.take():
+            self._arrive(arrival)
+
+    def _is_taken(self, arrival: Arrival[V], key: Key, plan: Plan) -> bool:
+        return self._of_this_era(key) and self._from_producer(arrival, key, plan)
+
+    def _of_this_era(self, key: Key) -> bool:
+        return key.era == self.era
+
+    def _from_producer(self, arrival: Arrival[V], key: Key, plan: Plan) -> bool:
+        member = plan.members.get(arrival.peer)
+        known = member is not None and member.incarnation == arrival.incarnation
+        return known and producer(key, plan) == arrival.peer and self.node in consumers(key, plan)
+
+    def _answer_hello(self, arrival: Arrival[V], plan: Plan) -> None:
+        for key in self.mailbox:
+            if producer(key, plan) == arrival.peer:
+                self._effects.append(Acknowledge(arrival.peer, key))
+        self._effects.append(AnswerHello(arrival.peer, arrival.order, self.era, self.version))
+
+    def _put_out(self, key: Key, value: V) -> None:
+        self.outbox.put(key, value)
+        self._route(key)
+
+    def _route(self, key: Key) -> None:
+        assert self.plan is not None
+        for peer in self.outbox.unacknowledged(key, self.plan):
+            value = self.outbox.get(key)
+            if peer != self.node:
+                self._effects.append(Send(peer, key))
+            elif value is not None and key.step >= self.version:
+                self.mailbox.put(key, value)
