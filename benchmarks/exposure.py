@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 from culm.cluster import LocalCluster
-from culm.training import Outcome, train
+from culm.outcome import Outcome
+from culm.training import train
 from pipeline.job import Job, load_job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub

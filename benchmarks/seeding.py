@@ -14,7 +14,8 @@ from pathlib import Path
 import grpc
 
 from culm.cluster import LocalCluster
-from culm.training import Outcome, train
+from culm.outcome import Outcome
+from culm.training import train
 from pipeline.job import load_job
 from pipeline.values import Value
 from protos import coordinator_pb2 as pb

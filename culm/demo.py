@@ -34,7 +34,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
     from culm.cluster import RunFailed
     from culm.progress import losses_table
-    from culm.verify import train_on_cluster
+    from culm.verification import train_on_cluster
 
     job = prepare(str(JOB), OVERRIDES)
     nodes = job.pipeline.stages

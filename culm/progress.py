@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from culm.training import Outcome
+from culm.outcome import Outcome
 from protos import coordinator_pb2 as pb
 
 SHOWN = {"joined", "plan", "lost", "resumed", "recovered", "hot", "rollback", "waiting", "done", "failed", "left"}

@@ -3,14 +3,13 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 import torch
 
 from culm.client import connect
 from culm.cluster import LocalCluster, RunFailed
+from culm.outcome import LayerState, Outcome
 from pipeline.digest import weights_sha256
 from pipeline.job import Job
 from pipeline.values import Value
@@ -18,33 +17,9 @@ from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 from stage_server.fetch import fetch_layers
 
-LayerState = tuple[int, dict[str, torch.Tensor]]
 POLL_SECONDS = 0.05
 GATHER_SECONDS = 60.0
 CHECKPOINT_SECONDS = 60.0
-
-
-@dataclass
-class Outcome:
-    """What a run gave. ``losses`` by step from ``first_step`` on; the names are those of ``culm run --json``."""
-
-    losses: list[float] = field(default_factory=list)
-    first_step: int = 0  # more than 0 where the run went on from a checkpoint
-    losses_of_nodes: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
-    layers: list[LayerState] = field(default_factory=list)
-    sha256: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "steps": self.first_step + len(self.losses),
-            "first_step": self.first_step,
-            "losses": self.losses,
-            "loss_hex": [loss.hex() for loss in self.losses],
-            "seconds": self.seconds,
-            "losses_of_nodes": self.losses_of_nodes,
-            "weights_sha256": self.sha256,
-        }
 
 
 Disturber = Callable[[CoordinatorStub, pb.GetStatusResponse, list[tuple[str, float]]], None]

@@ -9,8 +9,9 @@ import pytest
 from culm.client import connect
 from culm.cluster import LocalCluster
 from culm.kills import Kill
+from culm.outcome import Outcome
 from culm.plain_loop import PlainResult, run_plain
-from culm.training import Outcome, train
+from culm.training import train
 from pipeline.job import Job, load_job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub

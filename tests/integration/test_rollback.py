@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from culm.cluster import LocalCluster
+from culm.outcome import Outcome
 from culm.plain_loop import run_plain
-from culm.training import Outcome, train
+from culm.training import train
 from pipeline.job import Job, load_job
 from pipeline.manifest import find_checkpoints
 from protos import coordinator_pb2 as pb

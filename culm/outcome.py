@@ -1,0 +1,32 @@
+"""What a run gave. Known without torch, so that what shows it is, too."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
+
+
+@dataclass
+class Outcome:
+    """What a run gave. ``losses`` by step from ``first_step`` on; the names are those of ``culm run --json``."""
+
+    losses: list[float] = field(default_factory=list)
+    first_step: int = 0  # more than 0 where the run went on from a checkpoint
+    losses_of_nodes: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    layers: list[LayerState] = field(default_factory=list)
+    sha256: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "steps": self.first_step + len(self.losses),
+            "first_step": self.first_step,
+            "losses": self.losses,
+            "loss_hex": [loss.hex() for loss in self.losses],
+            "seconds": self.seconds,
+            "losses_of_nodes": self.losses_of_nodes,
+            "weights_sha256": self.sha256,
+        }
