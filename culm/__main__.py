@@ -4,8 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-from culm.redis_server import RedisUnavailable
-from pipeline.errors import JobError
+from pipeline.errors import JobError, Unavailable
 
 MODULES = {
     "run": "run",
@@ -37,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.path.insert(0, "")  # the current folder is importable, as the job file says
     try:
         code: int = arguments.command(arguments)
-    except (JobError, RedisUnavailable, ValueError) as error:
+    except (JobError, Unavailable, ValueError) as error:
         print(f"culm {words[0]}: {error}", file=sys.stderr)
         return 2
     return code

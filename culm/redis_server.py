@@ -17,6 +17,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
+from pipeline.errors import Unavailable
+
 # The port is free when it is chosen and may be taken when the server binds it; then another one is tried.
 ATTEMPTS = 5
 PAUSE_SECONDS = 0.005
@@ -37,7 +39,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-class RedisUnavailable(Exception):
+class RedisUnavailable(Unavailable):
     """No Redis server could be found or started; the text says why and the mend."""
 
 

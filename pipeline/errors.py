@@ -9,3 +9,7 @@ class JobError(Exception):
         self.what = what
         self.where = where
         self.mend = mend
+
+
+class Unavailable(Exception):
+    """A program or service that this one needs is not there: install or start it. Says which, and how."""

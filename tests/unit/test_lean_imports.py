@@ -1,0 +1,44 @@
+"""A service starts without what only others need, and what only asks or decides answers at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WITHOUT = """
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None  # importing it raises ImportError
+from culm.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+TORCH = "torch,numpy,safetensors"
+
+
+@pytest.mark.parametrize(
+    ("without", "words"),
+    [
+        (TORCH, ("--help",)),
+        (TORCH, ("coordinator", "--help")),
+        (f"{TORCH},redis", ("status", "--help")),
+        (f"{TORCH},redis", ("events", "--help")),
+        ("redis", ("stage", "--help")),
+    ],
+)
+def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-c", WITHOUT, without, *words]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "culm" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("without", "module"),
+    [(TORCH, "coordinator.service"), (f"{TORCH},redis", "culm.progress"), ("redis", "stage_server.service")],
+)
+def test_a_service_needs_no_more_than_it_uses(without: str, module: str) -> None:
+    names = without.split(",")
+    code = f"import sys; sys.modules.update(dict.fromkeys({names!r})); import {module}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
