@@ -33,7 +33,7 @@ def history(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(200 if SOAK else 20))
+@pytest.mark.parametrize("hundred", range(200 if SOAK else 8))
 def test_random_histories_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history(seed).run()
@@ -55,7 +55,7 @@ def history_with_outages(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 4))
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 3))
 def test_random_outages_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history_with_outages(seed).run()
@@ -222,7 +222,7 @@ def history_with_checkpoints(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(100 if SOAK else 4))
+@pytest.mark.parametrize("hundred", range(100 if SOAK else 2))
 def test_rollbacks_to_a_checkpoint_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history_with_checkpoints(seed).run()
