@@ -19,12 +19,46 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class Join(_message.Message):
+class Machine(_message.Message):
     """---- up -------------------------------------------------------------------------------------------------------------
 
     First on every Attend stream, also after a broken one.
+    What a node runs on, as far as it is known; what is not known is empty.
     """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROVIDER_FIELD_NUMBER: _builtins.int
+    INSTANCE_TYPE_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    MARKET_FIELD_NUMBER: _builtins.int
+    provider: _builtins.str
+    """"aws", "gcp", "azure", or any other word."""
+    instance_type: _builtins.str
+    region: _builtins.str
+    zone: _builtins.str
+    market: _builtins.str
+    """"spot" or "on-demand"."""
+    def __init__(
+        self,
+        *,
+        provider: _builtins.str = ...,
+        instance_type: _builtins.str = ...,
+        region: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        market: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_type", b"instance_type", "market", b"market", "provider", b"provider", "region", b"region", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Machine: _TypeAlias = Machine  # noqa: Y015
+
+@_typing.final
+class Join(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -35,6 +69,7 @@ class Join(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     """Rises with every start of the process and whenever it was declared lost."""
@@ -48,6 +83,8 @@ class Join(_message.Message):
     """The highest term that the node has seen: a coordinator of a lower one steps down."""
     run: _builtins.str
     """The run that the node is for; empty: any. A coordinator of another run refuses it."""
+    @_builtins.property
+    def machine(self) -> Global___Machine: ...
     def __init__(
         self,
         *,
@@ -59,14 +96,55 @@ class Join(_message.Message):
         protocol_version: _builtins.int = ...,
         term: _builtins.int = ...,
         run: _builtins.str = ...,
+        machine: Global___Machine | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "run", b"run", "term", b"term", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "machine", b"machine", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "run", b"run", "term", b"term", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Join: _TypeAlias = Join  # noqa: Y015
+
+@_typing.final
+class TimeSplit(_message.Message):
+    """Where a process's time went since it started, in seconds of its one compute thread."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORWARD_FIELD_NUMBER: _builtins.int
+    BACKWARD_FIELD_NUMBER: _builtins.int
+    REDUNDANT_FIELD_NUMBER: _builtins.int
+    APPLY_FIELD_NUMBER: _builtins.int
+    BUBBLE_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    forward: _builtins.float
+    backward: _builtins.float
+    redundant: _builtins.float
+    """Work for stages that it stands by for."""
+    apply: _builtins.float
+    """Applying steps, installing and exporting state."""
+    bubble: _builtins.float
+    """Waiting for a tensor of the running step."""
+    idle: _builtins.float
+    """Waiting for a commit, for other nodes to be there, or for anything else."""
+    def __init__(
+        self,
+        *,
+        forward: _builtins.float = ...,
+        backward: _builtins.float = ...,
+        redundant: _builtins.float = ...,
+        apply: _builtins.float = ...,
+        bubble: _builtins.float = ...,
+        idle: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "backward", b"backward", "bubble", b"bubble", "forward", b"forward", "idle", b"idle", "redundant", b"redundant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimeSplit: _TypeAlias = TimeSplit  # noqa: Y015
 
 @_typing.final
 class Available(_message.Message):
@@ -127,6 +205,26 @@ Global___Available: _TypeAlias = Available  # noqa: Y015
 class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SentBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     VERSION_FIELD_NUMBER: _builtins.int
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
@@ -135,6 +233,8 @@ class Heartbeat(_message.Message):
     DEVIATION_SECONDS_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     SLOWNESS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
     """The instruction being run, such as "2B3"; empty while it waits."""
@@ -148,6 +248,12 @@ class Heartbeat(_message.Message):
     samples: _builtins.int
     slowness: _builtins.float
     """How many times slower the node has become since it started; 1 as long as that is not beyond doubt."""
+    @_builtins.property
+    def times(self) -> Global___TimeSplit: ...
+    @_builtins.property
+    def sent_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Bytes of tensors sent since the process started, by the peer's name."""
+
     def __init__(
         self,
         *,
@@ -159,10 +265,12 @@ class Heartbeat(_message.Message):
         deviation_seconds: _builtins.float = ...,
         samples: _builtins.int = ...,
         slowness: _builtins.float = ...,
+        times: Global___TimeSplit | None = ...,
+        sent_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "slowness", b"slowness", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -869,6 +977,26 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 class NodeStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SentBytesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
@@ -880,6 +1008,11 @@ class NodeStatus(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SENT_BYTES_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    SPENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     address: _builtins.str
     pid: _builtins.int
@@ -892,12 +1025,21 @@ class NodeStatus(_message.Message):
     """Steps applied to what it holds, as of its last heartbeat."""
     finished: _builtins.int
     """Instructions finished since its process started, as of its last heartbeat."""
+    price_per_hour: _builtins.float
+    """Dollars an hour, and dollars since it joined; 0 where no price is known."""
+    spent: _builtins.float
     @_builtins.property
     def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Stages it owns now."""
 
     @_builtins.property
     def standby_of(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def machine(self) -> Global___Machine: ...
+    @_builtins.property
+    def times(self) -> Global___TimeSplit: ...
+    @_builtins.property
+    def sent_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
     def __init__(
         self,
         *,
@@ -912,10 +1054,15 @@ class NodeStatus(_message.Message):
         instruction: _builtins.str = ...,
         version: _builtins.int = ...,
         finished: _builtins.int = ...,
+        machine: Global___Machine | None = ...,
+        times: Global___TimeSplit | None = ...,
+        sent_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        price_per_hour: _builtins.float = ...,
+        spent: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "finished", b"finished", "id", b"id", "incarnation", b"incarnation", "instruction", b"instruction", "pid", b"pid", "stages", b"stages", "standby_of", b"standby_of", "state", b"state", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "finished", b"finished", "id", b"id", "incarnation", b"incarnation", "instruction", b"instruction", "machine", b"machine", "pid", b"pid", "price_per_hour", b"price_per_hour", "sent_bytes", b"sent_bytes", "spent", b"spent", "stages", b"stages", "standby_of", b"standby_of", "state", b"state", "times", b"times", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1009,6 +1156,9 @@ class GetStatusResponse(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     EXPOSURE_WINDOWS_FIELD_NUMBER: _builtins.int
+    KILL_ALLOWED_FIELD_NUMBER: _builtins.int
+    SAMPLES_PER_STEP_FIELD_NUMBER: _builtins.int
+    TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -1027,6 +1177,11 @@ class GetStatusResponse(_message.Message):
     """Dollars so far."""
     checkpoint: _builtins.int
     """Steps applied to the newest whole checkpoint; 0 if there is none."""
+    kill_allowed: _builtins.bool
+    """Whether Kill is allowed here."""
+    samples_per_step: _builtins.int
+    """Samples, and tokens of them where the data says so (0: it does not), that a step takes."""
+    tokens_per_step: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1058,14 +1213,136 @@ class GetStatusResponse(_message.Message):
         plan: Global___Plan | None = ...,
         checkpoint: _builtins.int = ...,
         exposure_windows: _abc.Mapping[_builtins.int, Global___ExposureWindows] | None = ...,
+        kill_allowed: _builtins.bool = ...,
+        samples_per_step: _builtins.int = ...,
+        tokens_per_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "step", b"step", "steps", b"steps", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kill_allowed", b"kill_allowed", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class GetCostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCostRequest: _TypeAlias = GetCostRequest  # noqa: Y015
+
+@_typing.final
+class GetCostResponse(_message.Message):
+    """What the run costs: the ledger, computed from the event log alone. Money in dollars."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPENT_FIELD_NUMBER: _builtins.int
+    PER_HOUR_FIELD_NUMBER: _builtins.int
+    PER_MILLION_TOKENS_FIELD_NUMBER: _builtins.int
+    PER_THOUSAND_SAMPLES_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    REDUNDANCY_FIELD_NUMBER: _builtins.int
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    CROSS_ZONE_BYTES_FIELD_NUMBER: _builtins.int
+    CROSS_ZONE_FIELD_NUMBER: _builtins.int
+    ON_DEMAND_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_RESTART_FIELD_NUMBER: _builtins.int
+    GOODPUT_FIELD_NUMBER: _builtins.int
+    UNPRICED_FIELD_NUMBER: _builtins.int
+    LOSSES_FIELD_NUMBER: _builtins.int
+    PRICED_AT_FIELD_NUMBER: _builtins.int
+    spent: _builtins.float
+    per_hour: _builtins.float
+    per_million_tokens: _builtins.float
+    per_thousand_samples: _builtins.float
+    value: _builtins.float
+    """Samples a second for a dollar an hour."""
+    redundancy: _builtins.float
+    """Of what was spent: on nodes beyond one for each stage, and on work for the sake of redundancy."""
+    preemptions: _builtins.float
+    """Lost to preemptions: what was paid while lost work was redone, or while nodes waited for it."""
+    cross_zone_bytes: _builtins.int
+    cross_zone: _builtins.float
+    on_demand: _builtins.float
+    """What the same steps would have cost on on-demand machines that are never lost."""
+    checkpoint_restart: _builtins.float
+    """And on the same spot machines with the same losses, restarting from checkpoints."""
+    goodput: _builtins.float
+    """Useful time over all time, of the run so far."""
+    priced_at: _builtins.str
+    """When the newest price used was noted, ISO 8601."""
+    @_builtins.property
+    def unpriced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes whose price is not known: they count as free."""
+
+    @_builtins.property
+    def losses(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreemptionCost]:
+        """One for each loss."""
+
+    def __init__(
+        self,
+        *,
+        spent: _builtins.float = ...,
+        per_hour: _builtins.float = ...,
+        per_million_tokens: _builtins.float = ...,
+        per_thousand_samples: _builtins.float = ...,
+        value: _builtins.float = ...,
+        redundancy: _builtins.float = ...,
+        preemptions: _builtins.float = ...,
+        cross_zone_bytes: _builtins.int = ...,
+        cross_zone: _builtins.float = ...,
+        on_demand: _builtins.float = ...,
+        checkpoint_restart: _builtins.float = ...,
+        goodput: _builtins.float = ...,
+        unpriced: _abc.Iterable[_builtins.str] | None = ...,
+        losses: _abc.Iterable[Global___PreemptionCost] | None = ...,
+        priced_at: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_restart", b"checkpoint_restart", "cross_zone", b"cross_zone", "cross_zone_bytes", b"cross_zone_bytes", "goodput", b"goodput", "losses", b"losses", "on_demand", b"on_demand", "per_hour", b"per_hour", "per_million_tokens", b"per_million_tokens", "per_thousand_samples", b"per_thousand_samples", "preemptions", b"preemptions", "priced_at", b"priced_at", "redundancy", b"redundancy", "spent", b"spent", "unpriced", b"unpriced", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCostResponse: _TypeAlias = GetCostResponse  # noqa: Y015
+
+@_typing.final
+class PreemptionCost(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    SECONDS_LOST_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    time: _builtins.float
+    seconds_lost: _builtins.float
+    dollars: _builtins.float
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        time: _builtins.float = ...,
+        seconds_lost: _builtins.float = ...,
+        dollars: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars", b"dollars", "node", b"node", "seconds_lost", b"seconds_lost", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreemptionCost: _TypeAlias = PreemptionCost  # noqa: Y015
 
 @_typing.final
 class ListEventsRequest(_message.Message):
