@@ -13,6 +13,8 @@ MODULES = {
     "status": "status",
     "events": "events",
     "drain": "drain",
+    "weights": "weights",
+    "health": "health",
     "checkpoint": "checkpoint",
     "coordinator": "serve",
     "stage": "serve",

@@ -1,0 +1,74 @@
+# Three images from one file: docker build --target coordinator|stage|ui .
+# Only the stage image has torch: the CPU build, or another one by TORCH_INDEX_URL (the whl/cu... indexes hold CUDA's).
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS venv
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python3 -m venv /venv
+WORKDIR /build
+COPY constraints.txt ./
+COPY deploy/docker/ deploy/docker/
+
+# What all three need. The images share these layers.
+FROM venv AS packages
+RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/common.txt
+
+FROM packages AS coordinator-venv
+RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/coordinator.txt
+
+FROM packages AS ui-venv
+RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt
+
+FROM packages AS stage-venv
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN /venv/bin/pip install ${TORCH_INDEX_URL:+--extra-index-url ${TORCH_INDEX_URL}} \
+        -c constraints.txt -r deploy/docker/stage.txt
+
+FROM venv AS wheel
+COPY pyproject.toml README.md LICENSE ./
+COPY protos/ protos/
+COPY pipeline/ pipeline/
+COPY coordinator/ coordinator/
+COPY stage_server/ stage_server/
+COPY simulator/ simulator/
+COPY culm/ culm/
+COPY ui/ ui/
+COPY examples/ examples/
+COPY benchmarks/ benchmarks/
+RUN /venv/bin/pip install --no-deps --target /culm .
+
+FROM ${PYTHON_IMAGE} AS base
+# /tls and /checkpoints are there so that a volume mounted on them belongs to the user.
+RUN useradd --system --uid 10001 --create-home culm \
+    && mkdir /tls /checkpoints && chown culm /tls /checkpoints
+ENV PATH=/app/bin:/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1
+WORKDIR /culm
+COPY examples/*.toml examples/
+USER culm
+
+FROM base AS coordinator
+COPY --from=coordinator-venv /venv /venv
+COPY --from=wheel /culm /app
+ENV CULM_LISTEN=0.0.0.0:7070
+EXPOSE 7070
+HEALTHCHECK --interval=2s --timeout=5s --start-period=60s --retries=15 CMD ["culm", "health", "127.0.0.1:7070"]
+ENTRYPOINT ["culm"]
+CMD ["coordinator"]
+
+FROM base AS ui
+COPY --from=ui-venv /venv /venv
+COPY --from=wheel /culm /app
+ENV CULM_UI_LISTEN=0.0.0.0:8501
+EXPOSE 8501
+ENTRYPOINT ["culm"]
+CMD ["ui"]
+
+# The last one, so that a build without --target makes it.
+FROM base AS stage
+COPY --from=stage-venv /venv /venv
+COPY --from=wheel /culm /app
+ENV CULM_LISTEN=0.0.0.0:7071
+EXPOSE 7071
+HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=15 CMD ["culm", "health", "127.0.0.1:7071"]
+ENTRYPOINT ["culm"]
+CMD ["stage"]

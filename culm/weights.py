@@ -1,0 +1,46 @@
+"""``culm weights``: the trained weights, from the nodes of a run that is done."""
+
+import argparse
+import json
+
+import grpc
+
+from culm.client import connect, default_coordinator
+from pipeline.channel import details
+from pipeline.errors import JobError
+from protos import coordinator_pb2 as pb
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "weights",
+        help="the trained weights of a run that is done",
+        description="Gathers the weights from the nodes that hold them, once every step is committed.",
+        epilog="example: culm weights --coordinator 127.0.0.1:7070 --out model.safetensors",
+    )
+    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    parser.add_argument("--out", metavar="FILE", help="write them as safetensors, as culm run --out does")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=weights)
+
+
+def weights(arguments: argparse.Namespace) -> int:
+    from culm.training import gather
+    from pipeline.digest import save_weights, weights_sha256
+
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+        except grpc.RpcError as error:
+            mend = "look at the coordinator's log"
+            raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
+        if status.phase != "done":
+            where = f"step {status.step} of {status.steps}, {status.phase}"
+            raise JobError(f"the run is not done ({where})", arguments.coordinator, "wait for it: culm status")
+        layers = gather(stub, lambda: None)
+    digest = weights_sha256(layers)
+    if arguments.out:
+        save_weights(arguments.out, layers)
+    print(json.dumps({"steps": status.steps, "weights_sha256": digest}) if arguments.json else digest)
+    return 0
