@@ -2,7 +2,7 @@
 
 from coordinator import state as co
 from pipeline.manifest import File
-from pipeline.messages import plan_from_proto, plan_to_proto
+from pipeline.messages import plan_from_proto, plan_to_proto, times_from_proto
 from protos import coordinator_pb2 as pb
 
 
@@ -51,7 +51,8 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
-        return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations)
+        where = (times_from_proto(h.times), dict(h.sent_bytes))
+        return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations, *where)
     if body == "ready":
         r = request.ready
         norms, losses = tuple(r.squared_norms), tuple(r.losses)

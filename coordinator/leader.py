@@ -17,7 +17,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.store import LostLease, Store
 from pipeline.errors import JobError
 from pipeline.manifest import Manifest, find_checkpoints, folder_of, newest_whole, retain, write_manifest
-from pipeline.messages import plan_to_proto
+from pipeline.messages import plan_to_proto, times_to_proto
 from protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
@@ -267,6 +267,8 @@ class Leader:
                 instruction=node.instruction,
                 version=node.version,
                 finished=node.finished,
+                times=times_to_proto(node.times),
+                sent_bytes=node.sent_bytes,
             )
         return response
 

@@ -99,6 +99,8 @@ def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
         deviation_seconds=event.deviation_seconds,
         samples=event.samples,
         slowness=event.slowness,
+        times=event.times,
+        sent_bytes=event.sent_bytes,
     )
     state = replace(state, nodes={**state.nodes, event.node: node})
     if abs(node.slowness - before) < 0.25 * before:

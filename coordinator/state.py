@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from pipeline.manifest import File
 from pipeline.plan import Plan
+from pipeline.times import TimeSplit
 
 
 class Phase(StrEnum):
@@ -58,6 +59,8 @@ class Node:
     deviation_seconds: float = 0.0
     samples: int = 0
     slowness: float = 1.0  # how many times slower it has become since it started
+    times: TimeSplit = field(default_factory=TimeSplit)  # where its compute thread's time went
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
     leaves_at: float | None = None  # when its machine may be gone
@@ -172,6 +175,8 @@ class Heartbeat:
     deviation_seconds: float = 0.0
     samples: int = 0
     slowness: float = 1.0
+    times: TimeSplit = field(default_factory=TimeSplit)
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

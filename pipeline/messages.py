@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 from pipeline.keys import Key, Kind
 from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
+from pipeline.times import TimeSplit
 from protos import coordinator_pb2, tensor_pb2
 
 
@@ -75,3 +76,18 @@ def plan_from_proto(plan: coordinator_pb2.Plan) -> Plan:
         plan.origin,
         _stages_from_proto(plan.target),
     )
+
+
+def times_to_proto(times: TimeSplit) -> coordinator_pb2.TimeSplit:
+    return coordinator_pb2.TimeSplit(
+        forward=times.forward,
+        backward=times.backward,
+        redundant=times.redundant,
+        apply=times.apply,
+        bubble=times.bubble,
+        idle=times.idle,
+    )
+
+
+def times_from_proto(times: coordinator_pb2.TimeSplit) -> TimeSplit:
+    return TimeSplit(times.forward, times.backward, times.redundant, times.apply, times.bubble, times.idle)

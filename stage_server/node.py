@@ -2,12 +2,13 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 from pipeline.job import Job
 from pipeline.keys import Key, Kind
 from pipeline.manifest import File
-from pipeline.messages import plan_from_proto, plan_to_proto
+from pipeline.messages import plan_from_proto, plan_to_proto, times_to_proto
 from pipeline.plan import Member, Plan, PlanOrder
 from pipeline.schedule import Instruction
 from pipeline.values import Value
@@ -37,9 +38,12 @@ from stage_server.instructions import (
     Work,
 )
 from stage_server.loan import Loan
+from stage_server.metrics import Reading
 from stage_server.orders import Orders
 from stage_server.receiver import Receiver
 from stage_server.sender import Sender
+from stage_server.times import Times, phase_of
+from stage_server.traffic import Traffic
 from stage_server.worker import Worker
 
 log = logging.getLogger("culm.node")
@@ -67,6 +71,8 @@ class Node:
         self._checkpointer = self._reader if job.checkpoint is not None else None
         self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
         self._durations = Durations()
+        self._times = Times(time.monotonic())
+        self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
         self._running = ""
         self._busy = False
@@ -88,10 +94,12 @@ class Node:
                     if not self._loans or self.worker.must_arrange:
                         work = self._next()
                     if work is None:
+                        self._times.turn("bubble" if self.worker.waits_for_input else "idle", time.monotonic())
                         self._changed.wait()
                 if work is None:
                     break
                 self._busy = True
+                self._times.turn(phase_of(work), time.monotonic())
                 self._running = str(work.instruction) if isinstance(work, Run) else ""
                 if isinstance(work, Run):
                     self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
@@ -242,6 +250,9 @@ class Node:
     def peer_lost(self, peer: Member, why: str) -> None:
         self.sender_lost(peer.node, peer.incarnation, why)
 
+    def sent(self, peer: Member, count: int) -> None:
+        self._traffic.sent(peer.node, count)
+
     # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
@@ -259,6 +270,9 @@ class Node:
         if key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
             op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
             self._faults.at(key.step, "receive", str(op))
+
+    def received(self, peer: str, count: int) -> None:
+        self._traffic.received(peer, count)
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
         with self._changed:
@@ -344,7 +358,23 @@ class Node:
             deviation_seconds=usual.deviation,
             samples=usual.samples,
             slowness=self._durations.slowness(),
+            times=times_to_proto(self._times.split(time.monotonic())),
+            sent_bytes=self._traffic.sent_by_peer(),
         )
+
+    def reading(self) -> Reading:
+        """For Prometheus."""
+        with self._changed:
+            return Reading(
+                node=self.worker.node,
+                times=self._times.split(time.monotonic()),
+                sent_bytes=self._traffic.sent_by_peer(),
+                received_bytes=self._traffic.received_by_peer(),
+                version=self.worker.version,
+                mailbox=len(self.worker.mailbox),
+                outbox=len(self.worker.outbox),
+                finished=self._finished,
+            )
 
     def order(self, order: pb.AttendResponse) -> None:
         body = order.WhichOneof("body")

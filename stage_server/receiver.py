@@ -32,6 +32,10 @@ class Sink(Protocol):
         """The first piece of a tensor is here."""
         ...
 
+    def received(self, peer: str, count: int) -> None:
+        """So many bytes of a tensor are here."""
+        ...
+
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None: ...
 
     def sender_lost(self, peer: str, incarnation: int, why: str) -> None: ...
@@ -96,6 +100,7 @@ class Receiver(StageServicer):
                         self._sink.receiving(key)
                     assert assembler is not None, "a tensor's first piece carries its header"
                     assembler.add(chunk.offset, chunk.payload)
+                    self._sink.received(peer, len(chunk.payload))
                     if assembler.complete:
                         order = (chunk.term, chunk.generation)
                         self._sink.deliver(peer, incarnation, order, key, assembler.value())

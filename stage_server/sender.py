@@ -41,6 +41,10 @@ class Source(Protocol):
 
     def peer_lost(self, peer: Member, why: str) -> None: ...
 
+    def sent(self, peer: Member, count: int) -> None:
+        """So many bytes of a tensor go to the stream."""
+        ...
+
 
 class Sender:
     """Sends to one incarnation of one peer until ``close``; a broken stream is reported and tried again."""
@@ -134,6 +138,7 @@ class Sender:
             )
             if offset == 0:
                 chunk.header.CopyFrom(header_of(value))
+            self._source.sent(self.peer, len(payload))
             yield stage_pb2.DeliverRequest(chunk=chunk)
             if key.kind is Kind.REDUCED:
                 self._faults.at(key.step, "ship", f"{key.stage}")

@@ -42,6 +42,7 @@ class Worker(Exchange[V]):
         super().__init__(node, incarnation, microbatches)
         self.steps = steps
         self.checkpoint_every = checkpoint_every
+        self.waits_for_input = False  # why next_work gave None: the next instruction lacks its tensor
         self._program: tuple[Instruction, ...] = ()
         self._done: set[Instruction] = set()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
@@ -175,6 +176,7 @@ class Worker(Exchange[V]):
 
     def next_work(self) -> Work[V] | None:
         """What to compute now; None while everything waits for input."""
+        self.waits_for_input = False
         if self._arrange is not None:
             work, self._arrange = self._arrange, None
             return work
@@ -212,6 +214,7 @@ class Worker(Exchange[V]):
             key = None
         if key is not None:
             if key not in self.mailbox:
+                self.waits_for_input = True
                 return None
             operand = self.mailbox.get(key)
         self._note_resumed(s)

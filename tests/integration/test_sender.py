@@ -66,6 +66,8 @@ class Giver:
 
     def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None: ...
 
+    def sent(self, peer: Member, count: int) -> None: ...
+
     def peer_lost(self, peer: Member, why: str) -> None:
         self.missed.put(why)
 

@@ -1,0 +1,28 @@
+"""Bytes of tensors that a node exchanged with each peer on Deliver streams; state for seeding is not among them."""
+
+import threading
+
+
+class Traffic:
+    """Counts since the process started. Any thread may count and ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: dict[str, int] = {}
+        self._received: dict[str, int] = {}
+
+    def sent(self, peer: str, count: int) -> None:
+        with self._lock:  # an old sender to a peer may be ending while the next one begins
+            self._sent[peer] = self._sent.get(peer, 0) + count
+
+    def received(self, peer: str, count: int) -> None:
+        with self._lock:
+            self._received[peer] = self._received.get(peer, 0) + count
+
+    def sent_by_peer(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._sent)
+
+    def received_by_peer(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._received)

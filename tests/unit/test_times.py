@@ -1,0 +1,108 @@
+"""Where the compute thread's time goes: what counts as what, and that nothing is lost or counted twice."""
+
+from dataclasses import astuple, dataclass
+
+import pytest
+
+from pipeline.keys import Key, Kind
+from pipeline.messages import times_from_proto, times_to_proto
+from pipeline.plan import Member, Plan, StagePlan
+from pipeline.schedule import Instruction
+from pipeline.times import TimeSplit
+from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
+from stage_server.times import Phase, Times, phase_of
+from stage_server.traffic import Traffic
+from stage_server.worker import Worker
+
+
+@dataclass(frozen=True)
+class Nothing:
+    squared_norm: float = 0.0
+    losses: tuple[float, ...] = ()
+
+
+WORKS: list[tuple[Work[Nothing], Phase]] = [
+    (Run(Instruction(1, "F", 0), 0, 1, Nothing()), "forward"),
+    (Run(Instruction(1, "B", 0), 0, 1, Nothing()), "backward"),
+    (Reduce(1, 0, 1), "backward"),
+    (Apply(0, 1.0, ()), "apply"),
+    (Arrange((0,), ((0, 0, 1),), 0, True), "apply"),
+    (Install(0, 0, Nothing()), "apply"),
+    (Save(0, (0,)), "apply"),
+]
+
+
+@pytest.mark.parametrize(("work", "phase"), WORKS)
+def test_every_piece_of_work_counts_as_one_phase(work: Work[Nothing], phase: Phase) -> None:
+    assert phase_of(work) == phase
+
+
+def test_the_split_is_all_of_the_time() -> None:
+    times = Times(10.0)
+    for phase, now in (("forward", 11.0), ("bubble", 13.0), ("backward", 16.0), ("apply", 20.0), ("idle", 25.0)):
+        times.turn(phase, now)  # type: ignore[arg-type]
+    assert times.split(31.0) == TimeSplit(forward=2.0, bubble=3.0, backward=4.0, apply=5.0, idle=7.0)
+    assert sum(astuple(times.split(31.0))) == 31.0 - 10.0
+
+
+def test_what_goes_on_counts_already() -> None:
+    times = Times(0.0)
+    times.turn("forward", 1.0)
+    assert times.split(4.0).forward == 3.0
+    assert times.split(5.0).forward == 4.0
+
+
+def test_no_part_shrinks_for_one_who_read_the_clock_too_early() -> None:
+    times = Times(0.0)
+    times.turn("forward", 1.0)
+    times.turn("backward", 2.0)
+    assert times.split(1.5) == TimeSplit(idle=1.0, forward=1.0)
+
+
+def test_a_split_survives_the_wire() -> None:
+    split = TimeSplit(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    assert times_from_proto(times_to_proto(split)) == split
+
+
+def test_bytes_add_up_by_peer() -> None:
+    traffic = Traffic()
+    for peer, count in (("n1", 3), ("n2", 5), ("n1", 4)):
+        traffic.sent(peer, count)
+    traffic.received("n0", 2)
+    assert traffic.sent_by_peer() == {"n1": 7, "n2": 5}
+    assert traffic.received_by_peer() == {"n0": 2}
+
+
+def two_stages() -> Plan:
+    members = {name: Member(name, 1) for name in ("n0", "n1")}
+    return Plan(1, 1, 0, 0, (StagePlan(0, 1, ("n0",)), StagePlan(1, 2, ("n1",))), members)
+
+
+def waits_for_input(worker: Worker[Nothing]) -> bool:
+    """Whether, there being nothing to do, it is for want of a tensor."""
+    assert worker.next_work() is None
+    return worker.waits_for_input
+
+
+def test_waiting_for_a_tensor_of_the_step_is_a_bubble_and_nothing_else_is() -> None:
+    worker: Worker[Nothing] = Worker("n1", 1, microbatches=1, steps=1)
+    assert not waits_for_input(worker), "there is no plan yet"
+
+    plan = two_stages()
+    worker.take_plan(plan)
+    arrange = worker.next_work()
+    assert isinstance(arrange, Arrange)
+    worker.finish(arrange)
+    assert waits_for_input(worker), "1F0 lacks the activation of 0F0"
+
+    worker.deliver("n0", 1, plan.order, Key(0, 0, 0, Kind.ACTIVATION, 0, 0), Nothing())
+    for instruction in (Instruction(1, "F", 0), Instruction(1, "B", 0)):
+        work = worker.next_work()
+        assert isinstance(work, Run)
+        assert work.instruction == instruction
+        assert not worker.waits_for_input
+        worker.finish(work, Nothing())
+    reduce = worker.next_work()
+    assert isinstance(reduce, Reduce)
+    worker.finish(reduce, reduced=((1, Nothing()),))
+    assert not waits_for_input(worker), "only the commit is missing"
