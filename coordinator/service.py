@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -16,11 +16,14 @@ from grpc_reflection.v1alpha import reflection
 from coordinator import state as co
 from coordinator.effects import event_of
 from coordinator.leader import Leader, OrderStream
+from coordinator.metrics import RunCollector
 from coordinator.redis_store import RedisStore
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import LostLease, MemoryStore, Store
 from pipeline.channel import server_options
+from pipeline.exposition import Exposition
 from pipeline.job import job_to_toml
+from pipeline.rpc_metrics import AioInterceptor, RpcMetrics
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
@@ -29,6 +32,7 @@ log = logging.getLogger("culm.coordinator")
 
 TICK_SECONDS = 0.05
 GRACE_SECONDS = 1.0
+SCRAPE_SECONDS = 5.0  # that whoever asks for the metrics waits for the event loop
 
 
 class Service(CoordinatorServicer):
@@ -169,7 +173,13 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     if settings.redis_url:
         store = RedisStore(settings.redis_url, settings.run, settings.name, settings.lease_seconds)
     leader = Leader(settings, store)
-    server = grpc.aio.server(options=server_options())
+    try:
+        exposition = Exposition(settings.metrics) if settings.metrics else None
+    except (OSError, ValueError) as error:
+        print(f"culm coordinator: {error}", file=sys.stderr)
+        return 2
+    interceptors = [AioInterceptor(RpcMetrics(exposition.registry))] if exposition is not None else []
+    server = grpc.aio.server(interceptors=interceptors, options=server_options())
     host, _, _ = settings.listen.rpartition(":")
     taken = _taken(settings.listen)
     try:
@@ -196,6 +206,8 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         names = [d.full_name for d in pb.DESCRIPTOR.services_by_name.values()]
         reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
     await server.start()
+    if exposition is not None:
+        _expose(leader, exposition)
     print(f"culm coordinator listening on {host}:{port}", flush=True)
     lead = asyncio.create_task(_lead(leader, store))
     await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -209,7 +221,23 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         leader.end_streams(pb.AttendResponse(dismiss=pb.Dismiss(goodbye=True)))
     await server.stop(GRACE_SECONDS)
     await store.close()
+    if exposition is not None:
+        exposition.close()
     return code
+
+
+def _expose(leader: Leader, exposition: Exposition) -> None:
+    """Has the run's metrics read on the event loop, where the leader lives, and not on the thread that asks."""
+    loop = asyncio.get_running_loop()
+
+    async def look(seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
+        return leader.status(), leader.events[seen:]
+
+    def ask(seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
+        return asyncio.run_coroutine_threadsafe(look(seen), loop).result(SCRAPE_SECONDS)
+
+    exposition.registry.register(RunCollector(ask))
+    exposition.announce()
 
 
 async def _lead(leader: Leader, store: Store) -> None:

@@ -21,6 +21,7 @@ class CoordinatorSettings:
     resume: str = ""  # URL of checkpoints to go on from
     allow_kill: bool = False
     reflection: bool = False
+    metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     heartbeat_seconds: float = 0.5
     heartbeat_timeout: float = 2.0
     link_timeout: float = 5.0

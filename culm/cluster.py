@@ -172,6 +172,7 @@ class LocalCluster:
             **os.environ,
             # A port may pass from one run to the next while nodes of the first are still ending.
             "CULM_RUN": f"{self.folder.name}-{uuid.uuid4().hex[:8]}",
+            "CULM_METRICS": "",  # one port cannot serve every process here
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the allocator keeps its pages: see docs/protocol.md

@@ -35,6 +35,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--resume", default=resume, metavar="URL", help="go on from the newest whole checkpoint")
     coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
     coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
+    metrics = "serve Prometheus metrics there; without HOST on loopback; default: off"
+    coordinator.add_argument("--metrics", default=env("CULM_METRICS", ""), metavar="[HOST:]PORT", help=metrics)
     coordinator.add_argument("--heartbeat-timeout", type=float, default=2.0, metavar="SECONDS")
     coordinator.add_argument(
         "--link-timeout",
@@ -70,6 +72,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     stage.add_argument("--run", default=env("CULM_RUN", ""), help="join this run alone; default: any")
     stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
     stage.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
+    stage.add_argument("--metrics", default=env("CULM_METRICS", ""), metavar="[HOST:]PORT", help=metrics)
     stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
     stage.set_defaults(command=run_stage)
 
@@ -108,6 +111,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 settle_seconds=arguments.settle_seconds,
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,
+                metrics=arguments.metrics,
                 heartbeat_timeout=arguments.heartbeat_timeout,
                 link_timeout=arguments.link_timeout,
             )
@@ -129,6 +133,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
             kill_at=tuple(arguments.kill_at),
             connect_timeout=arguments.connect_timeout,
             reflection=arguments.reflection,
+            metrics=arguments.metrics,
             notices=arguments.notices,
             drain_seconds=arguments.drain_seconds,
         )

@@ -17,8 +17,10 @@ from grpc_reflection.v1alpha import reflection
 
 from pipeline.channel import server_options
 from pipeline.errors import JobError
+from pipeline.exposition import Exposition
 from pipeline.job import parse_job
 from pipeline.model import ModelSource
+from pipeline.rpc_metrics import Interceptor, RpcMetrics
 from pipeline.values import Value
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
@@ -26,6 +28,7 @@ from protos import stage_pb2
 from protos.stage_pb2_grpc import add_StageServicer_to_server
 from stage_server.compute import Compute
 from stage_server.faults import Faults
+from stage_server.metrics import NodeCollector
 from stage_server.node import Node
 from stage_server.notices import Notice, NoticeWatcher, make_sources
 from stage_server.orders import Orders
@@ -45,7 +48,12 @@ class StageServer:
         self._settings = settings
         self._name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
         self._incarnation = time.time_ns() // 1000
-        self._server = grpc.server(ThreadPoolExecutor(max_workers=64), options=server_options())
+        self._exposition = Exposition(settings.metrics) if settings.metrics else None
+        interceptors: list[grpc.ServerInterceptor] = []
+        if self._exposition is not None:
+            interceptors.append(Interceptor(RpcMetrics(self._exposition.registry)))
+        pool = ThreadPoolExecutor(max_workers=64)
+        self._server = grpc.server(pool, interceptors=interceptors, options=server_options())
         self._address = self._listen(settings.listen)
         self._welcome: pb.Welcome | None = None
         self._node: Node | None = None
@@ -72,6 +80,9 @@ class StageServer:
         return f"{host}:{bound}"
 
     def run(self) -> int:
+        if self._exposition is not None:
+            self._exposition.registry.register(NodeCollector(lambda: self._node.reading() if self._node else None))
+            self._exposition.announce()
         self._orders.start()
         self._notices.start()
         self._woken.wait()
@@ -80,6 +91,8 @@ class StageServer:
         self._notices.close()
         self._orders.close("it was told to stop" if self._exit == 0 and not self._error else "")
         self._server.stop(GRACE)
+        if self._exposition is not None:
+            self._exposition.close()
         if self._error and not self.join_anew:
             print(f"culm stage: {self._error}", file=sys.stderr, flush=True)
         return self._exit or 0

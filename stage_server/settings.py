@@ -15,5 +15,6 @@ class StageSettings:
     kill_at: tuple[str, ...] = ()  # STEP:INSTRUCTION, to die there: for demos and tests
     connect_timeout: float = 30.0
     reflection: bool = False
+    metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     notices: str = "auto"  # where preemption notices come from: see stage_server.notices.make_sources
     drain_seconds: float = 25.0  # how long SIGTERM leaves for handing over; Kubernetes kills after 30

@@ -1,0 +1,165 @@
+"""What the services tell Prometheus, from given readings, statuses and event logs."""
+
+import math
+import socket
+import urllib.request
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.metrics import RunCollector
+from pipeline.exposition import Exposition, parse_listen
+from pipeline.times import TimeSplit
+from protos import coordinator_pb2 as pb
+from stage_server.metrics import NodeCollector, Reading
+
+
+def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
+    """By name and label values, as a scraper reads them."""
+    text = generate_latest(registry).decode()
+    families = text_string_to_metric_families(text)
+    return {(s.name, *s.labels.values()): s.value for family in families for s in family.samples}
+
+
+def test_a_node_tells_what_it_was_doing() -> None:
+    reading = Reading("n0", TimeSplit(1.0, 2.0, 0.0, 0.5, 3.0, 4.0), {"n1": 10, "n2": 20}, {"n3": 30}, 7, 5, 6, 84)
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(lambda: reading))
+    assert samples(registry) == {
+        ("culm_node_seconds_total", "n0", "forward"): 1.0,
+        ("culm_node_seconds_total", "n0", "backward"): 2.0,
+        ("culm_node_seconds_total", "n0", "redundant"): 0.0,
+        ("culm_node_seconds_total", "n0", "apply"): 0.5,
+        ("culm_node_seconds_total", "n0", "bubble"): 3.0,
+        ("culm_node_seconds_total", "n0", "idle"): 4.0,
+        ("culm_sent_bytes_total", "n0", "n1"): 10,
+        ("culm_sent_bytes_total", "n0", "n2"): 20,
+        ("culm_received_bytes_total", "n0", "n3"): 30,
+        ("culm_instructions_total", "n0"): 84,
+        ("culm_version", "n0"): 7,
+        ("culm_mailbox_tensors", "n0"): 5,
+        ("culm_outbox_tensors", "n0"): 6,
+    }
+
+
+def test_a_node_that_has_no_job_yet_tells_nothing() -> None:
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(lambda: None))
+    assert samples(registry) == {}
+
+
+class Run:
+    """A status and an event log that grows, as the collector sees them."""
+
+    def __init__(self, status: pb.GetStatusResponse) -> None:
+        self.status = status
+        self.events: list[pb.ListEventsResponse] = []
+        self.registry = CollectorRegistry()
+        self.registry.register(RunCollector(self.look))
+
+    def look(self, seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
+        return self.status, self.events[seen:]
+
+    def happens(self, time: float, kind: str, **fields: str) -> None:
+        self.events.append(pb.ListEventsResponse(time=time, kind=kind, fields=fields))
+
+    def __getitem__(self, name: str | tuple[str, ...]) -> float:
+        return samples(self.registry)[(name,) if isinstance(name, str) else name]
+
+
+def test_the_status_as_metrics() -> None:
+    status = pb.GetStatusResponse(
+        step=3, steps=8, loss=1.5, samples_per_second=40.0, term=2, generation=5, checkpoint=2, cost=0.25
+    )
+    status.exposure[0], status.exposure[1] = 0.0, 2.5
+    for state in ("active", "active", "spare"):
+        status.nodes.add(state=state)
+    run = Run(status)
+    assert (run["culm_step"], run["culm_steps"], run["culm_loss"]) == (3, 8, 1.5)
+    assert (run["culm_term"], run["culm_generation"], run["culm_checkpoint_step"]) == (2, 5, 2)
+    assert (run["culm_samples_per_second"], run["culm_cost_dollars"]) == (40.0, 0.25)
+    assert run["culm_exposure_seconds", "1"] == 2.5
+    counts = {state: run["culm_nodes", state] for state in ("joining", "spare", "active", "draining", "detached")}
+    assert counts == {"joining": 0, "spare": 1, "active": 2, "draining": 0, "detached": 0}
+
+
+def test_no_loss_is_not_a_number() -> None:
+    assert math.isnan(Run(pb.GetStatusResponse(loss=math.nan))["culm_loss"])
+
+
+def test_the_event_log_adds_up_however_often_it_is_read() -> None:
+    run = Run(pb.GetStatusResponse())
+    assert run["culm_losses_total"] == 0
+    run.happens(100.0, "plan")
+    run.happens(100.5, "commit", step="0")
+    assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (1, 0.5)
+    run.happens(100.75, "lost", node="n1")
+    run.happens(100.76, "plan")
+    run.happens(101.0, "commit", step="1")
+    run.happens(101.0, "recovered", redone="6", resume_ms="20.0")
+    assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (2, 1.0)
+    assert (run["culm_losses_total"], run["culm_redone_instructions_total"]) == (1, 6)
+    assert (run["culm_resume_seconds_count"], run["culm_resume_seconds_sum"]) == (1, 0.02)
+    assert run["culm_resume_seconds_bucket", "0.01"] == 0
+    assert run["culm_resume_seconds_bucket", "0.025"] == 1
+
+
+def test_a_step_that_nobody_saw_beginning_is_not_timed() -> None:
+    """Commits of a leader that died may be on no record; after a rollback the step is another."""
+    run = Run(pb.GetStatusResponse())
+    run.happens(100.0, "plan")
+    run.happens(101.0, "commit", step="0")
+    run.happens(109.0, "commit", step="4")
+    assert run["culm_step_seconds_count"] == 1
+    run.happens(111.0, "commit", step="5")
+    assert run["culm_step_seconds_sum"] == 3.0
+    run.happens(120.0, "rollback", era="1", step="2")
+    run.happens(130.0, "plan")
+    run.happens(130.5, "commit", step="2")
+    assert run["culm_rollbacks_total"] == 1
+    assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (3, 3.5)
+
+
+def test_a_clock_that_was_set_back_does_no_harm() -> None:
+    run = Run(pb.GetStatusResponse())
+    run.happens(100.0, "plan")
+    run.happens(90.0, "commit", step="0")
+    assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("9464", ("127.0.0.1", 9464)),
+        (":0", ("127.0.0.1", 0)),
+        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
+        ("[::1]:9464", ("::1", 9464)),
+    ],
+)
+def test_only_who_is_named_can_reach_the_metrics(listen: str, address: tuple[str, int]) -> None:
+    assert parse_listen(listen) == address
+
+
+@pytest.mark.parametrize("listen", ["", "localhost", "localhost:", "127.0.0.1:http", ":70000"])
+def test_what_is_no_address_is_refused(listen: str) -> None:
+    with pytest.raises(ValueError, match="give HOST:PORT"):
+        parse_listen(listen)
+
+
+def test_metrics_are_served_over_http() -> None:
+    exposition = Exposition("127.0.0.1:0")
+    try:
+        exposition.registry.register(RunCollector(lambda seen: (pb.GetStatusResponse(step=4), ())))
+        with urllib.request.urlopen(f"http://{exposition.address}/metrics", timeout=10.0) as response:
+            assert "culm_step 4.0" in response.read().decode()
+    finally:
+        exposition.close()
+
+
+def test_a_port_in_use_is_said_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"cannot serve metrics on {listen}: port in use; choose another with --m"):
+            Exposition(listen)
