@@ -29,7 +29,8 @@ def health(arguments: argparse.Namespace) -> int:
         channel, _ = connect(arguments.address)
         with channel:
             check = health_pb2.HealthCheckRequest()
-            status = health_pb2_grpc.HealthStub(channel).Check(check, timeout=2.0).status
+            stub = health_pb2_grpc.HealthStub(channel)
+            status = stub.Check(check, timeout=2.0).status  # type: ignore[attr-defined]
     except (JobError, grpc.RpcError) as error:
         why = details(error) if isinstance(error, grpc.RpcError) else error
         print(f"culm health: {arguments.address} is not ready: {why}", file=sys.stderr)

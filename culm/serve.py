@@ -54,6 +54,12 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     stage.add_argument("--coordinator", default=env("CULM_COORDINATOR", "127.0.0.1:7070"), metavar="HOST:PORT")
     stage.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
+    stage.add_argument(
+        "--advertise",
+        default=env("CULM_ADVERTISE", ""),
+        metavar="HOST[:PORT]",
+        help="where other nodes reach this one; default: where it listens, or whence it reaches the coordinator",
+    )
     stage.add_argument("--name", default=env("CULM_NAME", ""), help="default: made from host name and process id")
     stage.add_argument("--zone", default=env("CULM_ZONE", ""))
     stage.add_argument(
@@ -127,6 +133,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
         StageSettings(
             coordinator=arguments.coordinator,
             listen=arguments.listen,
+            advertise=arguments.advertise,
             name=arguments.name,
             zone=arguments.zone,
             run=arguments.run,

@@ -26,6 +26,7 @@ from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos import stage_pb2
 from protos.stage_pb2_grpc import add_StageServicer_to_server
+from stage_server.address import advertised
 from stage_server.compute import Compute
 from stage_server.faults import Faults
 from stage_server.metrics import NodeCollector
@@ -46,7 +47,8 @@ class StageServer:
 
     def __init__(self, settings: StageSettings) -> None:
         self._settings = settings
-        self._name = settings.name or f"{socket.gethostname()}-{os.getpid()}"
+        host, pid = socket.gethostname(), os.getpid()
+        self._name = settings.name or (host if pid == 1 else f"{host}-{pid}")  # 1: alone in a container
         self._incarnation = time.time_ns() // 1000
         self._exposition = Exposition(settings.metrics) if settings.metrics else None
         interceptors: list[grpc.ServerInterceptor] = []
@@ -77,7 +79,7 @@ class StageServer:
             bound = 0
         if not bound:
             raise OSError(f"cannot listen on {listen}: port {port} is in use; choose another with --listen")
-        return f"{host}:{bound}"
+        return advertised(host, bound, self._settings.advertise, self._settings.coordinator)
 
     def run(self) -> int:
         if self._exposition is not None:

@@ -9,6 +9,7 @@ class StageSettings:
 
     coordinator: str = "127.0.0.1:7070"
     listen: str = "127.0.0.1:0"
+    advertise: str = ""  # HOST or HOST:PORT where other nodes reach it, if that is not where it listens
     name: str = ""  # empty: made from the host's name and the process id
     zone: str = ""
     run: str = ""  # empty: any

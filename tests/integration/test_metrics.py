@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from culm.client import connect
 from culm.cluster import LocalCluster
-from culm.training import Outcome, train
+from culm.outcome import Outcome
+from culm.training import train
 from pipeline.job import Job, load_job
 from pipeline.times import TimeSplit
 from protos import coordinator_pb2 as pb

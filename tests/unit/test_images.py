@@ -12,7 +12,9 @@ IMAGES = ("coordinator", "stage", "ui")
 
 def listed(image: str) -> set[str]:
     """The packages named in an image's list and in the common one."""
-    lines = [line for name in ("common", image) for line in (ROOT / f"deploy/docker/{name}.txt").read_text().split("\n")]
+    lines = [
+        line for name in ("common", image) for line in (ROOT / f"deploy/docker/{name}.txt").read_text().split("\n")
+    ]
     return {line.strip() for line in lines if line.strip() and not line.startswith("#")}
 
 
@@ -39,6 +41,7 @@ def test_what_is_large_or_not_its_business_is_left_out() -> None:
 
 
 def test_versions_are_those_that_are_tested_together() -> None:
-    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().split("\n")}
+    lines = (ROOT / "constraints.txt").read_text().split("\n")
+    pinned = {line.partition("==")[0].lower().replace("_", "-") for line in lines}
     for image in IMAGES:
         assert listed(image) <= pinned, f"constraints.txt lacks packages of the {image} image"
