@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test wan soak lint format protos clean
+.PHONY: help install demo test wan compose soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -28,11 +28,15 @@ demo: install ## train on four nodes, lose some, end with the same bits
 	$(BIN)/python -m culm demo
 
 test: install lint ## all checks: lint, then the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests --ignore tests/wan
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests --ignore tests/wan --ignore tests/compose
 
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
 wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RELAY make wan
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/wan
+
+compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
+	docker compose build coordinator stage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/compose
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/simulation
