@@ -1,4 +1,4 @@
-# Three images from one file: docker build --target coordinator|stage|ui .
+# Two images from one file: docker build --target coordinator|stage .
 # Only the stage image has torch: the CPU build, or another one by TORCH_INDEX_URL (the whl/cu... indexes hold CUDA's).
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -9,15 +9,12 @@ WORKDIR /build
 COPY constraints.txt ./
 COPY deploy/docker/ deploy/docker/
 
-# What all three need. The images share these layers.
+# What both need. The images share these layers.
 FROM venv AS packages
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/common.txt
 
 FROM packages AS coordinator-venv
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/coordinator.txt
-
-FROM packages AS ui-venv
-RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt
 
 FROM packages AS stage-venv
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -55,20 +52,12 @@ HEALTHCHECK --interval=2s --timeout=5s --start-period=60s --retries=15 CMD ["cul
 ENTRYPOINT ["culm"]
 CMD ["coordinator"]
 
-FROM base AS ui
-COPY --from=ui-venv /venv /venv
-COPY --from=wheel /culm /app
-ENV CULM_UI_LISTEN=0.0.0.0:8501
-EXPOSE 8501
-ENTRYPOINT ["culm"]
-CMD ["ui"]
-
 # The last one, so that a build without --target makes it.
 FROM base AS stage
 COPY --from=stage-venv /venv /venv
 COPY --from=wheel /culm /app
 ENV CULM_LISTEN=0.0.0.0:7071
 EXPOSE 7071
-HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=15 CMD ["culm", "health", "127.0.0.1:7071"]
+HEALTHCHECK --interval=2s --timeout=5s --start-period=120s --retries=15 CMD ["culm", "health", "--role", "stage", "127.0.0.1:7071"]
 ENTRYPOINT ["culm"]
 CMD ["stage"]

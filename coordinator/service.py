@@ -23,7 +23,9 @@ from coordinator.store import LostLease, MemoryStore, Store
 from pipeline.channel import server_options
 from pipeline.exposition import Exposition
 from pipeline.job import job_to_toml
+from pipeline.roles import AioRoleInterceptor
 from pipeline.rpc_metrics import AioInterceptor, RpcMetrics
+from pipeline.tls import add_port
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
@@ -178,12 +180,14 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     except (OSError, ValueError) as error:
         print(f"culm coordinator: {error}", file=sys.stderr)
         return 2
-    interceptors = [AioInterceptor(RpcMetrics(exposition.registry))] if exposition is not None else []
+    interceptors: list[grpc.aio.ServerInterceptor] = [AioRoleInterceptor()]
+    if exposition is not None:
+        interceptors.append(AioInterceptor(RpcMetrics(exposition.registry)))
     server = grpc.aio.server(interceptors=interceptors, options=server_options())
     host, _, _ = settings.listen.rpartition(":")
     taken = _taken(settings.listen)
     try:
-        port = 0 if taken else server.add_insecure_port(settings.listen)
+        port = 0 if taken else add_port(server, settings.listen, settings.insecure)
     except RuntimeError:
         port = 0
     if not port:

@@ -12,6 +12,7 @@ class CoordinatorSettings:
 
     job: Job
     listen: str = "127.0.0.1:7070"
+    insecure: bool = False  # listen without TLS where others reach it
     redis_url: str = ""  # empty: nothing outlives this process
     run: str = "culm"
     name: str = "coordinator"

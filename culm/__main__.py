@@ -15,6 +15,7 @@ MODULES = {
     "drain": "drain",
     "weights": "weights",
     "health": "health",
+    "certs": "certs",
     "checkpoint": "checkpoint",
     "coordinator": "serve",
     "stage": "serve",

@@ -11,6 +11,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from culm.kills import Kill
+from culm.outcome import RunFailed
 from culm.processes import Child
 from culm.redis_server import EmbeddedRedis
 from pipeline.errors import JobError
@@ -21,14 +22,6 @@ USUAL_ADDRESS = "127.0.0.1:7070,127.0.0.1:0"  # where `culm status` asks by itse
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 RESTARTS = 5
 COORDINATOR_FAILURES = 3  # in a row, that are no kill
-
-
-class RunFailed(Exception):
-    """The run cannot go on. ``code`` is the exit code that it deserves."""
-
-    def __init__(self, text: str, code: int = 1) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 class LocalCluster:

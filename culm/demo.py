@@ -32,7 +32,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from culm.cluster import RunFailed
+    from culm.outcome import RunFailed
     from culm.progress import losses_table
     from culm.verification import train_on_cluster
 

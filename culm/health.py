@@ -21,12 +21,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="example: culm health 127.0.0.1:7070",
     )
     parser.add_argument("address", nargs="?", default=default_coordinator(), metavar="HOST:PORT")
+    parser.add_argument("--role", choices=("coordinator", "stage"), default="coordinator", help="what it is")
     parser.set_defaults(command=health)
 
 
 def health(arguments: argparse.Namespace) -> int:
     try:
-        channel, _ = connect(arguments.address)
+        channel, _ = connect(arguments.address, role=arguments.role)
         with channel:
             check = health_pb2.HealthCheckRequest()
             stub = health_pb2_grpc.HealthStub(channel)

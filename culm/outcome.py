@@ -30,3 +30,11 @@ class Outcome:
             "losses_of_nodes": self.losses_of_nodes,
             "weights_sha256": self.sha256,
         }
+
+
+class RunFailed(Exception):
+    """The run cannot go on. ``code`` is the exit code that it deserves."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code

@@ -70,8 +70,9 @@ def end_on_sigterm() -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from culm.cluster import USUAL_ADDRESS, LocalCluster, RunFailed, job_folder_of
+    from culm.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
     from culm.kills import parse_kill
+    from culm.outcome import RunFailed
     from culm.progress import display
     from culm.training import train
     from pipeline.digest import save_weights

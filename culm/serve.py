@@ -7,12 +7,18 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import JobError
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     env = os.environ.get
+    insecure: Any = {
+        "action": "store_true",
+        "default": env("CULM_INSECURE") == "1",
+        "help": "listen without TLS where other machines reach it",
+    }
     coordinator = commands.add_parser(
         "coordinator",
         help="decide who runs what",
@@ -45,6 +51,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="SECONDS",
         help="how long two nodes that live may not reach each other before one of them has to go",
     )
+    coordinator.add_argument("--insecure", **insecure)
     coordinator.set_defaults(command=run_coordinator)
     stage = commands.add_parser(
         "stage",
@@ -80,6 +87,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     stage.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     stage.add_argument("--metrics", default=env("CULM_METRICS", ""), metavar="[HOST:]PORT", help=metrics)
     stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
+    stage.add_argument("--insecure", **insecure)
     stage.set_defaults(command=run_stage)
 
 
@@ -108,6 +116,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
             CoordinatorSettings(
                 job=job,
                 listen=arguments.listen,
+                insecure=arguments.insecure,
                 redis_url=url,
                 run=arguments.run,
                 name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
@@ -133,6 +142,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
         StageSettings(
             coordinator=arguments.coordinator,
             listen=arguments.listen,
+            insecure=arguments.insecure,
             advertise=arguments.advertise,
             name=arguments.name,
             zone=arguments.zone,

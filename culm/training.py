@@ -5,20 +5,17 @@ import time
 from collections.abc import Callable
 
 import grpc
-import torch
 
 from culm.client import connect
-from culm.cluster import LocalCluster, RunFailed
-from culm.outcome import LayerState, Outcome
+from culm.cluster import LocalCluster
+from culm.gathering import gather
+from culm.outcome import Outcome, RunFailed
 from pipeline.digest import weights_sha256
 from pipeline.job import Job
-from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
-from stage_server.fetch import fetch_layers
 
 POLL_SECONDS = 0.05
-GATHER_SECONDS = 60.0
 CHECKPOINT_SECONDS = 60.0
 
 
@@ -102,37 +99,3 @@ def _take(
                 "redone": int(fields["redone"]),
             }
         )
-
-
-def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]:
-    """The final state dicts of all layers, each from its stage's present owner."""
-    deadline = time.monotonic() + GATHER_SECONDS
-    while True:
-        gathered: dict[int, tuple[int, Value]] = {}
-
-        def take(layer: int, version: int, state: Value, into: dict[int, tuple[int, Value]] = gathered) -> None:
-            into[layer] = (version, state)
-
-        try:
-            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
-            address = {m.node: m.address for m in status.plan.members}
-            for stage in status.plan.stages:
-                layers = tuple(range(stage.first_layer, stage.end_layer))
-                fetch_layers(address[stage.owners[0]], layers, status.plan.era, take, at_once=True)
-        except grpc.RpcError:
-            gathered.clear()
-        if gathered and all(version == status.steps for version, _ in gathered.values()):
-            return [(layer, _state_dict(state)) for layer, (_, state) in sorted(gathered.items())]
-        if time.monotonic() > deadline:
-            raise RunFailed("the owners do not give their final weights; see the logs in the run folder")
-        check()
-        time.sleep(POLL_SECONDS)
-
-
-def _state_dict(state: Value) -> dict[str, torch.Tensor]:
-    entries = {}
-    for name, tensor in state.tensors:
-        kind, _, rest = name.partition(".")
-        if kind in ("parameter", "buffer"):
-            entries[rest] = tensor
-    return entries

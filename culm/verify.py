@@ -27,7 +27,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    from culm.cluster import RunFailed
+    from culm.outcome import RunFailed
     from culm.plain_loop import run_plain
     from culm.verification import Killer, compare, train_on_cluster
 

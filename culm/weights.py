@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import grpc
 
@@ -25,7 +26,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def weights(arguments: argparse.Namespace) -> int:
-    from culm.training import gather
+    from culm.gathering import gather
+    from culm.outcome import RunFailed
     from pipeline.digest import save_weights, weights_sha256
 
     channel, stub = connect(arguments.coordinator)
@@ -38,7 +40,11 @@ def weights(arguments: argparse.Namespace) -> int:
         if status.phase != "done":
             where = f"step {status.step} of {status.steps}, {status.phase}"
             raise JobError(f"the run is not done ({where})", arguments.coordinator, "wait for it: culm status")
-        layers = gather(stub, lambda: None)
+        try:
+            layers = gather(stub, lambda: None)
+        except RunFailed as error:
+            print(f"culm weights: {error}", file=sys.stderr)
+            return error.code
     digest = weights_sha256(layers)
     if arguments.out:
         save_weights(arguments.out, layers)

@@ -60,11 +60,6 @@ class CoordinatorStub(object):
                 request_serializer=protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.DrainResponse.FromString,
                 _registered_method=True)
-        self.GetCost = channel.unary_unary(
-                '/culm.v1.Coordinator/GetCost',
-                request_serializer=protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetCostResponse.FromString,
-                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -105,13 +100,6 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetCost(self, request, context):
-        """What the run costs so far.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -139,11 +127,6 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_coordinator__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.DrainResponse.SerializeToString,
-            ),
-            'GetCost': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetCost,
-                    request_deserializer=protos_dot_coordinator__pb2.GetCostRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetCostResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -282,33 +265,6 @@ class Coordinator(object):
             '/culm.v1.Coordinator/Drain',
             protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
             protos_dot_coordinator__pb2.DrainResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetCost(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/culm.v1.Coordinator/GetCost',
-            protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetCostResponse.FromString,
             options,
             channel_credentials,
             insecure,

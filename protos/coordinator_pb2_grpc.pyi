@@ -42,8 +42,6 @@ class CoordinatorStub:
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]
     """Hands a node's work over at the next commit and lets the node go; returns at once."""
-    GetCost: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetCostRequest, _coordinator_pb2.GetCostResponse]
-    """What the run costs so far."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -59,8 +57,6 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]  # type: ignore[assignment]
     """Hands a node's work over at the next commit and lets the node go; returns at once."""
-    GetCost: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetCostRequest, _coordinator_pb2.GetCostResponse]  # type: ignore[assignment]
-    """What the run costs so far."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """The control plane: who runs what. The coordinator dials nobody; nodes attend."""
@@ -103,13 +99,5 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.DrainResponse, _abc.Awaitable[_coordinator_pb2.DrainResponse]]:
         """Hands a node's work over at the next commit and lets the node go; returns at once."""
-
-    @_abc_1.abstractmethod
-    def GetCost(
-        self,
-        request: _coordinator_pb2.GetCostRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_coordinator_pb2.GetCostResponse, _abc.Awaitable[_coordinator_pb2.GetCostResponse]]:
-        """What the run costs so far."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,8 +7,10 @@ from typing import Protocol
 
 import grpc
 
-from pipeline.channel import channel_options, details
+from pipeline.channel import details
+from pipeline.errors import JobError
 from pipeline.plan import Member
+from pipeline.tls import open_channel
 from pipeline.values import Value
 from pipeline.wire import Assembler
 from protos import stage_pb2
@@ -34,7 +36,7 @@ def fetch_layers(
 
     Raises grpc.RpcError when the holder is gone or holds no copy.
     """
-    with grpc.insecure_channel(address, options=channel_options()) as channel:
+    with open_channel(address, "stage") as channel:
         assembler: Assembler | None = None
         request = stage_pb2.FetchRequest(layers=layers, era=era, at_once=at_once)
         for response in StageStub(channel).Fetch(request):
@@ -65,7 +67,7 @@ class Fetcher:
 
         try:
             fetch_layers(source.address, layers, era, take)
-        except grpc.RpcError as error:
-            why = details(error)
+        except (grpc.RpcError, JobError) as error:
+            why = details(error) if isinstance(error, grpc.RpcError) else str(error)
             time.sleep(RETRY_SECONDS)  # it may be asked again at once
             self._listener.fetch_failed(era, source.node, missing, why)

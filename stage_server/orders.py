@@ -8,7 +8,9 @@ from typing import Protocol
 
 import grpc
 
-from pipeline.channel import channel_options
+from pipeline.channel import details
+from pipeline.errors import JobError
+from pipeline.tls import failed_handshake, open_channel
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 
@@ -30,15 +32,18 @@ class Listener(Protocol):
 
 
 class Orders:
-    """Attends the coordinator until ``close``. ``on_unreachable`` is called if the first attempt takes too long."""
+    """Attends the coordinator until ``close``.
+
+    ``on_failure`` hears in words why it will never work: nobody answers, or the node is refused.
+    """
 
     def __init__(
-        self, coordinator: str, listener: Listener, connect_timeout: float, on_unreachable: Callable[[str], None]
+        self, coordinator: str, listener: Listener, connect_timeout: float, on_failure: Callable[[str], None]
     ) -> None:
         self._coordinator = coordinator
         self._listener = listener
         self._connect_timeout = connect_timeout
-        self._on_unreachable = on_unreachable
+        self._on_failure = on_failure
         self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None  # only while welcome
         self._closed = threading.Event()
         self._beat_seconds = 0.5
@@ -85,7 +90,16 @@ class Orders:
         ever = False
         waited = 0.0
         while not self._closed.is_set():
-            with grpc.insecure_channel(self._coordinator, options=channel_options()) as channel:
+            try:
+                opened = open_channel(self._coordinator, "coordinator")
+            except JobError as error:
+                if not ever:
+                    self._on_failure(str(error))
+                    return
+                log.warning("%s", error)
+                self._closed.wait(pause)
+                continue
+            with opened as channel:
                 try:
                     wait = min(1.0, self._connect_timeout)
                     grpc.channel_ready_future(channel).result(timeout=wait)
@@ -94,14 +108,24 @@ class Orders:
                 except grpc.FutureTimeoutError:
                     waited += wait
                     if not ever and waited >= self._connect_timeout:
-                        self._on_unreachable(self._coordinator)
+                        self._on_failure(self._silent(channel))
                         return
                 except grpc.RpcError as error:
-                    log.warning("the order stream broke: %s", error)
+                    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                        self._on_failure(f"the coordinator at {self._coordinator} refuses this node: {details(error)}")
+                        return
+                    log.warning("the order stream broke: %s", details(error))
                 finally:
                     self._up = None
             self._closed.wait(pause)
             pause = min(0.5, pause * 2)
+
+    def _silent(self, channel: grpc.Channel) -> str:
+        waited = f"no coordinator at {self._coordinator} within {self._connect_timeout:g} s"
+        why = failed_handshake(channel)
+        if why:
+            return f"{waited}: {why}; see docs/security.md"
+        return f"{waited}; start one, or name it with --coordinator"
 
     def _stream(self, stub: CoordinatorStub) -> None:
         up: queue.SimpleQueue[pb.AttendRequest | None] = queue.SimpleQueue()

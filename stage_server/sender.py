@@ -8,11 +8,13 @@ from typing import Protocol
 
 import grpc
 
-from pipeline.channel import channel_options, details
+from pipeline.channel import details
+from pipeline.errors import JobError
 from pipeline.keys import Key, Kind
 from pipeline.messages import key_from_proto, key_to_proto
 from pipeline.plan import Member, PlanOrder
 from pipeline.schedule import Instruction
+from pipeline.tls import open_channel
 from pipeline.values import Value
 from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
@@ -88,14 +90,16 @@ class Sender:
     def _run(self) -> None:
         pause = SHORTEST_PAUSE
         while not self._closed.is_set():
-            with grpc.insecure_channel(self.peer.address, options=channel_options()) as channel:
-                try:
+            try:
+                with open_channel(self.peer.address, "stage") as channel:
                     for response in StageStub(channel).Deliver(self._requests(self._queue)):
                         pause = SHORTEST_PAUSE
                         self._hear(response)
-                    why = "its stream ended"
-                except grpc.RpcError as error:
-                    why = details(error)
+                why = "its stream ended"
+            except grpc.RpcError as error:
+                why = details(error)
+            except JobError as error:  # this node's own certificate: a newer one may be there soon
+                why = str(error)
             self._begin_anew()
             if self._closed.is_set():
                 return

@@ -20,7 +20,9 @@ from pipeline.errors import JobError
 from pipeline.exposition import Exposition
 from pipeline.job import parse_job
 from pipeline.model import ModelSource
+from pipeline.roles import RoleInterceptor
 from pipeline.rpc_metrics import Interceptor, RpcMetrics
+from pipeline.tls import add_port
 from pipeline.values import Value
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
@@ -51,7 +53,7 @@ class StageServer:
         self._name = settings.name or (host if pid == 1 else f"{host}-{pid}")  # 1: alone in a container
         self._incarnation = time.time_ns() // 1000
         self._exposition = Exposition(settings.metrics) if settings.metrics else None
-        interceptors: list[grpc.ServerInterceptor] = []
+        interceptors: list[grpc.ServerInterceptor] = [RoleInterceptor()]
         if self._exposition is not None:
             interceptors.append(Interceptor(RpcMetrics(self._exposition.registry)))
         pool = ThreadPoolExecutor(max_workers=64)
@@ -69,12 +71,12 @@ class StageServer:
         self._draining: pb.AttendRequest | None = None
         self._warning: pb.AttendRequest | None = None
         self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
-        self._orders = Orders(settings.coordinator, self, settings.connect_timeout, self._unreachable)
+        self._orders = Orders(settings.coordinator, self, settings.connect_timeout, self._hopeless)
 
     def _listen(self, listen: str) -> str:
         host, _, port = listen.rpartition(":")
         try:
-            bound = self._server.add_insecure_port(listen)
+            bound = add_port(self._server, listen, self._settings.insecure)
         except RuntimeError:
             bound = 0
         if not bound:
@@ -192,9 +194,8 @@ class StageServer:
         left = max(1.0, notice.deadline - time.time()) if notice.deadline is not None else None
         self.drain(notice.why, left)
 
-    def _unreachable(self, coordinator: str) -> None:
-        waited = self._settings.connect_timeout
-        self._end(2, f"no coordinator at {coordinator} within {waited:g} s; start one, or name it with --coordinator")
+    def _hopeless(self, why: str) -> None:
+        self._end(2, why)
 
     # ---- stage_server.orders.Listener -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ class StageSettings:
     coordinator: str = "127.0.0.1:7070"
     listen: str = "127.0.0.1:0"
     advertise: str = ""  # HOST or HOST:PORT where other nodes reach it, if that is not where it listens
+    insecure: bool = False  # listen without TLS where others reach it
     name: str = ""  # empty: made from the host's name and the process id
     zone: str = ""
     run: str = ""  # empty: any

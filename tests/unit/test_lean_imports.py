@@ -35,7 +35,12 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
 
 @pytest.mark.parametrize(
     ("without", "module"),
-    [(TORCH, "coordinator.service"), (f"{TORCH},redis", "culm.progress"), ("redis", "stage_server.service")],
+    [
+        (TORCH, "coordinator.service"),
+        (f"{TORCH},redis", "culm.progress"),
+        ("redis", "stage_server.service"),
+        ("redis", "culm.gathering"),
+    ],
 )
 def test_a_service_needs_no_more_than_it_uses(without: str, module: str) -> None:
     names = without.split(",")

@@ -3,7 +3,7 @@
 import sys
 
 from culm.client import connect
-from culm.training import gather
+from culm.gathering import gather
 from pipeline.digest import weights_sha256
 
 

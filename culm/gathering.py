@@ -1,0 +1,50 @@
+"""The final weights, from the nodes that hold them."""
+
+import time
+from collections.abc import Callable
+
+import grpc
+import torch
+
+from culm.outcome import LayerState, RunFailed
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.fetch import fetch_layers
+
+POLL_SECONDS = 0.05
+PATIENCE = 60.0  # seconds
+
+
+def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]:
+    """The final state dicts of all layers, each from its stage's present owner."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        gathered: dict[int, tuple[int, Value]] = {}
+
+        def take(layer: int, version: int, state: Value, into: dict[int, tuple[int, Value]] = gathered) -> None:
+            into[layer] = (version, state)
+
+        try:
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            address = {m.node: m.address for m in status.plan.members}
+            for stage in status.plan.stages:
+                layers = tuple(range(stage.first_layer, stage.end_layer))
+                fetch_layers(address[stage.owners[0]], layers, status.plan.era, take, at_once=True)
+        except grpc.RpcError:
+            gathered.clear()
+        if gathered and all(version == status.steps for version, _ in gathered.values()):
+            return [(layer, _state_dict(state)) for layer, (_, state) in sorted(gathered.items())]
+        if time.monotonic() > deadline:
+            raise RunFailed("the owners do not give their final weights; see their logs")
+        check()
+        time.sleep(POLL_SECONDS)
+
+
+def _state_dict(state: Value) -> dict[str, torch.Tensor]:
+    entries = {}
+    for name, tensor in state.tensors:
+        kind, _, rest = name.partition(".")
+        if kind in ("parameter", "buffer"):
+            entries[rest] = tensor
+    return entries
