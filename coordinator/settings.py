@@ -12,7 +12,6 @@ class CoordinatorSettings:
 
     job: Job
     listen: str = "127.0.0.1:7070"
-    insecure: bool = False  # listen without TLS where others reach it
     redis_url: str = ""  # empty: nothing outlives this process
     run: str = "culm"
     name: str = "coordinator"
@@ -27,6 +26,7 @@ class CoordinatorSettings:
     heartbeat_timeout: float = 2.0
     link_timeout: float = 5.0
     lease_seconds: float = 3.0
+    insecure: bool = False  # listen without TLS where others reach it
 
     def decisions(self) -> Settings:
         """The part that decisions depend on."""
