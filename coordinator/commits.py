@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from coordinator import links, membership, takeover
-from coordinator.decisions import Decision, commit_record, reason_of, with_plan
+from coordinator.decisions import Decision, commit_record, reason_of, with_plan, zones_of
 from coordinator.placement import natural_order, release, settle
 from coordinator.repartition import Situation, propose
 from coordinator.state import Command, Commit, Layers, Loss, Persist, Phase, Record, State
@@ -89,7 +89,7 @@ def _rearranged(
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
-    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.redundancy)
+    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.redundancy, zones_of(state))
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]
@@ -138,6 +138,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         settings.seed_bytes_per_second,
         interval,
         {n: state.nodes[n].slowness for n in usable},
+        zones_of(state),
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.state import Command, Commit, Layers, Record, State
+from coordinator.zones import Zones
 from pipeline.plan import Member, Plan, Stages
 
 Decision = tuple[State, tuple[Command, ...]]
@@ -14,6 +15,11 @@ def members_of(state: State) -> Mapping[str, Member]:
     before = state.plan.members if state.plan is not None and state.plan.era == state.era else {}
     members = {n.node: Member(n.node, n.incarnation, n.address, n.zone) for n in state.nodes.values()}
     return {k: m for k, m in members.items() if state.nodes[k].available or m == before.get(k)}
+
+
+def zones_of(state: State) -> Zones:
+    """Where each node says that it is; empty where it does not know."""
+    return {n.node: n.zone for n in state.nodes.values()}
 
 
 def reason_of(reasons: Sequence[str]) -> str:

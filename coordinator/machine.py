@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from coordinator import checkpoints, membership, takeover
 from coordinator.commits import commit_if_ready
-from coordinator.decisions import Decision, with_plan
+from coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from coordinator.placement import place
 from coordinator.state import (
     Available,
@@ -37,6 +37,7 @@ from coordinator.state import (
     Tick,
     Warned,
 )
+from coordinator.zones import in_words
 
 
 def begin(settings: Settings, term: int = 1) -> State:
@@ -232,10 +233,13 @@ def begin_era(state: State, now: float) -> Decision:
         if detail == state.detail:
             return state, ()
         return replace(state, detail=detail), (Record("waiting", detail),)
-    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy)
+    zones = zones_of(state)
+    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy, zones)
     reason = f"{len(nodes)} nodes for {settings.stages} stages, from step {state.committed}"
     if state.committed > 0:
         reason += f", by the checkpoint {state.checkpoints[-1][1]}"
+    crossing = in_words(stages, zones, state.layer_costs)
+    reason = reason_of([reason, crossing] if crossing else [reason])
     state, plan, records = with_plan(state, stages, reason, now)
     state = replace(state, phase=Phase.RUNNING, detail="training")
     return state, (Persist(state), Publish(plan), *records)

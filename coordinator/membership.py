@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator import links
-from coordinator.decisions import Decision, reason_of, with_plan
+from coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from coordinator.detection import stuck
 from coordinator.placement import promote, repair
 from coordinator.state import (
@@ -266,7 +266,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
     if state.settings.redundancy and state.phase is Phase.RUNNING:
-        stages_left, repairs = repair(stages_left, usable(state))
+        stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state))
         reasons = [*reasons, *repairs]
     moved = tuple(
         Loss(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)

@@ -1,12 +1,14 @@
 """Who holds what: the first placement, promotion after a loss, repair of redundancy, and relief at a commit.
 
-Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time.
+Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time. Where
+there are several zones a stage and its standby are kept in different ones, so that no zone holds the only copies.
 """
 
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from coordinator.zones import NO_ZONES, Zones, apart, ring, several
 from pipeline.partition import partition
 from pipeline.plan import StagePlan, Stages, Standby
 
@@ -25,22 +27,34 @@ def ring_standby(owners: Sequence[str], stage: int) -> str | None:
     return None
 
 
-def place(nodes: Collection[str], costs: Sequence[float], stages: int, redundancy: bool) -> Stages:
-    """The placement that a run, or an era, begins with: one stage a node in natural order, standbys in a ring.
+def place(
+    nodes: Collection[str], costs: Sequence[float], stages: int, redundancy: bool, zones: Zones = NO_ZONES
+) -> Stages:
+    """The placement that a run, or an era, begins with: one stage a node, standbys in a ring that crosses the zones.
 
-    With fewer nodes than stages neighbours double up. Every holder starts from the same initial state, so every
-    standby is hot at once.
+    In natural order where there is one zone. With fewer nodes than stages neighbours double up. Every holder starts
+    from the same initial state, so every standby is hot at once.
     """
-    order = natural_order(nodes)
-    if len(order) >= stages:
-        owners = order[:stages]
-    else:
-        owners = [order[s * len(order) // stages] for s in range(stages)]
-    placed = []
-    for s, (first, end) in enumerate(partition(costs, stages)):
+    order = ring(natural_order(nodes), zones, min(len(nodes), stages), redundancy)
+    owners = [order[s * len(order) // stages] for s in range(stages)]
+    return with_standbys(owners, partition(costs, stages), redundancy, nodes, zones)
+
+
+def with_standbys(
+    owners: Sequence[str],
+    ranges: Sequence[tuple[int, int]],
+    redundancy: bool,
+    nodes: Collection[str],
+    zones: Zones = NO_ZONES,
+) -> Stages:
+    """Stages with their standbys, all hot: by the ring, and where it stays in a zone by one of ``nodes`` elsewhere."""
+    placed: Stages = ()
+    for s, (first, end) in enumerate(ranges):
         standby = ring_standby(owners, s) if redundancy else None
-        placed.append(StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
-    return tuple(placed)
+        placed = (*placed, StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
+    while (move := find_apart(placed, nodes, zones)) is not None:
+        placed = _with(placed, move[0], standbys=(Standby(move[1], True),))
+    return placed
 
 
 def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[str]]:
@@ -75,10 +89,13 @@ def burden(stages: Stages, node: str) -> tuple[int, int]:
     return sum(node in stage.holders() for stage in stages), owned(stages, node)
 
 
-def repair(stages: Stages, nodes: Collection[str], leaving: Collection[str] = ()) -> tuple[Stages, list[str]]:
+def repair(
+    stages: Stages, nodes: Collection[str], leaving: Collection[str] = (), zones: Zones = NO_ZONES
+) -> tuple[Stages, list[str]]:
     """Gives every stage without a standby, hot or on its way, one to be seeded: a spare, else who holds least.
 
-    A standby that is about to leave does not count; ``nodes`` are those that stay.
+    Among spares, and among the others, one in another zone than the owner's comes first. A standby that is about to
+    leave does not count; ``nodes`` are those that stay.
     """
     reasons: list[str] = []
     for s, stage in enumerate(stages):
@@ -87,8 +104,13 @@ def repair(stages: Stages, nodes: Collection[str], leaving: Collection[str] = ()
         candidates = [n for n in natural_order(nodes) if n not in stage.holders()]
         if not candidates:
             continue
-        chosen = min(candidates, key=lambda n: burden(stages, n))
-        kind = "a spare" if burden(stages, chosen) == (0, 0) else "holding least"
+        owner, carried = stage.owner, {n: burden(stages, n) for n in candidates}
+        chosen = min(candidates, key=lambda n: (carried[n] != (0, 0), not apart(zones, owner, n), carried[n]))
+        kind = "a spare" if carried[chosen] == (0, 0) else "holding least"
+        if apart(zones, owner, chosen):
+            kind += " in another zone than its owner"
+        elif several(zones):
+            kind += " though not known to be in another zone than its owner"
         reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
         stages = _with(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
     return stages, reasons
@@ -122,6 +144,7 @@ def settle(
     seeded: Collection[tuple[int, str]],
     leaving: Collection[str] = (),
     redundancy: bool = True,
+    zones: Zones = NO_ZONES,
 ) -> tuple[Stages, list[str]]:
     """What changes at a commit: seeded standbys become hot, roles swap to relieve, spares are put to use.
 
@@ -141,7 +164,7 @@ def settle(
         for s, stage in enumerate(stages):
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
             if stage.owner in leaving:
-                stages, asked = repair(stages, nodes, leaving)
+                stages, asked = repair(stages, nodes, leaving, zones)
                 reasons.extend(asked)
         return stages, reasons
     for s, stage in enumerate(stages):
@@ -155,23 +178,55 @@ def settle(
         hot = [b.node for b in stage.standbys if b.hot]
         if len(hot) > 1:
             before = ring_standby([st.owner for st in stages], s)
+            hot = [n for n in hot if apart(zones, stage.owner, n)] or hot
             kept = before if before in hot else min(hot, key=lambda n: burden(stages, n))
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
             reasons.append(f"stage {s} needs one standby and keeps {kept}")
-    stages, repaired = repair(stages, nodes, leaving)
-    stages, relieved = relieve(stages, nodes)
-    return stages, [*reasons, *repaired, *relieved]
+    stages, repaired = repair(stages, nodes, leaving, zones)
+    stages, relieved = relieve(stages, nodes, zones)
+    stages, separated = separate(stages, nodes, zones)
+    return stages, [*reasons, *repaired, *relieved, *separated]
 
 
-def relieve(stages: Stages, nodes: Collection[str]) -> tuple[Stages, list[str]]:
-    """Starts seeding a node that owns nothing with a stage of a node that owns several, one move at a time."""
+def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[int, str] | None:
+    """A stage that shares its zone with its only standby, and a node elsewhere that holds no more than that standby.
+
+    Each such move leaves one stage less to be moved, and no node with more than one copy beyond the others.
+    """
+    for s, stage in enumerate(stages):
+        if len(stage.standbys) != 1 or apart(zones, stage.owner, stage.standbys[0].node):
+            continue
+        most = burden(stages, stage.standbys[0].node)[0]
+        elsewhere = [n for n in natural_order(nodes) if n not in stage.holders() and apart(zones, stage.owner, n)]
+        chosen = min(elsewhere, key=lambda n: burden(stages, n), default=None)
+        if chosen is not None and burden(stages, chosen)[0] <= most:
+            return s, chosen
+    return None
+
+
+def separate(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[Stages, list[str]]:
+    """Starts seeding a standby in another zone than its stage, one at a time and while nothing else is seeded."""
+    move = find_apart(stages, nodes, zones)
+    if move is None or any(not b.hot for stage in stages for b in stage.standbys):
+        return stages, []
+    s, chosen = move
+    reason = f"{chosen} is seeded as standby of stage {s}, in another zone than its owner, which shares one with"
+    reason += f" {stages[s].standbys[0].node}"
+    return _with(stages, s, standbys=(*stages[s].standbys, Standby(chosen, False))), [reason]
+
+
+def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
+    """Starts seeding a node that owns nothing with a stage of a node that owns several, one move at a time.
+
+    Of nodes that hold as much, one in another zone than the owner's: the owner stands by afterwards.
+    """
     seeding = {b.node for stage in stages for b in stage.standbys if not b.hot}
     idle = [n for n in natural_order(nodes) if owned(stages, n) == 0 and n not in seeding]
     busiest = max(range(len(stages)), key=lambda s: (owned(stages, stages[s].owner), s))
     owner = stages[busiest].owner
     if not idle or owned(stages, owner) < 2 or any(not b.hot for b in stages[busiest].standbys):
         return stages, []
-    chosen = min(idle, key=lambda n: burden(stages, n))
+    chosen = min(idle, key=lambda n: (burden(stages, n), not apart(zones, owner, n)))
     if chosen in stages[busiest].holders():
         return stages, []
     standbys = (*stages[busiest].standbys, Standby(chosen, False))

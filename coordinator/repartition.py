@@ -1,11 +1,12 @@
 """Cutting the model anew for the nodes there are: when it pays, and into what. Pure, with a reason in words."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from coordinator.placement import ring_standby
+from coordinator.placement import with_standbys
+from coordinator.zones import Zones
 from pipeline.partition import partition
-from pipeline.plan import StagePlan, Stages, Standby
+from pipeline.plan import StagePlan, Stages
 
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 SLOWDOWN = 0.1  # of training while state moves: what the pace of seeding is chosen for
@@ -24,6 +25,7 @@ class Situation:
     seed_bytes_per_second: float
     seconds_to_next_loss: float
     slowness: Mapping[str, float]
+    zones: Zones = field(default_factory=dict)
 
 
 def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
@@ -75,11 +77,7 @@ def _cost(stage: StagePlan, situation: Situation) -> float:
 def _cut(owners: Sequence[str], situation: Situation) -> Stages:
     slowness = [situation.slowness.get(name, 1.0) for name in owners]
     ranges = partition(situation.layer_costs, len(owners), slowness)
-    out = []
-    for s, (first, end) in enumerate(ranges):
-        standby = ring_standby(owners, s) if situation.redundancy else None
-        out.append(StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
-    return tuple(out)
+    return with_standbys(owners, ranges, situation.redundancy, situation.nodes, situation.zones)
 
 
 def _new(stages: Stages, node: str, stage: StagePlan) -> list[int]:

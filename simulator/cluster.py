@@ -5,7 +5,8 @@ the plain loop's.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from coordinator import state as co
 from coordinator.machine import advance
@@ -55,6 +56,7 @@ class Cluster:
         clip_norm: float | None = 50.0,
         respawn: bool = True,
         bulk_seconds: float = 0.0,
+        zones: Mapping[str, str] = MappingProxyType({}),
         make_worker: Callable[[str, int, int, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
     ) -> None:
@@ -66,6 +68,7 @@ class Cluster:
         self.steps = steps
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
+        self.zones = zones  # node -> zone
         self.slow = self.random.choice([0.001, 0.005, 0.03])
         self.held: dict[SimulatedNode, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}

@@ -104,6 +104,12 @@ class Faults:
         if self._cluster.respawn:
             self._cluster.clock.after(self._cluster.random.uniform(0.1, 5.0), lambda: self._cluster.boot_if_gone(node))
 
+    def kill_zone(self, zone: str) -> None:
+        """Every node of the zone is killed at the same moment."""
+        for node in list(self._cluster.nodes.values()):
+            if self._cluster.zones.get(node.name) == zone:
+                self.kill(node)
+
     def _miss(self, other: SimulatedNode, node: SimulatedNode) -> None:
         lost = co.PeerLost(other.name, other.incarnation, node.name, node.incarnation, "the stream broke")
         self._cluster.clock.after(

@@ -73,7 +73,8 @@ class SimulatedNode:
         self.leader = leader
         self.up, down = self.cluster.channel(), self.cluster.channel()
         self.up.send(lambda: leader.attach(self, down))
-        self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1"))
+        zone = self.cluster.zones.get(self.name, "")
+        self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone))
         self.up.send(self.announce)
 
     def announce(self) -> None:

@@ -1,0 +1,67 @@
+"""A zone that vanishes at once, in the simulated cluster: its stages go on elsewhere, and nothing rolls back."""
+
+import random
+
+import pytest
+
+from coordinator import state as co
+from coordinator.zones import apart
+from simulator.cluster import Cluster
+
+
+def two_zones(seed: int, steps: int) -> Cluster:
+    """Nodes in blocks, as they come from a cloud: natural order alone would keep them together."""
+    draw = random.Random(seed)
+    stages = draw.choice([2, 4, 6])
+    each = stages // 2 + draw.choice([0, 1])
+    zones = {f"n{i}": "a" if i < each else "b" for i in range(2 * each)}
+    layers, microbatches = stages + draw.choice([0, 3]), draw.choice([1, 2, 3])
+    return Cluster(
+        seed, stages, layers, microbatches, steps, nodes=2 * each, disturb=0, zones=zones, settle_seconds=2.0
+    )
+
+
+def rolled_back(cluster: Cluster) -> list[str]:
+    return [record.text for _, record in cluster.records if record.kind == "rollback"]
+
+
+def safe(cluster: Cluster) -> bool:
+    """Whether every node has joined and every stage has a hot standby in another zone."""
+    plan = cluster.state.plan
+    there = {n.name: n.incarnation for n in cluster.nodes.values() if n.alive}
+    if plan is None or there != {n.node: n.incarnation for n in cluster.state.nodes.values()}:
+        return False
+    standbys = [(stage.owner, stage.hot_standby() or "") for stage in plan.stages]
+    return all(apart(cluster.zones, *pair) for pair in standbys)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_losing_a_whole_zone_rolls_nothing_back(block: int) -> None:
+    for seed in range(block * 20, block * 20 + 20):
+        cluster = two_zones(seed, steps=15)
+        draw = random.Random(f"moment {seed}")
+        zone = draw.choice("ab")
+        cluster.clock.at(draw.uniform(0.1, 2.0), lambda c=cluster, z=zone: c.faults.kill_zone(z))  # type: ignore[misc]
+        cluster.run()
+        assert rolled_back(cluster) == [], f"seed {seed}"
+        assert cluster.state.era == 0, f"seed {seed}"
+
+
+def test_when_a_zone_is_back_the_other_one_may_go() -> None:
+    """Standbys move apart again by themselves, after which the second zone can be lost as well."""
+    for seed in range(6):
+        cluster = two_zones(seed, steps=200)
+        killed: list[str] = []
+
+        def watch(cluster: Cluster = cluster, killed: list[str] = killed) -> None:
+            if cluster.state.phase is co.Phase.DONE:
+                return
+            if safe(cluster) and len(killed) < 2:
+                killed.append("ab"[len(killed)])
+                cluster.faults.kill_zone(killed[-1])
+            cluster.clock.after(0.05, watch)
+
+        cluster.clock.at(0.1, watch)
+        cluster.run()
+        assert rolled_back(cluster) == [], f"seed {seed}"
+        assert killed == ["a", "b"], f"seed {seed}: standbys did not move apart in time"
