@@ -22,11 +22,16 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="example: culm checkpoint export file:///tmp/culm --out model.safetensors",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    ls = actions.add_parser("ls", help="all that are there, newest first")
+    examples = "example: culm checkpoint {} file:///tmp/culm"
+    ls = actions.add_parser("ls", help="all that are there, newest first", epilog=examples.format("ls"))
     ls.set_defaults(command=partial(_reached, _ls))
-    verify = actions.add_parser("verify", help="compare every file with its hash")
+    verify = actions.add_parser("verify", help="compare every file with its hash", epilog=examples.format("verify"))
     verify.set_defaults(command=partial(_reached, _verify))
-    export = actions.add_parser("export", help="write one safetensors file, keys as of an nn.Sequential's state dict")
+    export = actions.add_parser(
+        "export",
+        help="write one safetensors file, keys as of an nn.Sequential's state dict",
+        epilog=f"{examples.format('export')} --out model.safetensors",
+    )
     export.add_argument("--out", required=True, metavar="FILE")
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):

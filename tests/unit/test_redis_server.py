@@ -13,7 +13,9 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from culm.redis_server import EmbeddedRedis, RedisUnavailable, free_port
+from culm.ports import free_port
+from culm.redis_binary import RedisUnavailable
+from culm.redis_server import EmbeddedRedis
 
 DEADLINE_SECONDS = 10.0
 

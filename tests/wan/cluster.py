@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from culm.processes import Child
-from culm.redis_server import find_redis_server
+from culm.redis_binary import find_redis_server
 from pipeline.job import Job, job_to_toml
 from tests.wan.network import Network
 

@@ -1,0 +1,119 @@
+"""A cluster that stays: it outlives the command that starts it, and culm down ends every process of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from culm import clusters
+from culm.clusters import KEEPER, Process, Record
+
+ROOT = Path(__file__).parents[2]
+DIGITS = str(ROOT / "examples" / "digits_mlp.toml")
+TIMEOUT = 120
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("CULM_HOME", str(tmp_path))
+    yield tmp_path
+    for folder in tmp_path.glob("clusters/*/"):
+        clusters.end(folder)
+
+
+def culm(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "culm", *words]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=TIMEOUT)
+
+
+def up(*words: str) -> dict[str, Any]:
+    done = culm("up", DIGITS, "--no-ui", "--coordinator-address", "127.0.0.1:0", "--json", *words)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def running(pids: dict[str, int]) -> list[str]:
+    return [n for n, pid in pids.items() if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_it_stays_until_it_is_taken_down(home: Path) -> None:
+    told = up("--name", "one", "--spares", "1")
+    assert {KEEPER, "redis", "coordinator", "n0", "n1", "n2", "n3"} == set(told["pids"]) == set(running(told["pids"]))
+    status = culm("status", "--coordinator", told["coordinator"], "--json")
+    assert json.loads(status.stdout)["job"] == "digits-mlp"
+
+    again = culm("up", DIGITS, "--name", "one")
+    assert again.returncode == 2
+    assert f"a cluster of that name is up at {told['coordinator']}; end it with culm down one" in again.stderr
+
+    down = culm("down")
+    assert down.returncode == 0
+    assert down.stdout.startswith("one is down: keeper,")
+    assert running(told["pids"]) == []
+
+    for words in (["down", "one"], ["down"]):
+        assert culm(*words).returncode == 0
+    assert up("--name", "one")["pids"]["n0"] != told["pids"]["n0"]
+
+
+def test_with_several_the_one_to_end_has_to_be_named(home: Path) -> None:
+    told = {name: up("--name", name) for name in ("one", "two")}
+    unclear = culm("down")
+    assert unclear.returncode == 2
+    assert "several clusters are up: one, two; name the one to end" in unclear.stderr
+    assert culm("down", "two").returncode == 0
+    assert running(told["two"]["pids"]) == []
+    assert set(running(told["one"]["pids"])) == set(told["one"]["pids"])
+
+
+def test_frozen_processes_are_ended_too(home: Path) -> None:
+    pids = up("--name", "frozen")["pids"]
+    for name in (KEEPER, "n1"):
+        os.kill(pids[name], signal.SIGSTOP)
+    assert culm("down", "frozen").returncode == 0
+    assert running(pids) == []
+
+
+def test_what_its_keeper_leaves_behind_is_ended(home: Path) -> None:
+    told = up("--name", "orphans")
+    with subprocess.Popen(["sleep", "600"]) as left:
+        found = Process.of(left.pid)
+        assert found is not None
+        folder = Path(told["folder"])
+        record = clusters.read(folder)
+        assert record is not None
+        os.kill(told["pids"][KEEPER], signal.SIGKILL)
+        clusters.write(folder, Record("orphans", processes={**record.processes, "left": found}))
+        assert culm("down", "orphans").returncode == 0
+        assert left.wait() == -signal.SIGTERM
+    assert running(told["pids"]) == []
+
+
+def test_another_process_of_the_same_id_is_left_alone(home: Path) -> None:
+    folder = clusters.make_folder("old")
+    with subprocess.Popen(["sleep", "600"]) as other:
+        found = Process.of(other.pid)
+        assert found is not None
+        clusters.write(folder, Record("old", processes={"n0": Process(other.pid, found.started - 3600.0)}))
+        assert clusters.running_clusters() == []
+        assert culm("down", "old").returncode == 0
+        assert other.poll() is None
+        other.terminate()
+
+
+def test_a_cluster_that_does_not_come_up_says_why(home: Path) -> None:
+    first = up("--name", "first")
+    done = culm("up", DIGITS, "--name", "second", "--no-ui", "--coordinator-address", first["coordinator"])
+    assert done.returncode == 2
+    assert "the cluster did not come up" in done.stderr
+    assert clusters.running_clusters() == ["first"]
+    assert culm("up", DIGITS, "--name", "../x").returncode == 2
