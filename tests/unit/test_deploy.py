@@ -1,0 +1,170 @@
+"""What stands in deploy/ is well formed, hangs together, and names only what there is."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from culm.__main__ import MODULES, make_parser
+from pipeline.job import load_job
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+FILES = sorted(p for p in DEPLOY.rglob("*") if p.is_file())
+YAML = [p for p in FILES if p.suffix == ".yaml"]
+CODE = [ROOT / folder for folder in ("culm", "coordinator", "stage_server", "pipeline", "ui")]
+# Of services that are described here before they are built: empty this when they are there.
+ARRIVING_VARIABLES = {"CULM_ADVERTISE"}
+ARRIVING_COMMANDS = {"ui"}
+VARIABLE = re.compile(r"\bCULM_[A-Z][A-Z_]*[A-Z]\b")
+COMMAND_LINES = (
+    re.compile(r"(?:^|\s)(?:\.venv/bin/)?culm ((?:status|events|doctor|coordinator|stage|ui)\b[^;'|#`\n]*)"),
+    re.compile(r"--entrypoint culm \$\{IMAGE\} (.*)"),
+)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(DEPLOY))
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def objects(kind: str) -> list[dict[str, Any]]:
+    """Of the cluster, by kind."""
+    return [d for path in sorted(KUBERNETES.glob("*.yaml")) for d in documents(path) if d["kind"] == kind]
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """The pod templates by the name of what makes them."""
+    return {d["metadata"]["name"]: d["spec"]["template"] for k in ("Deployment", "StatefulSet") for d in objects(k)}
+
+
+def container(name: str) -> dict[str, Any]:
+    (only,) = pods()[name]["spec"]["containers"]
+    found: dict[str, Any] = only
+    return found
+
+
+@pytest.mark.parametrize("path", YAML, ids=name_of)
+def test_every_yaml_file_is_one(path: Path) -> None:
+    assert all(isinstance(d, dict) for d in documents(path))
+
+
+def test_every_variable_is_read_somewhere() -> None:
+    read = {v for folder in CODE for p in folder.rglob("*.py") for v in VARIABLE.findall(p.read_text())}
+    for path in FILES:
+        assert set(VARIABLE.findall(path.read_text())) <= read | ARRIVING_VARIABLES, name_of(path)
+
+
+def command_lines(path: Path) -> list[list[str]]:
+    """What follows ``culm`` wherever the file calls it."""
+    text = path.read_text().replace("\\\n", " ")
+    found = [m for pattern in COMMAND_LINES for m in pattern.findall(text)]
+    listed = re.findall(r"command: \[culm, ([^\]]*)\]", text)
+    return [shlex.split(line) for line in found] + [[w.strip(' "') for w in line.split(",")] for line in listed]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_command_line_is_understood(path: Path) -> None:
+    for words in command_lines(path):
+        if words[0] in ARRIVING_COMMANDS - set(MODULES):
+            continue
+        arguments = make_parser().parse_args(words)
+        assert callable(arguments.command)
+
+
+def test_command_lines_are_found_at_all() -> None:
+    found = {name_of(p): [w[0] for w in command_lines(p)] for p in FILES if command_lines(p)}
+    assert found["kubernetes/stage.yaml"] == found["skypilot/stage.yaml"] == found["vm/culm-stage.service"] == ["stage"]
+    assert found["skypilot/coordinator.yaml"] == found["vm/culm-coordinator.service"] == ["coordinator"]
+    assert {"status", "events", "doctor"} <= set(found["kubernetes/README.md"])
+
+
+def test_the_kustomization_names_every_manifest_and_image() -> None:
+    (kustomization,) = objects("Kustomization")
+    assert set(kustomization["resources"]) == {p.name for p in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
+    ours = {container(name)["image"] for name in pods()} - {"redis:7-alpine"}
+    assert {image["name"] for image in kustomization["images"]} == ours
+    assert kustomization["replicas"][0]["name"] in pods()
+    for generated in kustomization["configMapGenerator"]:
+        assert all((KUBERNETES / file).is_file() for file in generated["files"])
+    assert load_job(KUBERNETES / "job.toml", []).job.steps > 0
+
+
+def test_what_pods_mount_is_there() -> None:
+    (kustomization,) = objects("Kustomization")
+    config_maps = {generated["name"] for generated in kustomization["configMapGenerator"]}
+    for name, pod in pods().items():
+        volumes = {v["name"]: v for v in pod["spec"].get("volumes", [])}
+        for volume in volumes.values():
+            assert "configMap" not in volume or volume["configMap"]["name"] in config_maps
+        mounted = {m["name"]: m["mountPath"] for m in container(name).get("volumeMounts", [])}
+        assert set(volumes) <= set(mounted)
+        told = {e["name"]: e.get("value", "") for e in container(name).get("env", [])}
+        if "CULM_TLS_DIR" in told:
+            assert told["CULM_TLS_DIR"] == mounted["tls"]
+
+
+def test_services_and_policies_meet_ports_that_are_listened_at() -> None:
+    ports = {name: {p["name"]: p["containerPort"] for p in container(name)["ports"]} for name in pods()}
+    for service in objects("Service"):
+        app = service["spec"]["selector"]["app"]
+        for port in service["spec"]["ports"]:
+            assert ports[app][port["targetPort"]] == port["port"]
+    for policy in objects("NetworkPolicy"):
+        chosen = policy["spec"]["podSelector"]
+        apps = [chosen["matchLabels"]["app"]] if "matchLabels" in chosen else []
+        apps += [a for e in chosen.get("matchExpressions", []) for a in e["values"]]
+        for rule in policy["spec"].get("ingress", []):
+            for app in apps:
+                assert {p["port"] for p in rule["ports"]} <= set(ports[app].values()), policy["metadata"]["name"]
+    for name, pod in pods().items():
+        listen = {e["name"]: e.get("value", "") for e in container(name).get("env", [])}.get("CULM_LISTEN", "")
+        assert not listen or int(listen.rpartition(":")[2]) in ports[name].values()
+        assert pod["metadata"]["labels"]["app"] == name
+
+
+def test_a_stage_has_the_time_to_hand_over() -> None:
+    drain = float(container("culm-stage")["command"][-1])
+    assert drain < pods()["culm-stage"]["spec"]["terminationGracePeriodSeconds"] == 30
+    unit = (DEPLOY / "vm" / "culm-stage.service").read_text()
+    assert "--drain-seconds 25" in unit
+    assert "TimeoutStopSec=30" in unit
+
+
+@pytest.mark.parametrize("service", ["stage", "coordinator"])
+def test_cloud_init_carries_the_very_unit(service: str) -> None:
+    path = DEPLOY / "vm" / f"cloud-init-{service}.yaml"
+    assert path.read_text().startswith("#cloud-config\n")
+    (config,) = documents(path)
+    files = {f["path"]: f["content"] for f in config["write_files"]}
+    unit = f"culm-{service}.service"
+    assert files[f"/etc/systemd/system/{unit}"] == (DEPLOY / "vm" / unit).read_text()
+    if service == "coordinator":
+        assert files["/etc/culm/job.toml"] == (ROOT / "examples" / "digits_mlp.toml").read_text()
+
+
+def scripts() -> dict[str, str]:
+    """Every shell script that a file holds."""
+    found: dict[str, str] = {}
+    for path in sorted((DEPLOY / "skypilot").glob("*.yaml")):
+        (task,) = documents(path)
+        found |= {f"{name_of(path)}, {part}": task[part] for part in ("setup", "run")}
+    (config,) = documents(DEPLOY / "vm" / "cloud-init-stage.yaml")
+    found |= {f["path"]: f["content"] for f in config["write_files"] if f["content"].startswith("#!")}
+    for path in FILES:
+        for i, script in enumerate(re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL)):
+            found[f"{name_of(path)}, script {i}"] = script
+    return found
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_every_script_is_shell(name: str) -> None:
+    subprocess.run(["sh", "-n"], input=scripts()[name], text=True, check=True)
