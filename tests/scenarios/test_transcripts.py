@@ -47,9 +47,10 @@ class Play:
             out += f" {s.owner}{standbys}"
         return f" [{out.strip()}]"
 
-    def join(self, node: str) -> None:
+    def join(self, node: str, zone: str = "") -> None:
         incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
-        self.event(f"{node} joins", co.Joined(node, incarnation, f"{node}:1"))
+        where = f" in zone {zone}" if zone else ""
+        self.event(f"{node} joins{where}", co.Joined(node, incarnation, f"{node}:1", zone=zone))
         self.event(f"{node} is available", co.Available(node, incarnation, (1.0,) * 6))
 
     def ready(self, *nodes: str, step: int | None = None) -> None:
@@ -300,6 +301,22 @@ def link_between_two_only_copies() -> Play:
     return play
 
 
+def zone_that_vanishes() -> Play:
+    """Both of its nodes at once: every stage goes on in the other zone, and moves apart again when they are back."""
+    play = Play(stages=4, nodes=4, steps=20)
+    for node, zone in (("n0", "a"), ("n1", "a"), ("n2", "b"), ("n3", "b")):
+        play.join(node, zone)
+    play.lose("n0", "n2")
+    play.lose("n1", "n2")
+    play.ready("n2", "n3")
+    play.join("n0", "a")
+    play.join("n1", "a")
+    for _ in range(8):
+        play.wait(0.1)
+        play.ready(*play.nodes())
+    return play
+
+
 def other_code() -> Play:
     play = Play()
     play.join("n0")
@@ -348,6 +365,7 @@ SCENARIOS = {
         slow_start,
         drained_node,
         warned_node,
+        zone_that_vanishes,
         other_code,
         too_few_layers,
         both_copies_lost,
