@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from culm import clusters
-from culm.cluster import USUAL_ADDRESS, LocalCluster, RunFailed
+from culm.cluster import USUAL_ADDRESS, LocalCluster
+from culm.outcome import RunFailed
 from culm.clusters import KEEPER, Process, Record
 from culm.ports import free_port, is_free
 from culm.processes import Child
