@@ -65,3 +65,27 @@ def test_when_a_zone_is_back_the_other_one_may_go() -> None:
         cluster.run()
         assert rolled_back(cluster) == [], f"seed {seed}"
         assert killed == ["a", "b"], f"seed {seed}: standbys did not move apart in time"
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_histories_of_any_zones_end_alike(block: int) -> None:
+    """Standbys that move apart, repairs, relief and new cuts of the model get on with each other."""
+    for seed in range(block * 10, block * 10 + 10):
+        draw = random.Random(f"zones {seed}")
+        stages = draw.choice([2, 3, 4])
+        nodes = stages + draw.choice([-1, 0, 1, 2])
+        names = [*(f"n{i}" for i in range(nodes)), "late1", "late2"]
+        zones = {name: draw.choice(["a", "b", draw.choice(["", "c"])]) for name in names}
+        Cluster(
+            seed,
+            stages,
+            layers=stages + draw.choice([0, 3]),
+            steps=draw.choice([8, 30]),
+            nodes=nodes,
+            disturb=draw.choice([1, 3]),
+            changes=draw.choice([0, 2]),
+            links=draw.choice([0, 1]),
+            settle_seconds=draw.choice([0.5, 30.0]),
+            most_stages=draw.choice([0, stages + 1]),
+            zones=zones,
+        ).run()
