@@ -13,8 +13,8 @@ from pathlib import Path
 
 from culm import clusters
 from culm.cluster import USUAL_ADDRESS, LocalCluster
-from culm.outcome import RunFailed
 from culm.clusters import KEEPER, Process, Record
+from culm.outcome import RunFailed
 from culm.ports import free_port, is_free
 from culm.processes import Child
 from culm.redis_binary import RedisUnavailable
