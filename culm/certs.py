@@ -22,13 +22,19 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "certs",
         help="make certificates",
         description="Makes a certificate authority and certificates: a folder for each role, for CULM_TLS_DIR.",
-        epilog="example: culm certs init certs && CULM_TLS_DIR=certs/operator culm status",
+        epilog="example: culm certs init certs",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    init = actions.add_parser("init", help="an authority, and a certificate for each role")
+    init = actions.add_parser(
+        "init", help="an authority, and a certificate for each role", epilog="example: culm certs init certs --days 30"
+    )
     init.add_argument("folder", metavar="DIR", type=Path)
     init.set_defaults(command=_init)
-    issue = actions.add_parser("issue", help="one more certificate, or a newer one")
+    issue = actions.add_parser(
+        "issue",
+        help="one more certificate, or a newer one",
+        epilog="example: culm certs issue certs --role viewer --name wall-screen",
+    )
     issue.add_argument("folder", metavar="DIR", type=Path)
     issue.add_argument("--role", required=True, choices=INITIAL)
     issue.add_argument("--name", help="of the sub-folder and in the certificate; default: the role")

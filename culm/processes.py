@@ -1,7 +1,6 @@
 """Child processes that never outlive this one, and when each of them died."""
 
 import ctypes
-import os
 import signal
 import subprocess
 import sys
@@ -59,7 +58,7 @@ class Child:
         """Asks it to end at once, as Ctrl-C does."""
         if self.returncode is None:
             self._process.send_signal(signal.SIGINT)
-            os.kill(self.pid, signal.SIGCONT)  # a frozen process cannot hear it otherwise
+            self._process.send_signal(signal.SIGCONT)  # a frozen process cannot hear it otherwise
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Asks it to end, again and again since it may be starting still; then ends it."""
