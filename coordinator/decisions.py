@@ -1,11 +1,12 @@
 """How a decision about placement becomes a plan, with its consequences for exposure on record."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.state import Command, Commit, Layers, Record, State
 from coordinator.zones import Zones
-from pipeline.plan import Member, Plan, Stages
+from pipeline.plan import Member, Plan, Stages, stages_to_lists
 
 Decision = tuple[State, tuple[Command, ...]]
 
@@ -40,7 +41,7 @@ def with_plan(
     plan = Plan(*order, stages, members_of(state), reason, *origin, target)
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
-    records: list[Command] = [Record("plan", reason, {"generation": str(generation)})]
+    records: list[Command] = [plan_record(state, plan)]
     for s, start in state.exposed_since.items():
         if s not in since and s < len(stages):
             node = stages[s].hot_standby() or ""
@@ -64,6 +65,18 @@ def _still_following(state: State, plan: Plan) -> Layers:
         if held:
             kept[node] = held
     return kept
+
+
+def plan_record(state: State, plan: Plan) -> Record:
+    """What the event log says of a plan: who does what, and what a step trains on."""
+    fields = {
+        "generation": str(plan.generation),
+        "stage_count": str(len(plan.stages)),
+        "stages": json.dumps(stages_to_lists(plan.stages)),
+        "samples_per_step": str(state.settings.samples_per_step),
+        "tokens_per_step": str(state.settings.tokens_per_step),
+    }
+    return Record("plan", plan.reason, fields)
 
 
 def commit_record(commit: Commit) -> Record:

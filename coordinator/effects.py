@@ -45,9 +45,8 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         plan = plan_from_proto(a.plan) if a.HasField("plan") else None
         commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
         layers = frozenset(a.layers)
-        return co.Available(
-            node, incarnation, costs, a.fingerprint, a.era, a.version, a.holds_state, plan, commit, layers
-        )
+        standing = (a.era, a.version, a.holds_state, plan, commit, layers)
+        return co.Available(node, incarnation, costs, a.fingerprint, *standing)
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from coordinator import state as co
+from coordinator.billing import Billing
 from coordinator.decisions import commit_record
 from coordinator.effects import order_of
 from coordinator.machine import advance, begin, validate
@@ -16,13 +17,15 @@ from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import LostLease, Store
 from pipeline.errors import JobError
+from pipeline.ledger import Ledger
 from pipeline.manifest import Manifest, find_checkpoints, folder_of, newest_whole, retain, write_manifest
-from pipeline.messages import plan_to_proto, times_to_proto
+from pipeline.messages import machine_to_proto, plan_to_proto, times_to_proto
 from protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
 FIXED_FIELDS = ("sequence", "time", "kind", "text", "step", "generation")
+OFTEN = ("commit", "usage")  # kinds of events that go to the stream "metrics"
 TERM_BITS = 32
 RATE_STEPS = 10  # commits over which samples per second are averaged
 
@@ -50,6 +53,8 @@ class Leader:
         self._state = begin(settings.decisions())
         self._turn = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
+        self.ledger = Ledger()
+        self._billing = Billing(settings.prices, self.ledger)
         self._windows: dict[int, list[float]] = {}  # stage -> how long it was without a hot standby, each time
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
@@ -86,7 +91,7 @@ class Leader:
         entries = [*await self._store.read("events"), *await self._store.read("metrics")]
         self.events = [_event_of(entry) for entry in sorted(entries, key=lambda e: int(e["sequence"]))]
         for event in self.events:
-            self._note_window(event)
+            self._note(event)
         last = self._state.last_commit
         if last is not None and not any(e.kind == "commit" and e.fields["step"] == str(last.step) for e in self.events):
             await self._record(commit_record(last))
@@ -149,6 +154,9 @@ class Leader:
                     validate(self._state)
                 for command in commands:
                     await self._carry_out(command)
+                if isinstance(event, co.Tick | co.Joined):
+                    for record in self._billing.records(self._state, time.monotonic()):
+                        await self._record(record)
             except Exception as error:
                 self.failure = error
                 log.exception("cannot decide on %s", event)
@@ -208,16 +216,18 @@ class Leader:
             generation=state.generation,
             fields=dict(record.fields),
         )
-        log.log(logging.DEBUG if record.kind == "commit" else logging.INFO, "%s: %s", record.kind, record.text)
+        often = record.kind in OFTEN
+        log.log(logging.DEBUG if often else logging.INFO, "%s: %s", record.kind, record.text)
         fixed = {name: getattr(event, name) for name in FIXED_FIELDS}
         entry = {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
-        self._store.append("metrics" if record.kind == "commit" else "events", entry)
-        self._note_window(event)
+        self._store.append("metrics" if often else "events", entry)
+        self._note(event)
         async with self.new_event:
             self.events.append(event)
             self.new_event.notify_all()
 
-    def _note_window(self, event: pb.ListEventsResponse) -> None:
+    def _note(self, event: pb.ListEventsResponse) -> None:
+        self.ledger.take(event)
         if event.kind == "hot":
             self._windows.setdefault(int(event.fields["stage"]), []).append(float(event.fields["exposure_ms"]) / 1e3)
 
@@ -229,8 +239,13 @@ class Leader:
             return 0.0
         return (len(times) - 1) * self.settings.job.samples_per_step / (times[-1] - times[0])
 
+    def cost(self) -> pb.GetCostResponse:
+        return self.ledger.figures(time.time())
+
     def status(self) -> pb.GetStatusResponse:
         state, now = self._state, time.monotonic()
+        cost = self.cost()
+        spent = {(n.node, n.incarnation): n for n in cost.nodes}
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,
@@ -243,6 +258,10 @@ class Leader:
             loss=state.last_commit.loss if state.last_commit else math.nan,
             samples_per_second=self.samples_per_second(),
             checkpoint=state.checkpoints[-1][0] if state.checkpoints else 0,
+            cost=cost.dollars,
+            kill_allowed=self.settings.allow_kill,
+            samples_per_step=state.settings.samples_per_step,
+            tokens_per_step=state.settings.tokens_per_step,
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
             since = state.exposed_since.get(s)
@@ -253,6 +272,7 @@ class Leader:
         if state.plan is not None:
             response.plan.CopyFrom(plan_to_proto(state.plan))
         for node in state.nodes.values():
+            bill = spent.get((node.node, node.incarnation), pb.NodeCost())
             owned = state.plan.owned_by(node.node) if state.plan else ()
             standby = state.plan.standby_for(node.node) if state.plan else ()
             response.nodes.add(
@@ -269,6 +289,9 @@ class Leader:
                 finished=node.finished,
                 times=times_to_proto(node.times),
                 sent_bytes=node.sent_bytes,
+                machine=machine_to_proto(node.machine),
+                price_per_hour=bill.price_per_hour,
+                spent=bill.dollars,
             )
         return response
 

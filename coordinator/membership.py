@@ -1,7 +1,7 @@
 """Nodes come and go: joining, evidence against a node, and what follows from its loss."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from coordinator import links
 from coordinator.decisions import Decision, reason_of, with_plan, zones_of
@@ -52,10 +52,13 @@ def join(state: State, event: Joined, now: float) -> Decision:
         known = None
     if known is None:
         node = Node(event.node, event.incarnation, event.address, event.pid, event.zone, False, now, None, now)
-        fields = {"node": event.node, "incarnation": str(event.incarnation), "zone": event.zone}
+        node = replace(node, machine=event.machine)
+        fields = {"node": event.node, "incarnation": str(event.incarnation), **asdict(event.machine)}
+        fields["zone"] = event.zone
         commands.append(Record("joined", f"{event.node} joined from {event.address}", fields))
     else:
-        node = replace(known, address=event.address, pid=event.pid, attached_since=now, detached_at=None, heard_at=now)
+        node = replace(known, address=event.address, pid=event.pid, machine=event.machine)
+        node = replace(node, attached_since=now, detached_at=None, heard_at=now)
         commands.append(Record("attached", f"{event.node} is back on its order stream", {"node": event.node}))
     evidence = {k: v for k, v in state.evidence.items() if k != event.node}
     changed_at = state.changed_at if known is not None else now

@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator import links
 from coordinator.state import Commit, Node, Phase, Settings, State
-from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
+from pipeline.plan import Member, Plan, stages_from_lists, stages_to_lists
 
 Document = dict[str, Any]
 
@@ -57,17 +57,6 @@ def from_document(document: Document, settings: Settings, term: int, now: float)
     )
 
 
-def _stages_to(stages: Stages) -> list[Any]:
-    return [[s.first_layer, s.end_layer, list(s.owners), [[b.node, b.hot] for b in s.standbys]] for s in stages]
-
-
-def _stages_from(listed: list[Any]) -> Stages:
-    return tuple(
-        StagePlan(first, end, tuple(owners), tuple(Standby(node, hot) for node, hot in standbys))
-        for first, end, owners, standbys in listed
-    )
-
-
 def _plan_to(plan: Plan) -> Document:
     return {
         "term": plan.term,
@@ -76,15 +65,15 @@ def _plan_to(plan: Plan) -> Document:
         "step": plan.step,
         "reason": plan.reason,
         "origin": [plan.origin_step, plan.origin],
-        "stages": _stages_to(plan.stages),
-        "target": _stages_to(plan.target),
+        "stages": stages_to_lists(plan.stages),
+        "target": stages_to_lists(plan.target),
         "members": [[m.node, m.incarnation, m.address, m.zone] for m in plan.members.values()],
     }
 
 
 def _plan_from(document: Document) -> Plan:
     origin_step, origin = document["origin"]
-    stages, target = _stages_from(document["stages"]), _stages_from(document["target"])
+    stages, target = stages_from_lists(document["stages"]), stages_from_lists(document["target"])
     members = {m[0]: Member(*m) for m in document["members"]}
     order = (document["term"], document["generation"], document["era"], document["step"])
     return Plan(*order, stages, members, document["reason"], origin_step, origin, target)

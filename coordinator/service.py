@@ -23,6 +23,7 @@ from coordinator.store import LostLease, MemoryStore, Store
 from pipeline.channel import server_options
 from pipeline.exposition import Exposition
 from pipeline.job import job_to_toml
+from pipeline.messages import machine_from_proto
 from pipeline.roles import AioRoleInterceptor
 from pipeline.rpc_metrics import AioInterceptor, RpcMetrics
 from pipeline.tls import add_port
@@ -85,7 +86,8 @@ class Service(CoordinatorServicer):
             why = f"another process already runs as {join.node}: give this one its own --name"
             await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
             return
-        joined = co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone)
+        machine = machine_from_proto(join.machine)
+        joined = co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine)
         reader = asyncio.create_task(self._read(stream, joined, context))
         try:
             while (order := await stream.queue.get()) is not None:
@@ -134,6 +136,11 @@ class Service(CoordinatorServicer):
             async with self._leader.new_event:
                 while at >= len(events):
                     await self._leader.new_event.wait()
+
+    async def GetCost(  # noqa: N802
+        self, request: pb.GetCostRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.GetCostResponse:
+        return self._leader.cost()
 
     async def Kill(  # noqa: N802
         self, request: pb.KillRequest, context: grpc.aio.ServicerContext[object, object]

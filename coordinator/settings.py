@@ -22,6 +22,7 @@ class CoordinatorSettings:
     allow_kill: bool = False
     reflection: bool = False
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
+    prices: str = ""  # path of the user's price table
     heartbeat_seconds: float = 0.5
     heartbeat_timeout: float = 2.0
     link_timeout: float = 5.0
@@ -35,6 +36,8 @@ class CoordinatorSettings:
             stages=job.pipeline.stages,
             microbatches=job.pipeline.microbatches,
             steps=job.job.steps,
+            samples_per_step=job.samples_per_step,
+            tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),
             clip_norm=job.train.clip_norm,
             redundancy=job.resilience.redundancy != "off",
             nodes=self.nodes,

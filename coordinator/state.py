@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pipeline.machine import Machine
 from pipeline.manifest import File
 from pipeline.plan import Plan
 from pipeline.times import TimeSplit
@@ -35,6 +36,8 @@ class Settings:
     seed_bytes_per_second: float = 1e8
     link_timeout: float = 5.0  # how long a link between two nodes that both attend may mend
     checkpoint_url: str = ""
+    samples_per_step: int = 0
+    tokens_per_step: int = 0  # 0: the job does not say
     reconnect_timeout: float = 2.0  # how long a broken order stream may mend if no neighbour misses the node
 
 
@@ -61,6 +64,7 @@ class Node:
     slowness: float = 1.0  # how many times slower it has become since it started
     times: TimeSplit = field(default_factory=TimeSplit)  # where its compute thread's time went
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
+    machine: Machine = field(default_factory=Machine)  # what it runs on
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
     leaves_at: float | None = None  # when its machine may be gone
@@ -145,6 +149,7 @@ class Joined:
     address: str
     pid: int = 0
     zone: str = ""
+    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(frozen=True, slots=True)

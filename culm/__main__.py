@@ -15,6 +15,8 @@ MODULES = {
     "down": "down",
     "status": "status",
     "events": "events",
+    "cost": "cost",
+    "prices": "prices",
     "drain": "drain",
     "weights": "weights",
     "health": "health",

@@ -1,7 +1,6 @@
 """``culm events``: what happened, and why."""
 
 import argparse
-import json
 import time
 
 import grpc
@@ -9,6 +8,7 @@ import grpc
 from culm.client import connect, default_coordinator
 from pipeline.channel import details
 from pipeline.errors import JobError
+from pipeline.eventlog import event_to_line
 from protos import coordinator_pb2 as pb
 
 
@@ -43,14 +43,4 @@ def _line(event: pb.ListEventsResponse, as_json: bool) -> str:
     if not as_json:
         at = time.strftime("%H:%M:%S", time.localtime(event.time))
         return f"{at}.{int(event.time % 1 * 1000):03d}  {event.kind:<10} {event.text}"
-    return json.dumps(
-        {
-            "sequence": event.sequence,
-            "time": event.time,
-            "kind": event.kind,
-            "text": event.text,
-            "step": event.step,
-            "generation": event.generation,
-            **event.fields,
-        }
-    )
+    return event_to_line(event)

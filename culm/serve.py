@@ -5,11 +5,19 @@ import logging
 import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import JobError
+
+MACHINE = (
+    ("--provider", "CULM_PROVIDER", "whose machine this is, such as aws, gcp or azure"),
+    ("--instance-type", "CULM_INSTANCE_TYPE", "the provider's name for a machine like this one"),
+    ("--region", "CULM_REGION", "where it is"),
+    ("--zone", "CULM_ZONE", "where it is; a stage and its standby are kept in different zones"),
+)
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -43,6 +51,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
     metrics = "serve Prometheus metrics there; without HOST on loopback; default: off"
     coordinator.add_argument("--metrics", default=env("CULM_METRICS", ""), metavar="[HOST:]PORT", help=metrics)
+    prices = "what machines cost; default: the example prices that Culm ships, see docs/cost.md"
+    coordinator.add_argument("--prices", default=env("CULM_PRICES", ""), metavar="FILE", help=prices)
     coordinator.add_argument("--heartbeat-timeout", type=float, default=2.0, metavar="SECONDS")
     coordinator.add_argument(
         "--link-timeout",
@@ -68,7 +78,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="where other nodes reach this one; default: where it listens, or whence it reaches the coordinator",
     )
     stage.add_argument("--name", default=env("CULM_NAME", ""), help="default: made from host name and process id")
-    stage.add_argument("--zone", default=env("CULM_ZONE", ""))
+    for flag, variable, what in MACHINE:
+        stage.add_argument(flag, default=env(variable, ""), help=f"{what}; default: asked of the cloud, see --notices")
+    stage.add_argument(
+        "--market",
+        default=env("CULM_MARKET", ""),
+        choices=["", "spot", "on-demand"],
+        metavar="MARKET",
+        help="spot or on-demand; default: asked of the cloud",
+    )
     stage.add_argument(
         "--notices",
         default=env("CULM_NOTICES") or "auto",
@@ -127,6 +145,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,
                 metrics=arguments.metrics,
+                prices=arguments.prices,
                 heartbeat_timeout=arguments.heartbeat_timeout,
                 link_timeout=arguments.link_timeout,
             )
@@ -134,10 +153,27 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
 
 
 def run_stage(arguments: argparse.Namespace) -> int:
-    from stage_server.service import main
+    from pipeline.machine import Machine
+    from stage_server.notices import find_machine
+
+    known = Machine(
+        provider=arguments.provider,
+        instance_type=arguments.instance_type,
+        region=arguments.region,
+        zone=arguments.zone,
+        market=arguments.market,
+    )
+    _log()
+    with ThreadPoolExecutor(1) as beside:  # the clouds are asked while torch is being imported
+        found = beside.submit(find_machine, arguments.notices)
+        from stage_server.service import main
     from stage_server.settings import StageSettings
 
-    _log()
+    try:
+        machine = known.filled_in(found.result())
+    except ValueError as error:
+        print(f"culm stage: {error}", file=sys.stderr)
+        return 2
     return main(
         StageSettings(
             coordinator=arguments.coordinator,
@@ -145,7 +181,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
             insecure=arguments.insecure,
             advertise=arguments.advertise,
             name=arguments.name,
-            zone=arguments.zone,
+            machine=machine,
             run=arguments.run,
             kill_at=tuple(arguments.kill_at),
             connect_timeout=arguments.connect_timeout,

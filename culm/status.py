@@ -75,7 +75,8 @@ def status(arguments: argparse.Namespace) -> int:
 
     loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
     print(f"{response.job}: {response.phase}, {response.detail}")
-    print(f"step {response.step}/{response.steps}  loss {loss}  {response.samples_per_second:.0f} samples/s")
+    speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
+    print(f"step {response.step}/{response.steps}  loss {loss}  {speed}  {money}")
     Console().print(nodes_table(response))
     for line in exposure_lines(response):
         print(line)

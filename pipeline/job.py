@@ -36,12 +36,16 @@ class ModelSection(_Section):
 
 
 class DataSection(_Section):
-    """``dataset``: "module:callable" that returns a map-style Dataset of (input, target); ``microbatch`` in samples."""
+    """``dataset``: "module:callable" that returns a map-style Dataset of (input, target); ``microbatch`` in samples.
+
+    ``tokens_per_sample`` is for the cost of a million tokens, and for nothing else.
+    """
 
     dataset: Factory
     args: dict[str, Any] = {}
     microbatch: Count
     shuffle: bool = True
+    tokens_per_sample: Count | None = None
 
 
 class TrainSection(_Section):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 
 from pipeline.keys import Key, Kind
+from pipeline.machine import Machine
 from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
 from pipeline.times import TimeSplit
 from protos import coordinator_pb2, tensor_pb2
@@ -91,3 +92,17 @@ def times_to_proto(times: TimeSplit) -> coordinator_pb2.TimeSplit:
 
 def times_from_proto(times: coordinator_pb2.TimeSplit) -> TimeSplit:
     return TimeSplit(times.forward, times.backward, times.redundant, times.apply, times.bubble, times.idle)
+
+
+def machine_to_proto(machine: Machine) -> coordinator_pb2.Machine:
+    return coordinator_pb2.Machine(
+        provider=machine.provider,
+        instance_type=machine.instance_type,
+        region=machine.region,
+        zone=machine.zone,
+        market=machine.market,
+    )
+
+
+def machine_from_proto(machine: coordinator_pb2.Machine) -> Machine:
+    return Machine(machine.provider, machine.instance_type, machine.region, machine.zone, machine.market)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,21 @@ class StagePlan:
 
 
 Stages = tuple[StagePlan, ...]
+
+
+def stages_to_lists(stages: Stages) -> list[Any]:
+    """As JSON-able data: ``[[first layer, end layer, [owner, ...], [[standby, hot], ...]], ...]``."""
+    return [[s.first_layer, s.end_layer, list(s.owners), [[b.node, b.hot] for b in s.standbys]] for s in stages]
+
+
+def stages_from_lists(lists: list[Any]) -> Stages:
+    """What ``stages_to_lists`` was made from."""
+    return tuple(
+        StagePlan(first, end, tuple(owners), tuple(Standby(node, hot) for node, hot in standbys))
+        for first, end, owners, standbys in lists
+    )
+
+
 PlanOrder = tuple[int, int]  # (term, generation): the later plan has the higher one
 
 

@@ -22,7 +22,6 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Machine(_message.Message):
     """---- up -------------------------------------------------------------------------------------------------------------
 
-    First on every Attend stream, also after a broken one.
     What a node runs on, as far as it is known; what is not known is empty.
     """
 
@@ -59,6 +58,8 @@ Global___Machine: _TypeAlias = Machine  # noqa: Y015
 
 @_typing.final
 class Join(_message.Message):
+    """First on every Attend stream, also after a broken one."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -1309,6 +1310,220 @@ class ListEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
+
+@_typing.final
+class GetCostRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCostRequest: _TypeAlias = GetCostRequest  # noqa: Y015
+
+@_typing.final
+class NodeCost(_message.Message):
+    """One node from joining to its end."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    JOINED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    PRICE_PER_HOUR_FIELD_NUMBER: _builtins.int
+    ON_DEMAND_PER_HOUR_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    node: _builtins.str
+    incarnation: _builtins.int
+    joined: _builtins.float
+    """Unix time, seconds; ended is 0 while it takes part."""
+    ended: _builtins.float
+    price_per_hour: _builtins.float
+    """Dollars an hour, last known; 0 where no price is known."""
+    on_demand_per_hour: _builtins.float
+    dollars: _builtins.float
+    source: _builtins.str
+    """Where the price is from."""
+    @_builtins.property
+    def machine(self) -> Global___Machine: ...
+    def __init__(
+        self,
+        *,
+        node: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        machine: Global___Machine | None = ...,
+        joined: _builtins.float = ...,
+        ended: _builtins.float = ...,
+        price_per_hour: _builtins.float = ...,
+        on_demand_per_hour: _builtins.float = ...,
+        dollars: _builtins.float = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars", b"dollars", "ended", b"ended", "incarnation", b"incarnation", "joined", b"joined", "machine", b"machine", "node", b"node", "on_demand_per_hour", b"on_demand_per_hour", "price_per_hour", b"price_per_hour", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCost: _TypeAlias = NodeCost  # noqa: Y015
+
+@_typing.final
+class InterruptionCost(_message.Message):
+    """What one loss, or one rollback, cost: the time in which nothing new was trained, at the cluster's price."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TIME_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"loss" or "rollback"."""
+    time: _builtins.float
+    """Unix time, seconds."""
+    step: _builtins.int
+    node: _builtins.str
+    seconds: _builtins.float
+    dollars: _builtins.float
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        time: _builtins.float = ...,
+        step: _builtins.int = ...,
+        node: _builtins.str = ...,
+        seconds: _builtins.float = ...,
+        dollars: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dollars", b"dollars", "kind", b"kind", "node", b"node", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterruptionCost: _TypeAlias = InterruptionCost  # noqa: Y015
+
+@_typing.final
+class GetCostResponse(_message.Message):
+    """Dollars, computed as docs/cost.md says. What cannot be known is 0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DollarsByUseEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    AS_OF_FIELD_NUMBER: _builtins.int
+    DOLLARS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_HOUR_FIELD_NUMBER: _builtins.int
+    SAMPLES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    USEFUL_SECONDS_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_THOUSAND_SAMPLES_FIELD_NUMBER: _builtins.int
+    DOLLARS_PER_MILLION_TOKENS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    DOLLARS_BY_USE_FIELD_NUMBER: _builtins.int
+    TRANSFER_DOLLARS_FIELD_NUMBER: _builtins.int
+    CROSSING_BYTES_FIELD_NUMBER: _builtins.int
+    FIXED_DOLLARS_FIELD_NUMBER: _builtins.int
+    INTERRUPTIONS_FIELD_NUMBER: _builtins.int
+    ON_DEMAND_DOLLARS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_DOLLARS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_SECONDS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    UNPRICED_FIELD_NUMBER: _builtins.int
+    as_of: _builtins.float
+    """Unix time, seconds: until when the figures count."""
+    dollars: _builtins.float
+    """So far, transfer and fixed costs included, and an hour now."""
+    dollars_per_hour: _builtins.float
+    samples: _builtins.int
+    """Trained and still counting (not rolled back)."""
+    tokens: _builtins.int
+    seconds: _builtins.float
+    """From the first plan to as_of, and the part of it that was not lost to interruptions."""
+    useful_seconds: _builtins.float
+    dollars_per_thousand_samples: _builtins.float
+    dollars_per_million_tokens: _builtins.float
+    value: _builtins.float
+    """Samples a second for a dollar an hour, over the whole run."""
+    transfer_dollars: _builtins.float
+    crossing_bytes: _builtins.int
+    fixed_dollars: _builtins.float
+    on_demand_dollars: _builtins.float
+    """The same training on on-demand machines that nobody takes away, and with checkpoints and restarts on these ones."""
+    checkpoint_dollars: _builtins.float
+    checkpoint_seconds: _builtins.float
+    @_builtins.property
+    def dollars_by_use(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """By what the machines did: forward, backward, redundant, apply, bubble, idle; other: not reported, such as starting."""
+
+    @_builtins.property
+    def interruptions(self) -> _containers.RepeatedCompositeFieldContainer[Global___InterruptionCost]: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeCost]: ...
+    @_builtins.property
+    def unpriced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes without a known price: they count as free."""
+
+    def __init__(
+        self,
+        *,
+        as_of: _builtins.float = ...,
+        dollars: _builtins.float = ...,
+        dollars_per_hour: _builtins.float = ...,
+        samples: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+        useful_seconds: _builtins.float = ...,
+        dollars_per_thousand_samples: _builtins.float = ...,
+        dollars_per_million_tokens: _builtins.float = ...,
+        value: _builtins.float = ...,
+        dollars_by_use: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        transfer_dollars: _builtins.float = ...,
+        crossing_bytes: _builtins.int = ...,
+        fixed_dollars: _builtins.float = ...,
+        interruptions: _abc.Iterable[Global___InterruptionCost] | None = ...,
+        on_demand_dollars: _builtins.float = ...,
+        checkpoint_dollars: _builtins.float = ...,
+        checkpoint_seconds: _builtins.float = ...,
+        nodes: _abc.Iterable[Global___NodeCost] | None = ...,
+        unpriced: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCostResponse: _TypeAlias = GetCostResponse  # noqa: Y015
 
 @_typing.final
 class KillRequest(_message.Message):

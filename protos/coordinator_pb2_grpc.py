@@ -50,6 +50,11 @@ class CoordinatorStub(object):
                 request_serializer=protos_dot_coordinator__pb2.ListEventsRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.ListEventsResponse.FromString,
                 _registered_method=True)
+        self.GetCost = channel.unary_unary(
+                '/culm.v1.Coordinator/GetCost',
+                request_serializer=protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.GetCostResponse.FromString,
+                _registered_method=True)
         self.Kill = channel.unary_unary(
                 '/culm.v1.Coordinator/Kill',
                 request_serializer=protos_dot_coordinator__pb2.KillRequest.SerializeToString,
@@ -86,6 +91,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCost(self, request, context):
+        """What the run has cost, and for what: computed from the event log alone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Kill(self, request, context):
         """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests).
         """
@@ -117,6 +129,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.ListEvents,
                     request_deserializer=protos_dot_coordinator__pb2.ListEventsRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.ListEventsResponse.SerializeToString,
+            ),
+            'GetCost': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCost,
+                    request_deserializer=protos_dot_coordinator__pb2.GetCostRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.GetCostResponse.SerializeToString,
             ),
             'Kill': grpc.unary_unary_rpc_method_handler(
                     servicer.Kill,
@@ -211,6 +228,33 @@ class Coordinator(object):
             '/culm.v1.Coordinator/ListEvents',
             protos_dot_coordinator__pb2.ListEventsRequest.SerializeToString,
             protos_dot_coordinator__pb2.ListEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCost(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/GetCost',
+            protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
+            protos_dot_coordinator__pb2.GetCostResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class CoordinatorStub:
     GetStatus: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]
     ListEvents: _grpc.UnaryStreamMultiCallable[_coordinator_pb2.ListEventsRequest, _coordinator_pb2.ListEventsResponse]
     """Events from the given sequence number on; with follow, for as long as the caller listens."""
+    GetCost: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.GetCostRequest, _coordinator_pb2.GetCostResponse]
+    """What the run has cost, and for what: computed from the event log alone."""
     Kill: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.KillRequest, _coordinator_pb2.KillResponse]
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]
@@ -53,6 +55,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     GetStatus: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetStatusRequest, _coordinator_pb2.GetStatusResponse]  # type: ignore[assignment]
     ListEvents: _aio.UnaryStreamMultiCallable[_coordinator_pb2.ListEventsRequest, _coordinator_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Events from the given sequence number on; with follow, for as long as the caller listens."""
+    GetCost: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.GetCostRequest, _coordinator_pb2.GetCostResponse]  # type: ignore[assignment]
+    """What the run has cost, and for what: computed from the event log alone."""
     Kill: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.KillRequest, _coordinator_pb2.KillResponse]  # type: ignore[assignment]
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]  # type: ignore[assignment]
@@ -83,6 +87,14 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_coordinator_pb2.ListEventsResponse], _abc.AsyncIterator[_coordinator_pb2.ListEventsResponse]]:
         """Events from the given sequence number on; with follow, for as long as the caller listens."""
+
+    @_abc_1.abstractmethod
+    def GetCost(
+        self,
+        request: _coordinator_pb2.GetCostRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.GetCostResponse, _abc.Awaitable[_coordinator_pb2.GetCostResponse]]:
+        """What the run has cost, and for what: computed from the event log alone."""
 
     @_abc_1.abstractmethod
     def Kill(

@@ -42,7 +42,7 @@ from stage_server.metrics import Reading
 from stage_server.orders import Orders
 from stage_server.receiver import Receiver
 from stage_server.sender import Sender
-from stage_server.times import Times, phase_of
+from stage_server.times import Times, phase_of, redundant_share
 from stage_server.traffic import Traffic
 from stage_server.worker import Worker
 
@@ -99,7 +99,8 @@ class Node:
                 if work is None:
                     break
                 self._busy = True
-                self._times.turn(phase_of(work), time.monotonic())
+                share = redundant_share(work, self._ranges.values())
+                self._times.turn(phase_of(work), time.monotonic(), share)
                 self._running = str(work.instruction) if isinstance(work, Run) else ""
                 if isinstance(work, Run):
                     self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")

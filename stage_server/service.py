@@ -19,6 +19,7 @@ from pipeline.channel import server_options
 from pipeline.errors import JobError
 from pipeline.exposition import Exposition
 from pipeline.job import parse_job
+from pipeline.messages import machine_to_proto
 from pipeline.model import ModelSource
 from pipeline.roles import RoleInterceptor
 from pipeline.rpc_metrics import Interceptor, RpcMetrics
@@ -205,7 +206,8 @@ class StageServer:
             incarnation=self._incarnation,
             address=self._address,
             pid=os.getpid(),
-            zone=self._settings.zone,
+            zone=self._settings.machine.zone,
+            machine=machine_to_proto(self._settings.machine),
             run=self._settings.run,
             protocol_version=PROTOCOL_VERSION,
             term=self._node.term() if self._node is not None else 0,

@@ -1,6 +1,8 @@
 """What a stage server is told when it starts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from pipeline.machine import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,7 @@ class StageSettings:
     advertise: str = ""  # HOST or HOST:PORT where other nodes reach it, if that is not where it listens
     insecure: bool = False  # listen without TLS where others reach it
     name: str = ""  # empty: made from the host's name and the process id
-    zone: str = ""
+    machine: Machine = field(default_factory=Machine)  # what it runs on, as far as it is known
     run: str = ""  # empty: any
     kill_at: tuple[str, ...] = ()  # STEP:INSTRUCTION, to die there: for demos and tests
     connect_timeout: float = 30.0

@@ -1,10 +1,11 @@
 """Where the compute thread's time goes: one clock read whenever it turns from one thing to another."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal, TypeVar
 
 from pipeline.times import TimeSplit
-from stage_server.instructions import Facts, Reduce, Run, Work
+from stage_server.instructions import Apply, Facts, Install, Reduce, Run, Work
 
 V = TypeVar("V", bound=Facts)
 Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
@@ -17,19 +18,36 @@ def phase_of(work: Work[V]) -> Phase:
     return "backward" if isinstance(work, Reduce) else "apply"
 
 
+def redundant_share(work: Work[V], owned: Collection[range]) -> float:
+    """The part of a piece of work that is for stages which the node stands by for, by layers."""
+    if isinstance(work, Apply):
+        layers = [layer for layer, _ in work.gradients]
+    elif isinstance(work, Install):
+        layers = [work.layer]
+    else:
+        return 0.0
+    standby = sum(not any(layer in own for own in owned) for layer in layers)
+    return standby / len(layers) if layers else 0.0
+
+
 class Times:
     """One thread turns from phase to phase; any thread may ask. Times are seconds of one clock."""
 
     def __init__(self, now: float) -> None:
-        # Phase, since when, and all before. Replaced whole, so that who asks needs no lock and sees no half of a turn.
-        self._state: tuple[Phase, float, TimeSplit] = ("idle", now, TimeSplit())
+        # Phase, since when, the redundant part of it, and all before. Replaced whole, so that who asks needs no lock
+        # and sees no half of a turn.
+        self._state: tuple[Phase, float, float, TimeSplit] = ("idle", now, 0.0, TimeSplit())
 
-    def turn(self, phase: Phase, now: float) -> None:
-        """From now on the thread does this."""
-        self._state = (phase, now, self.split(now))
+    def turn(self, phase: Phase, now: float, redundant: float = 0.0) -> None:
+        """From now on the thread does this, the given part of it for stages that the node stands by for."""
+        self._state = (phase, now, redundant, self.split(now))
 
     def split(self, now: float) -> TimeSplit:
         """Everything until now, the present phase included. No part of it ever shrinks."""
-        phase, since, past = self._state
+        phase, since, redundant, past = self._state
         # Who asks may have read the clock just before the thread turned.
-        return replace(past, **{phase: getattr(past, phase) + max(0.0, now - since)})
+        seconds = max(0.0, now - since)
+        spent = {phase: getattr(past, phase) + seconds * (1 - redundant)}
+        if redundant:
+            spent["redundant"] = past.redundant + seconds * redundant
+        return replace(past, **spent)

@@ -10,6 +10,18 @@ from urllib.parse import parse_qs, urlsplit
 
 PATIENCE = 60.0  # seconds for what a test waits for; reached only by a test that fails
 
+AWS_IDENTITY = json.dumps(
+    {"instanceType": "p3.2xlarge", "region": "us-east-1", "availabilityZone": "us-east-1b", "version": "2017-09-30"}
+).encode()
+GCP_ITEMS = {
+    "/computeMetadata/v1/instance/machine-type": b"projects/42/machineTypes/c2-standard-8",
+    "/computeMetadata/v1/instance/zone": b"projects/42/zones/us-central1-f",
+    "/computeMetadata/v1/instance/scheduling/preemptible": b"TRUE",
+}
+AZURE_COMPUTE = json.dumps(
+    {"name": "vm_0", "vmSize": "Standard_NC6s_v3", "location": "westeurope", "zone": "2", "priority": "Spot"}
+).encode()
+
 
 class MetadataServer:
     """Answers from construction to ``close``. Nothing is announced at first."""
@@ -161,6 +173,8 @@ class MetadataServer:
         if request.headers.get("X-aws-ec2-metadata-token") not in self._tokens:
             return 401, b"", {}
         items = {
+            "/latest/dynamic/instance-identity/document": AWS_IDENTITY,
+            "/latest/meta-data/instance-life-cycle": b"spot",
             "/latest/meta-data/spot/instance-action": self._action,
             "/latest/meta-data/events/recommendations/rebalance": self._rebalance,
         }
@@ -170,6 +184,8 @@ class MetadataServer:
     def _gcp(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, str]) -> "Said":
         if request.headers.get("Metadata-Flavor") != "Google":
             return 403, b"", {}
+        if path in GCP_ITEMS:
+            return 200, GCP_ITEMS[path], {"Metadata-Flavor": self._flavor, "ETag": "c3"}
         if path != "/computeMetadata/v1/instance/preempted":
             return 404, b"", {}
         if query.get("wait_for_change") == "true":
@@ -189,6 +205,8 @@ class MetadataServer:
             return 400, b"", {}
         if path == "/metadata/instance/compute/name" and self._vm is not None and query.get("format") == "text":
             return 200, self._vm.encode(), {}
+        if path == "/metadata/instance/compute" and query.get("format") == "json":
+            return 200, AZURE_COMPUTE, {"Content-Type": "application/json"}
         if path == "/metadata/scheduledevents":
             document = {"DocumentIncarnation": len(self._events), "Events": self._events}
             return 200, json.dumps(document).encode(), {"Content-Type": "application/json"}

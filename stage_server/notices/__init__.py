@@ -3,5 +3,6 @@
 from stage_server.notices.notice import Notice, NoticeSource
 from stage_server.notices.sources import make_sources
 from stage_server.notices.watcher import NoticeWatcher
+from stage_server.notices.whereabouts import find_machine
 
-__all__ = ["Notice", "NoticeSource", "NoticeWatcher", "make_sources"]
+__all__ = ["Notice", "NoticeSource", "NoticeWatcher", "find_machine", "make_sources"]

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 
+from pipeline.machine import Machine
 from stage_server.notices.metadata import Answer, MetadataService, expect, json_object
 from stage_server.notices.notice import Notice, unix_seconds
 from stage_server.notices.polled import NoAnswer
@@ -11,6 +12,8 @@ INTERVAL = 5.0  # seconds, as AWS recommends; the warning comes two minutes ahea
 TOKEN_SECONDS = 21600  # how long a token serves: six hours, the longest that is granted
 TOKEN = "/latest/api/token"
 ACTION = "/latest/meta-data/spot/instance-action"
+IDENTITY = "/latest/dynamic/instance-identity/document"
+LIFE_CYCLE = "/latest/meta-data/instance-life-cycle"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
 
 
@@ -31,6 +34,13 @@ class Aws:
             yield instance_action(action)
         if (rebalance := self._get(REBALANCE, stop)) is not None:
             yield rebalance_recommendation(rebalance)
+
+    def machine(self, stop: threading.Event) -> Machine:
+        """What instance this is; NoAnswer if it is none of EC2's."""
+        identity = json_object(self._get(IDENTITY, stop) or b"{}", "AWS's instance identity")
+        market = (self._get(LIFE_CYCLE, stop) or b"").decode(errors="replace").strip()
+        instance_type, region, zone = (str(identity.get(k, "")) for k in ("instanceType", "region", "availabilityZone"))
+        return Machine("aws", instance_type, region, zone, market if market in ("spot", "on-demand") else "")
 
     def _get(self, path: str, stop: threading.Event) -> bytes | None:
         """The item's body, or None if there is no such item now."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
+from pipeline.machine import Machine
 from stage_server.notices.metadata import MetadataService, expect, json_object
 from stage_server.notices.notice import Notice
 from stage_server.notices.polled import NoAnswer
@@ -13,6 +14,7 @@ from stage_server.notices.polled import NoAnswer
 INTERVAL = 1.0  # seconds; an eviction is announced 30 s ahead at least
 ENABLING = 120.0  # seconds that the first request may take: it switches scheduled events on for the VM
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+COMPUTE = "/metadata/instance/compute?api-version=2021-02-01&format=json"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 
 ACTIONS = {  # what will happen, and whether the process dies of it
@@ -44,6 +46,14 @@ class Azure:
             except NoAnswer:
                 self._name = None  # asked for again the next time; if the service is absent, the events say so too
         yield from scheduled_events(self._ask(EVENTS, stop, patience=ENABLING), self._name, self._clock())
+
+    def machine(self, stop: threading.Event) -> Machine:
+        """What VM this is; NoAnswer if it is none of Azure's."""
+        compute = json_object(self._ask(COMPUTE, stop), "Azure's instance metadata")
+        size, region, zone, priority = (str(compute.get(k, "")) for k in ("vmSize", "location", "zone", "priority"))
+        # Azure numbers the zones of a region.
+        where = f"{region}-{zone}" if region and zone else ""
+        return Machine("azure", size, region, where, "spot" if priority.lower() == "spot" else "on-demand")
 
     def _ask(self, path: str, stop: threading.Event, patience: float = 0.0) -> bytes:
         return expect(self._service.ask("GET", path, {"Metadata": "true"}, stop, patience), f"Azure's {path}")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from urllib.parse import urlencode
 
+from pipeline.machine import Machine
 from stage_server.notices.metadata import MetadataService, expect
 from stage_server.notices.notice import Notice
 from stage_server.notices.polled import NoAnswer
@@ -12,6 +13,9 @@ from stage_server.notices.polled import NoAnswer
 INTERVAL = 1.0  # seconds between requests, each of which hangs until something changes
 HANG = 60  # seconds for which the server is asked to hold a request open
 WARNING = 30.0  # seconds from the notice to the end
+TYPE = "/computeMetadata/v1/instance/machine-type"
+ZONE = "/computeMetadata/v1/instance/zone"
+PREEMPTIBLE = "/computeMetadata/v1/instance/scheduling/preemptible"
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
@@ -25,7 +29,7 @@ class Gcp:
 
     def probe(self, stop: threading.Event) -> None:
         """NoAnswer if this is no Compute Engine instance."""
-        self._preempted(stop, PREEMPTED)
+        self._ask(PREEMPTED, stop)
 
     def poll(self, stop: threading.Event) -> Iterator[Notice]:
         """The notice, if it stands; from the second time on, as soon as it stands."""
@@ -33,15 +37,23 @@ class Gcp:
         etag, self._etag = self._etag, ""
         if etag:
             query = urlencode({"wait_for_change": "true", "timeout_sec": HANG, "last_etag": etag})
-            body = self._preempted(stop, f"{PREEMPTED}?{query}", patience=HANG)
+            body = self._ask(f"{PREEMPTED}?{query}", stop, patience=HANG)
         else:
-            body = self._preempted(stop, PREEMPTED)
+            body = self._ask(PREEMPTED, stop)
         if (notice := preemption(body, self._clock())) is not None:
             yield notice
 
-    def _preempted(self, stop: threading.Event, path: str, patience: float = 0.0) -> bytes:
+    def machine(self, stop: threading.Event) -> Machine:
+        """What instance this is; NoAnswer if it is none of Compute Engine's."""
+        # Types and zones come as projects/NUMBER/zones/NAME.
+        names = (self._ask(path, stop).decode(errors="replace") for path in (TYPE, ZONE))
+        instance_type, zone = (name.strip().rpartition("/")[2] for name in names)
+        preemptible = self._ask(PREEMPTIBLE, stop).strip().upper() == b"TRUE"
+        return Machine("gcp", instance_type, "", zone, "spot" if preemptible else "on-demand")
+
+    def _ask(self, path: str, stop: threading.Event, patience: float = 0.0) -> bytes:
         answer = self._service.ask("GET", path, {"Metadata-Flavor": "Google"}, stop, patience)
-        body = expect(answer, f"GCP's {PREEMPTED}")
+        body = expect(answer, f"GCP's {path.partition('?')[0]}")
         if answer.headers.get("metadata-flavor") != "Google":
             raise NoAnswer("whoever answers is not GCP's metadata server: no Metadata-Flavor: Google")
         self._etag = answer.headers.get("etag", "")

@@ -41,23 +41,36 @@ def _make(name: str, by_name: bool, interval: float | None, timeout: float) -> P
     if name.startswith(FILE):
         path = Path(name.removeprefix(FILE))
         return PolledSource(name, file.NoticeFile(path).poll, file.INTERVAL if interval is None else interval)
+    if name == "aws" and aws_is_off():
+        if by_name:
+            log.warning("aws: not watched for preemption notices: AWS_EC2_METADATA_DISABLED is true; unset it")
+        return None
+    service = service_of(name, timeout)
     cloud: aws.Aws | gcp.Gcp | azure.Azure
     match name:
         case "aws":
-            if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
-                if by_name:
-                    log.warning("aws: not watched for preemption notices: AWS_EC2_METADATA_DISABLED is true; unset it")
-                return None
-            six = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
-            default = LINK_LOCAL_6 if six else LINK_LOCAL
-            cloud, usual = aws.Aws(_service(("AWS_EC2_METADATA_SERVICE_ENDPOINT",), default, timeout)), aws.INTERVAL
+            cloud, usual = aws.Aws(service), aws.INTERVAL
         case "gcp":
-            cloud, usual = gcp.Gcp(_service(("GCE_METADATA_HOST",), LINK_LOCAL, timeout)), gcp.INTERVAL
+            cloud, usual = gcp.Gcp(service), gcp.INTERVAL
         case _:
-            # Azure's SDKs move the metadata service with the second one, which was made for one of its uses only.
-            variables = ("CULM_AZURE_METADATA_ENDPOINT", "AZURE_POD_IDENTITY_AUTHORITY_HOST")
-            cloud, usual = azure.Azure(_service(variables, LINK_LOCAL, timeout)), azure.INTERVAL
+            cloud, usual = azure.Azure(service), azure.INTERVAL
     return PolledSource(name, cloud.poll, usual if interval is None else interval, None if by_name else cloud.probe)
+
+
+def aws_is_off() -> bool:
+    """Whether the user has said, as AWS's own tools have it, that its metadata service is not to be asked."""
+    return os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+
+
+def service_of(cloud: str, timeout: float) -> MetadataService:
+    """The cloud's metadata service, where its environment variables say it is. ValueError if that is no endpoint."""
+    if cloud == "aws":
+        six = os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE", "").lower() == "ipv6"
+        return _service(("AWS_EC2_METADATA_SERVICE_ENDPOINT",), LINK_LOCAL_6 if six else LINK_LOCAL, timeout)
+    if cloud == "gcp":
+        return _service(("GCE_METADATA_HOST",), LINK_LOCAL, timeout)
+    # Azure's SDKs move the metadata service with the second one, which was made for one of its uses only.
+    return _service(("CULM_AZURE_METADATA_ENDPOINT", "AZURE_POD_IDENTITY_AUTHORITY_HOST"), LINK_LOCAL, timeout)
 
 
 def _service(variables: tuple[str, ...], default: str, timeout: float) -> MetadataService:

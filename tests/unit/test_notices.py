@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stage_server.notices import Notice, NoticeSource, NoticeWatcher, make_sources
+from pipeline.machine import Machine
+from stage_server.notices import Notice, NoticeSource, NoticeWatcher, find_machine, make_sources
 from stage_server.notices.aws import instance_action, rebalance_recommendation
 from stage_server.notices.azure import Azure, scheduled_events
 from stage_server.notices.file import NoticeFile, time_of_end
@@ -361,3 +362,32 @@ def test_a_watcher_may_be_closed_by_whom_it_tells(tmp_path: Path) -> None:
 
 def test_a_watcher_that_was_not_started_can_be_closed() -> None:
     NoticeWatcher(named("auto"), print).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [
+        ("aws", Machine("aws", "p3.2xlarge", "us-east-1", "us-east-1b", "spot")),
+        ("gcp", Machine("gcp", "c2-standard-8", "", "us-central1-f", "spot")),
+        ("azure", Machine("azure", "Standard_NC6s_v3", "westeurope", "westeurope-2", "spot")),
+    ],
+)
+def test_every_cloud_tells_what_machine_this_is(name: str, machine: Machine, cloud: MetadataServer) -> None:
+    assert find_machine(name, timeout=PATIENCE) == machine
+
+
+def test_nobody_is_asked_what_machine_this_is_unless_allowed(cloud: MetadataServer) -> None:
+    assert find_machine("none") == Machine()
+    assert cloud.asked == []
+
+
+def test_a_machine_that_no_cloud_knows_stays_unknown() -> None:
+    assert find_machine("auto", timeout=0.5) == Machine()
+
+
+def test_what_the_user_says_counts_before_what_the_cloud_says() -> None:
+    found = Machine("gcp", "c2-standard-8", "", "us-central1-f", "spot")
+    assert Machine(market="on-demand").filled_in(found) == Machine(
+        "gcp", "c2-standard-8", "us-central1", "us-central1-f", "on-demand"
+    )
+    assert Machine("mine", "box", "", "rack-b").filled_in(Machine()).region == ""

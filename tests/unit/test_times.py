@@ -10,7 +10,7 @@ from pipeline.plan import Member, Plan, StagePlan
 from pipeline.schedule import Instruction
 from pipeline.times import TimeSplit
 from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
-from stage_server.times import Phase, Times, phase_of
+from stage_server.times import Phase, Times, phase_of, redundant_share
 from stage_server.traffic import Traffic
 from stage_server.worker import Worker
 
@@ -43,6 +43,16 @@ def test_the_split_is_all_of_the_time() -> None:
         times.turn(phase, now)  # type: ignore[arg-type]
     assert times.split(31.0) == TimeSplit(forward=2.0, bubble=3.0, backward=4.0, apply=5.0, idle=7.0)
     assert sum(astuple(times.split(31.0))) == 31.0 - 10.0
+
+
+def test_applying_a_step_to_a_standbys_layers_is_redundant_work() -> None:
+    apply: Work[Nothing] = Apply(0, 1.0, ((0, Nothing()), (1, Nothing()), (2, Nothing()), (3, Nothing())))
+    assert redundant_share(apply, [range(1)]) == 0.75
+    assert redundant_share(apply, [range(2), range(2, 4)]) == 0.0
+    assert redundant_share(Run(Instruction(1, "F", 0), 0, 1, Nothing()), []) == 0.0
+    times = Times(0.0)
+    times.turn("apply", 0.0, 0.75)
+    assert times.split(4.0) == TimeSplit(apply=1.0, redundant=3.0)
 
 
 def test_what_goes_on_counts_already() -> None:

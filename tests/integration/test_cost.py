@@ -1,0 +1,53 @@
+"""Money on a real cluster: the live figures are those of the replayed log, through a loss and a new coordinator."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from culm.__main__ import main
+from culm.cluster import LocalCluster
+from culm.training import train
+from pipeline.job import load_job
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_a_replayed_log_gives_the_live_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=80", "pipeline.stages=2"])
+    victims = [(20, "n1"), (50, "coordinator")]
+
+    def kill(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if victims and status.step >= victims[0][0]:
+            os.kill(cluster.pids()[victims.pop(0)[1]], signal.SIGKILL)
+
+    zones = {f"n{i}": {"CULM_ZONE": "ab"[i % 2], "CULM_REGION": "r"} for i in range(3)}
+    with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run", environments=zones) as cluster:
+        train(cluster, lambda status, new, outcome: None, kill)
+        assert main(["cost", "--coordinator", cluster.address, "--json"]) == 0
+        live = json.loads(capsys.readouterr().out)
+        assert main(["events", "--coordinator", cluster.address, "--json"]) == 0
+        log = tmp_path / "run.jsonl"
+        log.write_text(capsys.readouterr().out)
+    assert not victims
+    assert main(["cost", "--log", str(log), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)
+    assert replayed == live
+    assert live["samples"] == 80 * job.samples_per_step
+    assert [x["node"] for x in live["interruptions"]] == ["n1"]
+    assert live["crossing_bytes"] > 0
+    assert live["transfer_dollars"] == pytest.approx(live["crossing_bytes"] / 1e9 * 0.02)
+    assert live["dollars"] == pytest.approx(sum(n["dollars"] for n in live["nodes"]) + live["transfer_dollars"])
+    assert live["dollars"] > 0
+    assert not live["unpriced"]
+
+
+def test_a_log_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text('{"sequence": 1}\n')
+    assert main(["cost", "--log", str(log)]) == 2
+    assert "log.jsonl, line 1" in capsys.readouterr().err
