@@ -42,6 +42,8 @@ def _ls(arguments: argparse.Namespace) -> int:
         spot, on_demand = (f"{x:g}" if x is not None else "" for x in (row.spot, row.on_demand))
         where = (row.provider, row.instance_type, row.region, row.zone)
         table.add_row(*where, spot, on_demand, row.date.isoformat(), row.source)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
     Console().print(table)
     return 0
 
