@@ -71,6 +71,7 @@ def plan_record(state: State, plan: Plan) -> Record:
     """What the event log says of a plan: who does what, and what a step trains on."""
     fields = {
         "generation": str(plan.generation),
+        "steps": str(state.settings.steps),
         "stage_count": str(len(plan.stages)),
         "stages": json.dumps(stages_to_lists(plan.stages)),
         "samples_per_step": str(state.settings.samples_per_step),

@@ -51,6 +51,7 @@ class Leader:
         self._store = store
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
+        self._shown = self._state  # what viewers are told: all of it is on record
         self._turn = asyncio.Lock()
         self._background: set[asyncio.Task[None]] = set()
         self.ledger = Ledger()
@@ -76,6 +77,7 @@ class Leader:
             self._state = from_document(document, settings, self.term, time.monotonic())
             log.info("going on from step %d in term %d", self._state.committed, self.term)
             await self._read_events()
+        self._shown = self._state
 
     def _resumed(self) -> co.State:
         """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
@@ -157,6 +159,7 @@ class Leader:
                 if isinstance(event, co.Tick | co.Joined):
                     for record in self._billing.records(self._state, time.monotonic()):
                         await self._record(record)
+                self._shown = self._state
             except Exception as error:
                 self.failure = error
                 log.exception("cannot decide on %s", event)
@@ -243,7 +246,7 @@ class Leader:
         return self.ledger.figures(time.time())
 
     def status(self) -> pb.GetStatusResponse:
-        state, now = self._state, time.monotonic()
+        state, now = self._shown, time.monotonic()
         cost = self.cost()
         spent = {(n.node, n.incarnation): n for n in cost.nodes}
         response = pb.GetStatusResponse(

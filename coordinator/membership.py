@@ -54,7 +54,7 @@ def join(state: State, event: Joined, now: float) -> Decision:
         node = Node(event.node, event.incarnation, event.address, event.pid, event.zone, False, now, None, now)
         node = replace(node, machine=event.machine)
         fields = {"node": event.node, "incarnation": str(event.incarnation), **asdict(event.machine)}
-        fields["zone"] = event.zone
+        fields |= {"zone": event.zone, "address": event.address}
         commands.append(Record("joined", f"{event.node} joined from {event.address}", fields))
     else:
         node = replace(known, address=event.address, pid=event.pid, machine=event.machine)

@@ -17,6 +17,7 @@ MODULES = {
     "events": "events",
     "cost": "cost",
     "prices": "prices",
+    "ui": "ui",
     "drain": "drain",
     "weights": "weights",
     "health": "health",

@@ -5,7 +5,6 @@ It is the parent of all the others, so that they end with it, also by kill -9 (o
 
 import json
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -19,6 +18,7 @@ from culm.ports import free_port, is_free
 from culm.processes import Child
 from culm.redis_binary import RedisUnavailable
 from culm.run import end_on_sigterm
+from culm.ui import installed
 from pipeline.job import load_job
 
 POLL_SECONDS = 0.2
@@ -27,9 +27,7 @@ USUAL_UI_PORT = 8501
 
 def ui_command() -> list[str]:
     """What starts the UI, or nothing where it is not installed."""
-    command = [sys.executable, "-m", "culm", "ui"]
-    asked = subprocess.run([*command, "--help"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
-    return command if asked.returncode == 0 else []
+    return [sys.executable, "-m", "culm", "ui"] if installed() else []
 
 
 class Ui:

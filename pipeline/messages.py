@@ -25,7 +25,7 @@ def key_from_proto(key: tensor_pb2.Key) -> Key:
     return Key(key.era, key.step, key.pipeline, Kind(key.kind), key.stage, key.index)
 
 
-def _stages_to_proto(stages: Stages) -> list[coordinator_pb2.StagePlan]:
+def stages_to_proto(stages: Stages) -> list[coordinator_pb2.StagePlan]:
     return [
         coordinator_pb2.StagePlan(
             first_layer=stage.first_layer,
@@ -54,12 +54,12 @@ def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
         generation=plan.generation,
         era=plan.era,
         step=plan.step,
-        stages=_stages_to_proto(plan.stages),
+        stages=stages_to_proto(plan.stages),
         members=members,
         reason=plan.reason,
         origin_step=plan.origin_step,
         origin=plan.origin,
-        target=_stages_to_proto(plan.target),
+        target=stages_to_proto(plan.target),
     )
 
 

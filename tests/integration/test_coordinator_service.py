@@ -280,7 +280,7 @@ def test_a_commit_reaches_all_though_the_last_to_report_dies_while_it_is_persist
         await n1.ready(1)
         await store.saving.wait()
         n1.call.cancel()
-        await running.until(lambda s: s.step == 1)
+        assert running.leader.state.committed == 1
         while await running.reaches("n1"):
             pass
         store.open.set()

@@ -65,6 +65,15 @@ def scrape(log: Path) -> list[Metric]:
         return list(text_string_to_metric_families(response.read().decode()))
 
 
+def settled(log: Path) -> list[Metric]:
+    """What a process tells once nobody waits for a tensor of its any more."""
+    waiting = ("culm_mailbox_tensors", "culm_outbox_tensors")
+    while True:
+        families = scrape(log)
+        if not any(sample.value for family in families if family.name in waiting for sample in family.samples):
+            return families
+
+
 @pytest.fixture(scope="module")
 def job() -> Job:
     changes = [f"job.steps={STEPS}", "pipeline.stages=3", f"pipeline.microbatches={MICROBATCHES}", "data.microbatch=8"]
@@ -83,7 +92,7 @@ def scraped(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Scraped:
         channel, stub = connect(cluster.address)
         with channel:
             status = applied(stub)
-        return Scraped(outcome, status, {name: scrape(folder / f"{name}.log") for name in processes})
+        return Scraped(outcome, status, {name: settled(folder / f"{name}.log") for name in processes})
 
 
 def test_the_coordinator_tells_how_the_run_went(scraped: Scraped, job: Job) -> None:
@@ -109,10 +118,8 @@ def test_a_node_tells_what_it_did(node: str, scraped: Scraped) -> None:
 
     assert told("culm_instructions_total") == STEPS * 2 * MICROBATCHES
     assert told("culm_version") == STEPS
-    assert told("culm_mailbox_tensors") == told("culm_outbox_tensors") == 0
     seconds = {f.name: told(SECONDS, phase=f.name) for f in fields(TimeSplit)}
-    assert seconds["redundant"] == 0
-    assert all(seconds[phase] > 0 for phase in ("forward", "backward", "apply", "bubble", "idle"))
+    assert all(seconds.values()), "every one has a standby's layers too, to which it applies steps"
 
 
 def test_what_one_node_received_another_sent(scraped: Scraped) -> None:

@@ -1,0 +1,64 @@
+"""``culm ui``: the dashboard in a browser."""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from culm.client import default_coordinator
+from pipeline.errors import JobError
+
+PORT = 8501
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "ui",
+        help="the dashboard in a browser",
+        description="Serves the dashboard of a run: money, topology, preemptions. It asks the coordinator alone.",
+        epilog="examples:\n"
+        "  culm ui --coordinator 127.0.0.1:7070\n"
+        "  culm ui --demo\n"
+        "  culm ui --log run.jsonl --speed 10",
+    )
+    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    listen = os.environ.get("CULM_LISTEN", f"127.0.0.1:{PORT}")
+    parser.add_argument("--listen", default=listen, metavar="HOST:PORT")
+    parser.add_argument("--demo", action="store_true", help="show a recorded run that Culm brings along")
+    parser.add_argument("--log", default="", metavar="FILE", help="show this recorded run, of culm events --json")
+    parser.add_argument("--speed", type=float, default=1.0, help="of a recorded run")
+    parser.set_defaults(command=ui)
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("streamlit") is not None
+
+
+def ui(arguments: argparse.Namespace) -> int:
+    if not installed():
+        raise JobError("streamlit is not installed", "culm ui", "pip install 'culm[ui]'")
+    host, _, port = arguments.listen.rpartition(":")
+    if not port.isdigit():
+        raise JobError("this is no address", f"--listen {arguments.listen}", "write HOST:PORT")
+    if arguments.log and not Path(arguments.log).is_file():
+        raise JobError("there is no such file", arguments.log, "make one: culm events --json > FILE")
+    os.environ["CULM_COORDINATOR"] = arguments.coordinator
+    os.environ["CULM_UI_LOG"] = arguments.log or ("demo" if arguments.demo else "")
+    os.environ["CULM_UI_SPEED"] = str(arguments.speed)
+    app = Path(__file__).resolve().parent.parent / "ui" / "app.py"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(app.parent.parent), os.environ.get("PYTHONPATH"))))
+    settings = {
+        "server.address": host.strip("[]"),
+        "server.port": port,
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",  # no request leaves the machine
+        "client.toolbarMode": "minimal",
+        # One theme.primaryColor for both would switch dark pages off.
+        "theme.light.primaryColor": "#2f9e6e",
+        "theme.dark.primaryColor": "#2f9e6e",
+    }
+    words = [f"--{name}={value}" for name, value in settings.items()]
+    print(f"culm ui: http://{arguments.listen}", flush=True)
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(app), *words])

@@ -1,0 +1,46 @@
+"""The dashboard: ``streamlit run ui/app.py``, which is what ``culm ui`` does."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import streamlit as st
+
+from ui.recorded import DEMO, Recorded
+from ui.screens import cost, events, nodes, overview, preemptions, topology
+from ui.source import Live, Source
+
+PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
+    "Overview": (overview.show, ":material/speed:"),
+    "Topology": (topology.show, ":material/hub:"),
+    "Preemptions": (preemptions.show, ":material/bolt:"),
+    "Nodes": (nodes.show, ":material/dns:"),
+    "Cost": (cost.show, ":material/payments:"),
+    "Events": (events.show, ":material/list:"),
+}
+
+
+@st.cache_resource
+def source_of(coordinator: str, recorded: str, speed: float) -> Source:
+    """One for all who look: ``recorded`` is a log's path, "demo", or empty."""
+    if recorded:
+        return Recorded(DEMO if recorded == "demo" else Path(recorded), speed)
+    return Live(coordinator)
+
+
+def main() -> None:
+    st.set_page_config(page_title="Culm", page_icon=str(Path(__file__).with_name("icon.svg")), layout="wide")
+    env = os.environ.get
+    speed = float(env("CULM_UI_SPEED") or 1.0)
+    source = source_of(env("CULM_COORDINATOR") or "127.0.0.1:7070", env("CULM_UI_LOG") or "", speed)
+    pages = [
+        st.Page(partial(show, source), title=title, icon=icon, url_path=title.lower(), default=title == "Overview")
+        for title, (show, icon) in PAGES.items()
+    ]
+    page = st.navigation(pages, position="top")
+    page.run()
+    st.caption(f"Culm · {source.name}")
+
+
+main()

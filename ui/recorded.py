@@ -1,0 +1,137 @@
+"""A recorded event log, played as if it happened now: the demo mode."""
+
+import gzip
+import json
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.eventlog import events_of_lines
+from pipeline.ledger import ENDS, USES, Ledger
+from pipeline.messages import stages_to_proto
+from pipeline.plan import stages_from_lists
+from protos import coordinator_pb2 as pb
+from ui.history import History
+from ui.source import Look
+
+DEMO = Path(__file__).with_name("demo.jsonl.gz")
+PAUSE = 10.0  # seconds that the end stays before it starts again
+RATE_STEPS = 10
+
+
+class Replay:
+    """The status that a coordinator would have told, from the events so far."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.history = History()
+        self._status = pb.GetStatusResponse(phase="waiting", detail="waiting for nodes", loss=math.nan)
+        self._nodes: dict[str, pb.NodeStatus] = {}
+        self._times: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._exposed: dict[int, float] = {}
+
+    def take(self, event: pb.ListEventsResponse) -> None:
+        self.ledger.take(event)
+        self.history.take(event)
+        status, facts = self._status, event.fields
+        if event.kind == "joined":
+            node = pb.NodeStatus(id=facts["node"], incarnation=int(facts["incarnation"]), state="joining")
+            node.zone, node.address = facts["zone"], facts.get("address", "")
+            for name in ("provider", "instance_type", "region", "zone", "market"):
+                setattr(node.machine, name, facts.get(name, ""))
+            self._nodes[node.id] = node
+        elif event.kind in ENDS:
+            self._nodes.pop(facts["node"], None)
+        elif event.kind == "draining":
+            self._nodes[facts["node"]].state = "draining"
+        elif event.kind == "usage" and facts["node"] in self._nodes:
+            self._used(self._nodes[facts["node"]], dict(facts))
+        elif event.kind == "plan":
+            self._planned(event)
+        elif event.kind == "commit":
+            status.step, status.loss = int(facts["step"]) + 1, float(facts["loss"])
+            self._times.append(event.time)
+        elif event.kind == "rollback":
+            status.step = int(facts["step"])
+            self._times.clear()
+        elif event.kind == "checkpoint":
+            status.checkpoint = int(facts["step"])
+        elif event.kind == "done":
+            status.phase, status.detail = "done", event.text
+        if event.kind in ("waiting", "rollback"):
+            status.phase, status.detail = "waiting", event.text
+
+    def _used(self, node: pb.NodeStatus, facts: dict[str, str]) -> None:
+        for use in USES:
+            setattr(node.times, use, float(facts[use]))
+        for name, text in facts.items():
+            if name.startswith("sent."):
+                node.sent_bytes[name.removeprefix("sent.")] = int(text)
+
+    def _planned(self, event: pb.ListEventsResponse) -> None:
+        status, facts = self._status, event.fields
+        stages = stages_from_lists(json.loads(facts["stages"]))
+        status.phase, status.detail, status.generation = "running", "training", event.generation
+        status.steps = int(facts["steps"])
+        status.samples_per_step, status.tokens_per_step = int(facts["samples_per_step"]), int(facts["tokens_per_step"])
+        del status.plan.stages[:]
+        status.plan.stages.extend(stages_to_proto(stages))
+        status.plan.reason = event.text
+        exposed = {s for s, stage in enumerate(stages) if stage.hot_standby() is None}
+        self._exposed = {s: self._exposed.get(s, event.time) for s in exposed}
+        for node in self._nodes.values():
+            del node.stages[:], node.standby_of[:]
+            node.stages.extend(s for s, stage in enumerate(stages) if node.id in stage.owners)
+            node.standby_of.extend(s for s, stage in enumerate(stages) if node.id in [b.node for b in stage.standbys])
+            if node.state != "draining":
+                node.state = "active" if node.stages or node.standby_of else "spare"
+
+    def look(self, at: float) -> Look:
+        status, cost = pb.GetStatusResponse(), self.ledger.figures(at)
+        status.CopyFrom(self._status)
+        status.job, status.cost = "recorded run", cost.dollars
+        if len(self._times) > 1 and self._times[-1] > self._times[0]:
+            steps = (len(self._times) - 1) / (self._times[-1] - self._times[0])
+            status.samples_per_second = steps * status.samples_per_step
+        bills = {(n.node, n.incarnation): n for n in cost.nodes}
+        for node in self._nodes.values():
+            bill = bills.get((node.id, node.incarnation), pb.NodeCost())
+            node.price_per_hour, node.spent = bill.price_per_hour, bill.dollars
+            status.nodes.append(node)
+        for s in range(len(status.plan.stages)):
+            status.exposure[s] = at - self._exposed[s] if s in self._exposed else 0.0
+        return Look(status, cost, self.history, at)
+
+
+class Recorded:
+    """A log file, from its beginning to its end and again, ``speed`` times as fast as it happened."""
+
+    def __init__(self, path: Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8") as file:
+            self._events = list(events_of_lines(file, str(path)))
+        self.name = f"recorded: {path.name.partition('.')[0]}"
+        self._speed = speed
+        self._clock = clock
+        self._begun = clock()
+        self._lock = threading.Lock()
+        self._replay, self._next = Replay(), 0
+
+    def look(self) -> Look:
+        with self._lock:
+            if not self._events:
+                return Look(problem="the recorded log is empty")
+            first, last = self._events[0].time, self._events[-1].time
+            at = first + (self._clock() - self._begun) * self._speed
+            if at > last + PAUSE * self._speed:
+                self._begun, self._replay, self._next, at = self._clock(), Replay(), 0, first
+            while self._next < len(self._events) and self._events[self._next].time <= at:
+                self._replay.take(self._events[self._next])
+                self._next += 1
+            return self._replay.look(min(at, last))
+
+    def kill(self, node: str) -> str:
+        return "nothing can be preempted in a recorded run"

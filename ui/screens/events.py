@@ -1,0 +1,33 @@
+"""What happened and why."""
+
+import streamlit as st
+
+from protos import coordinator_pb2 as pb
+from ui.screens.parts import banner
+from ui.source import Source
+from ui.words import clock
+
+SHOWN = 500
+
+
+@st.fragment(run_every=1.0)
+def show(source: Source) -> None:
+    look = source.look()
+    banner(look)
+    kinds = sorted({event.kind for event in look.history.notable})
+    with st.container(horizontal=True):
+        wanted = st.multiselect("Kinds", kinds, placeholder="all", key="kinds", width=420)
+        words = st.text_input("Containing", key="words", width=320)
+    events = chosen(look.history.notable, wanted, words)
+    st.dataframe([row(event) for event in events[: -SHOWN - 1 : -1]], hide_index=True, width="stretch", height=560)
+    st.caption(f"{len(events)} of {len(look.history.notable)} events; commits and usage are left out.")
+
+
+def chosen(events: list[pb.ListEventsResponse], kinds: list[str], words: str) -> list[pb.ListEventsResponse]:
+    """Those of the kinds, all if none is named, that contain the words."""
+    sought = words.strip().lower()
+    return [e for e in events if (not kinds or e.kind in kinds) and sought in f"{e.kind} {e.text}".lower()]
+
+
+def row(event: pb.ListEventsResponse) -> dict[str, object]:
+    return {"time": clock(event.time), "step": event.step, "kind": event.kind, "what and why": event.text}

@@ -1,0 +1,43 @@
+"""How far, how fast, at what price."""
+
+import streamlit as st
+
+from ui.charts import loss_curve
+from ui.screens.parts import banner, tiles
+from ui.source import Source
+from ui.words import money, seconds_left, span
+
+
+@st.fragment(run_every=1.0)
+def show(source: Source) -> None:
+    look = source.look()
+    status, cost = look.status, look.cost
+    banner(look)
+    left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
+    remaining = "" if left is None or status.phase != "running" else f", about {span(left)} left"
+    share = status.step / status.steps if status.steps else 0.0
+    st.progress(min(share, 1.0), f"**{status.job or 'no run'}**: step {status.step} of {status.steps}{remaining}")
+    goodput = cost.useful_seconds / cost.seconds if cost.seconds else 0.0
+    tokens = money(cost.dollars_per_million_tokens) if cost.tokens else "–"
+    loss = f"{look.history.losses[-1]:.4f}" if look.history.losses else "–"
+    tiles(
+        ("Spent so far", money(cost.dollars), f"{money(cost.dollars_per_hour)} an hour now"),
+        ("Samples a second", f"{status.samples_per_second:,.0f}", f"{cost.samples:,} so far"),
+        ("Value", f"{cost.value:,.2f}", "samples/s for $1 an hour"),
+        ("Goodput", f"{goodput:.1%}", f"{len(cost.interruptions)} interruptions"),
+    )
+    tiles(
+        ("Loss", loss, ""),
+        ("A million tokens", tokens, ""),
+        ("Saved against on-demand", _saved(cost.on_demand_dollars, cost.dollars), ""),
+        ("Saved against checkpoints", _saved(cost.checkpoint_dollars, cost.dollars), ""),
+    )
+    st.subheader("Loss")
+    if look.history.steps:
+        st.vega_lite_chart(None, loss_curve(look.history), width="stretch")
+    else:
+        st.caption("No step is committed yet.")
+
+
+def _saved(other: float, own: float) -> str:
+    return money(other - own) if other else "–"

@@ -1,0 +1,44 @@
+"""What several pages show."""
+
+import streamlit as st
+
+from protos import coordinator_pb2 as pb
+from ui.source import Look, Source
+
+
+def banner(look: Look) -> None:
+    """What the viewer has to know before anything else."""
+    status = look.status
+    if look.problem:
+        st.warning(look.problem, icon=":material/cloud_off:")
+    if status.phase == "failed":
+        st.error(f"The run failed: {status.detail}")
+    elif status.phase == "waiting":
+        st.info(f"Waiting: {status.detail}", icon=":material/hourglass:")
+    elif status.phase == "done":
+        st.success(f"Done: {status.detail}")
+    exposed = {s: seconds for s, seconds in sorted(status.exposure.items()) if seconds > 0}
+    if exposed and status.phase == "running" and len(status.nodes) > 1:
+        told = ", ".join(f"stage {s} for {seconds:.1f} s" for s, seconds in exposed.items())
+        st.warning(f"Without a hot standby: {told}", icon=":material/shield:")
+
+
+def preempt(source: Source, status: pb.GetStatusResponse) -> None:
+    """A button that takes a node away, where that is allowed."""
+    names = sorted(node.id for node in status.nodes)
+    if not status.kill_allowed or not names:
+        st.caption("Preempting nodes from here is not allowed: the coordinator was started without `--allow-kill`.")
+        return
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        node = st.selectbox("Node", names, key="victim", width=220)
+        pressed = st.button(
+            "Preempt it now", type="primary", icon=":material/bolt:", help="kill -9, as a spot market would"
+        )
+    if pressed and node:
+        st.toast(source.kill(node), icon=":material/bolt:")
+
+
+def tiles(*each: tuple[str, str, str]) -> None:
+    """Figures beside each other: title, figure, and what else there is to say."""
+    for column, (title, figure, more) in zip(st.columns(len(each)), each, strict=True):
+        column.metric(title, figure, more or None, delta_color="off", delta_arrow="off", border=True, height="stretch")

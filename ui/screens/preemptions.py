@@ -1,0 +1,54 @@
+"""Every node that went, and how the others went on."""
+
+import streamlit as st
+
+from ui.charts import timeline
+from ui.history import Preemption
+from ui.screens.parts import banner, tiles
+from ui.source import Source
+from ui.words import clock, milliseconds, span
+
+SHOWN = 40  # in the chart
+
+
+@st.fragment(run_every=1.0)
+def show(source: Source) -> None:
+    look = source.look()
+    banner(look)
+    preemptions = look.history.preemptions
+    if not preemptions:
+        st.caption("No node has been preempted yet.")
+        return
+    losses = [p for p in preemptions if p.kind != "handover"]
+    resumed = sorted(p.resume_ms for p in losses if p.resume_ms is not None)
+    tiles(
+        ("Lost", str(len(losses)), ""),
+        ("Handed over in time", str(len(preemptions) - len(losses)), ""),
+        ("Resumed after (median)", milliseconds(resumed[len(resumed) // 2] if resumed else None), ""),
+        ("Instructions redone", str(sum(p.redone or 0 for p in preemptions)), ""),
+    )
+    if losses:
+        st.vega_lite_chart(None, timeline(losses[-SHOWN:]), width="stretch")
+    st.dataframe([row(p) for p in reversed(preemptions)], hide_index=True, width="stretch")
+    st.caption(
+        "Detect: silence before the node was declared lost. Promote: until the plan without it. Resume: until its "
+        "heir's first instruction. Restored: until every stage had a hot standby again."
+    )
+
+
+def row(p: Preemption) -> dict[str, object]:
+    """A line of the table."""
+    return {
+        "time": clock(p.time),
+        "node": p.node,
+        "what": p.kind,
+        "step": p.step,
+        "stages": p.stages,
+        "notice": span(p.notice_seconds) if p.notice_seconds is not None else "none",
+        "detect": milliseconds(p.detect_ms),
+        "promote": milliseconds(p.promote_ms),
+        "resume": milliseconds(p.resume_ms),
+        "restored": milliseconds(p.restored_ms),
+        "redone": p.redone,
+        "why": p.why,
+    }

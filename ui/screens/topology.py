@@ -1,0 +1,21 @@
+"""Who runs what, as a picture that changes with it."""
+
+import streamlit as st
+
+from ui.ring import ring_svg
+from ui.screens.parts import banner, preempt
+from ui.source import Source
+
+
+@st.fragment(run_every=0.5)
+def show(source: Source) -> None:
+    look = source.look()
+    banner(look)
+    preempt(source, look.status)
+    if not look.status.nodes:
+        st.caption("No node has joined yet.")
+        return
+    ink = "#fafafa" if st.context.theme.type == "dark" else "#31333f"
+    st.image(ring_svg(look.status, look.history.gone, look.at, ink), width=860)
+    plan = look.status.plan
+    st.caption(f"Plan {look.status.generation}: {plan.reason}")

@@ -1,0 +1,81 @@
+"""Where the pages look: a live coordinator, or a recorded event log."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import grpc
+
+from pipeline.channel import details
+from pipeline.tls import open_channel
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from ui.history import History
+
+PATIENCE = 2.0  # seconds that a coordinator has to answer
+FRESH = 0.4  # seconds for which what was seen serves the next who looks
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is to see. ``problem`` says in words why it may be old."""
+
+    status: pb.GetStatusResponse = field(default_factory=pb.GetStatusResponse)
+    cost: pb.GetCostResponse = field(default_factory=pb.GetCostResponse)
+    history: History = field(default_factory=History)
+    at: float = 0.0  # unix seconds
+    problem: str = ""
+
+
+class Source(Protocol):
+    name: str
+
+    def look(self) -> Look: ...
+
+    def kill(self, node: str) -> str:
+        """Has the node die at once; what came of it, in words."""
+        ...
+
+
+class Live:
+    """A coordinator, which may be away for a while; what was seen last stays then. Any thread may call."""
+
+    def __init__(self, address: str) -> None:
+        self.name = address
+        self._stub = CoordinatorStub(open_channel(address, "coordinator"))
+        self._lock = threading.Lock()
+        self._look = Look(problem=f"no coordinator answers at {address} yet")
+        self._looked = 0.0
+        self._seen = 0  # the last event's number
+
+    def look(self) -> Look:
+        with self._lock:
+            if time.monotonic() - self._looked > FRESH:
+                self._look = self._ask()
+                self._looked = time.monotonic()
+            return self._look
+
+    def _ask(self) -> Look:
+        before = self._look
+        try:
+            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE)
+            history = before.history
+            if (status.job, status.steps) != (before.status.job, before.status.steps):
+                history, self._seen = History(), 0  # another run
+            for event in self._stub.ListEvents(pb.ListEventsRequest(from_sequence=self._seen + 1), timeout=PATIENCE):
+                history.take(event)
+                self._seen = event.sequence
+            cost = self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE)
+        except grpc.RpcError as error:
+            since = time.strftime("%H:%M:%S", time.localtime(before.at)) if before.at else "the start"
+            problem = f"the coordinator at {self.name} does not answer ({details(error)}): this is from {since}"
+            return Look(before.status, before.cost, before.history, before.at, problem)
+        return Look(status, cost, history, time.time())
+
+    def kill(self, node: str) -> str:
+        try:
+            pid = self._stub.Kill(pb.KillRequest(node=node), timeout=PATIENCE).pid
+        except grpc.RpcError as error:
+            return f"{node} was not preempted: {details(error)}"
+        return f"{node} (process {pid}) is preempted"

@@ -1,0 +1,50 @@
+"""How the pages write numbers."""
+
+import math
+import time
+
+
+def money(dollars: float) -> str:
+    """Two digits from a dollar on, else as many as show something."""
+    if dollars == 0 or abs(dollars) >= 1:
+        return f"${dollars:,.2f}"
+    return f"${dollars:.{min(6, 2 - math.floor(math.log10(abs(dollars))))}f}"
+
+
+def span(seconds: float) -> str:
+    """A duration in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0f} ms" if value < 10_000 else f"{value / 1e3:.1f} s"
+
+
+def clock(at: float) -> str:
+    """Time of day, here."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def seconds_left(step: int, steps: int, samples_per_second: float, samples_per_step: int) -> float | None:
+    """Until the last step at the present speed; None where there is none to tell by."""
+    if not samples_per_second or not samples_per_step:
+        return None
+    return (steps - step) * samples_per_step / samples_per_second
