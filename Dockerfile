@@ -1,4 +1,4 @@
-# Two images from one file: docker build --target coordinator|stage .
+# Three images from one file: docker build --target coordinator|stage|ui .
 # Only the stage image has torch: the CPU build, or another one by TORCH_INDEX_URL (the whl/cu... indexes hold CUDA's).
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
@@ -15,6 +15,9 @@ RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/common.txt
 
 FROM packages AS coordinator-venv
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/coordinator.txt
+
+FROM packages AS ui-venv
+RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt
 
 FROM packages AS stage-venv
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -51,6 +54,17 @@ EXPOSE 7070
 HEALTHCHECK --interval=2s --timeout=5s --start-period=60s --retries=15 CMD ["culm", "health", "127.0.0.1:7070"]
 ENTRYPOINT ["culm"]
 CMD ["coordinator"]
+
+FROM base AS ui
+COPY --from=ui-venv /venv /venv
+COPY --from=wheel /culm /app
+# It has no certificate of its own for browsers: publish its port on loopback, or behind something that asks who comes.
+ENV CULM_LISTEN=0.0.0.0:8501 CULM_INSECURE=1
+EXPOSE 8501
+HEALTHCHECK --interval=2s --timeout=5s --start-period=60s --retries=15 \
+    CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8501/_stcore/health', timeout=4)"]
+ENTRYPOINT ["culm"]
+CMD ["ui"]
 
 # The last one, so that a build without --target makes it.
 FROM base AS stage

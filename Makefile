@@ -35,7 +35,7 @@ wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RE
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/wan
 
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
-	docker compose build coordinator stage
+	docker compose build coordinator stage ui
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/compose
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories

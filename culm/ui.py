@@ -8,6 +8,7 @@ from pathlib import Path
 
 from culm.client import default_coordinator
 from pipeline.errors import JobError
+from pipeline.tls import LOOPBACK
 
 PORT = 8501
 
@@ -28,6 +29,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--demo", action="store_true", help="show a recorded run that Culm brings along")
     parser.add_argument("--log", default="", metavar="FILE", help="show this recorded run, of culm events --json")
     parser.add_argument("--speed", type=float, default=1.0, help="of a recorded run")
+    insecure = os.environ.get("CULM_INSECURE") == "1"
+    parser.add_argument("--insecure", action="store_true", default=insecure, help="listen where others reach it")
     parser.set_defaults(command=ui)
 
 
@@ -41,6 +44,10 @@ def ui(arguments: argparse.Namespace) -> int:
     host, _, port = arguments.listen.rpartition(":")
     if not port.isdigit():
         raise JobError("this is no address", f"--listen {arguments.listen}", "write HOST:PORT")
+    if not arguments.insecure and not arguments.listen.startswith(LOOPBACK):
+        what = "everybody who reaches this address could watch the run, and preempt nodes if this certificate may"
+        mend = "listen on 127.0.0.1 behind something that asks who comes, or say --insecure"
+        raise JobError(what, f"--listen {arguments.listen}", mend)
     if arguments.log and not Path(arguments.log).is_file():
         raise JobError("there is no such file", arguments.log, "make one: culm events --json > FILE")
     os.environ["CULM_COORDINATOR"] = arguments.coordinator

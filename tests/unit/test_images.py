@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-IMAGES = ("coordinator", "stage")
+IMAGES = ("coordinator", "stage", "ui")
 
 
 def listed(image: str) -> set[str]:
@@ -20,7 +20,7 @@ def listed(image: str) -> set[str]:
 
 def declared() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = project["dependencies"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["ui"]]
     return {re.split(r"[^A-Za-z0-9_.-]", line)[0] for line in wanted}
 
 
@@ -37,6 +37,7 @@ def test_all_images_together_have_all_that_the_package_needs() -> None:
 def test_what_is_large_or_not_its_business_is_left_out() -> None:
     assert not listed("coordinator") & {"torch", "numpy", "safetensors"}
     assert "redis" not in listed("stage")
+    assert not listed("ui") & {"torch", "safetensors", "redis"}
 
 
 def test_versions_are_those_that_are_tested_together() -> None:

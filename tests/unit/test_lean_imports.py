@@ -23,6 +23,8 @@ TORCH = "torch,numpy,safetensors"
         (TORCH, ("coordinator", "--help")),
         (f"{TORCH},redis", ("status", "--help")),
         (f"{TORCH},redis", ("events", "--help")),
+        (f"{TORCH},redis,streamlit", ("ui", "--help")),
+        (f"{TORCH},redis", ("cost", "--help")),
         ("redis", ("stage", "--help")),
     ],
 )
@@ -38,6 +40,8 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
     [
         (TORCH, "coordinator.service"),
         (f"{TORCH},redis", "culm.progress"),
+        ("torch,safetensors,redis", "ui.screens.overview"),
+        ("torch,safetensors,redis", "ui.recorded"),
         ("redis", "stage_server.service"),
         ("redis", "culm.gathering"),
     ],

@@ -1,0 +1,53 @@
+"""The dashboard's pages on a live cluster: its button takes a node, and a coordinator may go and come back."""
+
+import os
+import signal
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+from culm.cluster import LocalCluster
+from culm.plain_loop import run_plain
+from culm.training import train
+from pipeline.job import load_job
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from ui.source import Live
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPT = """
+from ui.screens import topology
+from ui.source import Live
+topology.show(Live({address!r}))
+"""
+
+
+def test_the_button_preempts_a_node_and_the_pages_outlive_a_coordinator(tmp_path: Path) -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=80", "pipeline.stages=2"])
+    said: list[str] = []
+
+    def disturb(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if status.step >= 15 and not said:
+            app = AppTest.from_string(SCRIPT.format(address=cluster.address), default_timeout=60.0).run()
+            app.selectbox(key="victim").set_value("n1").run()
+            app.button[0].click().run()
+            assert not app.exception
+            said.append(app.toast[0].value)
+        elif status.step >= 50 and len(said) == 1:
+            live.look()
+            os.kill(cluster.pids()["coordinator"], signal.SIGKILL)
+            while not (look := live.look()).problem:
+                pass
+            said.append(look.problem)
+
+    with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run") as cluster:
+        live = Live(cluster.address)
+        outcome = train(cluster, lambda status, new, outcome: None, disturb)
+        while (look := live.look()).problem:
+            pass
+    assert said[0].startswith("n1 (process ")
+    assert "does not answer" in said[1]
+    assert [p.node for p in look.history.preemptions] == ["n1"]
+    assert look.history.steps == list(range(80)), "every commit is seen once, through the change of coordinators"
+    assert look.status.phase == "done"
+    assert outcome.sha256 == run_plain(job).sha256
