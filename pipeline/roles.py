@@ -1,5 +1,6 @@
 """Who may call what. A caller is known by the URI in its certificate, ``culm://ROLE/NAME``; without TLS by nothing."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from inspect import isasyncgenfunction
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import grpc
 
 from pipeline.rpc_metrics import HANDLERS
+
+log = logging.getLogger("culm.security")
 
 ROLES = ("stage", "coordinator", "viewer", "operator")
 SCHEME = "culm://"
@@ -75,6 +78,7 @@ class RoleInterceptor(grpc.ServerInterceptor):
         def guarded(request: Any, context: Any) -> Any:
             why = refusal(details.method, context.auth_context())
             if why:
+                log.warning("%s is refused: %s", context.peer(), why)
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
             return behaviour(request, context)
 
@@ -93,6 +97,7 @@ class AioRoleInterceptor(grpc.aio.ServerInterceptor):
         async def check(context: Any) -> None:
             why = refusal(details.method, context.auth_context())
             if why:
+                log.warning("%s is refused: %s", context.peer(), why)
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
 
         async def answer(request: Any, context: Any) -> Any:

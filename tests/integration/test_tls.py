@@ -17,6 +17,7 @@ from culm.training import train
 from pipeline.job import load_job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
+from ui.source import Live
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -72,9 +73,11 @@ def test_certificates_change_during_a_run_and_no_bit_does(cluster: LocalCluster,
     assert outcome.sha256 == run_plain(cluster.job).sha256
 
 
-def test_who_is_refused_and_what_it_is_told(cluster: LocalCluster, certificates: Path, tmp_path: Path) -> None:
+def test_who_is_refused_is_told_why_and_disturbs_nothing(
+    cluster: LocalCluster, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address = cluster.address
-    stranger = make_certificates(tmp_path / "stranger")
+    stranger = make_certificates(tmp_path / "stranger")  # another job's
     expired = tmp_path / "expired"
     shutil.copytree(certificates, expired)
     issue(expired, "stage", "stage", -0.001)
@@ -93,7 +96,17 @@ def test_who_is_refused_and_what_it_is_told(cluster: LocalCluster, certificates:
         assert why in done.stderr.strip().split("\n")[-1]
     looked = culm("status", "--json", "--coordinator", address, certificates=certificates / "viewer")
     assert looked.returncode == 0, looked.stderr
-    assert {"n0", "n1", "n2"} >= {node for node in ("n0",) if node in looked.stdout}
+    with monkeypatch.context() as viewing:
+        viewing.setenv("CULM_TLS_DIR", str(certificates / "viewer"))
+        assert "n0 was not preempted: the certificate has the role viewer; Kill needs operator" in Live(address).kill(
+            "n0"
+        )
+    outcome = train(cluster, lambda status, events, outcome: None)
+    assert [loss["node"] for loss in outcome.losses_of_nodes] == ["n1"], "the one that was asked for"
+    assert outcome.sha256 == run_plain(cluster.job).sha256
+    log = (cluster.folder / "coordinator.log").read_text()
+    for why in ("the role viewer; Attend needs stage", "the role viewer; Drain", "the role viewer; Kill"):
+        assert why in log
 
 
 def test_a_stage_is_no_coordinator(cluster: LocalCluster, certificates: Path) -> None:
