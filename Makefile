@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test wan compose soak lint format protos clean
+.PHONY: help install demo test wan compose browser soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -28,7 +28,7 @@ demo: install ## train on four nodes, lose some, end with the same bits
 	$(BIN)/python -m culm demo
 
 test: install lint ## all checks: lint, then the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests --ignore tests/wan --ignore tests/compose
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser
 
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
 wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RELAY make wan
@@ -37,6 +37,11 @@ wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RE
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
 	docker compose build coordinator stage ui
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/compose
+
+# CULM_CHROMIUM names an installed Chromium; without it playwright's own is used, if it has one.
+browser: install ## the dashboard in a real browser, before and after its button takes a node
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/simulation

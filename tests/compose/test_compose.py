@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,13 @@ from pipeline.job import load_job
 ROOT = Path(__file__).parents[2]
 STEPS = 80
 FILES = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(ROOT / "tests/compose/short.yml"))
-SERVICES = ("redis", "coordinator", "stage")
+SERVICES = ("redis", "coordinator", "stage", "ui")
+UI_PORT = 18501
 CHANGES = (f"job.steps={STEPS}", "model.args.width=96", "model.args.depth=6")
 
 
 def docker(*words: str, timeout: float = 300.0) -> str:
-    environment = {**os.environ, "STEPS": str(STEPS)}
+    environment = {**os.environ, "STEPS": str(STEPS), "CULM_UI_PORT": str(UI_PORT)}
     done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=timeout, env=environment)
     assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
     return done.stdout
@@ -37,7 +39,7 @@ def compose(*words: str, timeout: float = 300.0) -> str:
 @pytest.fixture
 def cluster() -> Iterator[None]:
     try:
-        docker("image", "inspect", "culm/coordinator", "culm/stage", "redis:7-alpine")
+        docker("image", "inspect", "culm/coordinator", "culm/stage", "culm/ui", "redis:7-alpine")
     except (AssertionError, FileNotFoundError) as error:
         pytest.skip(f"no engine with the images: {error}")
     try:
@@ -74,6 +76,8 @@ def weights() -> str:
 
 def test_containers_are_killed_and_redis_stops_and_not_a_bit_changes(cluster: None) -> None:
     expected = run_plain(load_job(ROOT / "examples/stdlib_gpt.toml", list(CHANGES))).sha256
+    with urllib.request.urlopen(f"http://127.0.0.1:{UI_PORT}/_stcore/health", timeout=30) as answer:
+        assert answer.read() == b"ok"
     safe = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
     for kill, stage in enumerate((1, 0, 3)):
         told = until(lambda s, due=5 + 15 * kill: s["step"] >= due and s["exposure"] == safe)  # type: ignore[misc]
@@ -81,6 +85,9 @@ def test_containers_are_killed_and_redis_stops_and_not_a_bit_changes(cluster: No
         docker("kill", lost)
         until(lambda s, lost=lost: lost not in {n["id"] for n in s["nodes"]})  # type: ignore[misc]
         docker("start", lost)  # as an orchestrator would
+        if kill == 0:
+            compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "stage=6", "stage")
+            until(lambda s: len(s["nodes"]) == 6)
         if kill == 1:
             compose("stop", "redis")
             stopped_at = status()["step"]
