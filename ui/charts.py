@@ -10,6 +10,7 @@ from ui.words import clock, money
 Spec = dict[str, Any]
 POINTS = 500  # of the loss curve at most
 LOST = "#d9434e"
+GREY = "#80868f"  # to be read on light and on dark
 PHASES = ("detect", "promote", "resume", "redundancy restored")
 MEANING = {
     "forward": "forward",
@@ -97,7 +98,7 @@ def bars(dollars: dict[str, float]) -> Spec:
     values = [{"what": what, "dollars": amount, "label": money(amount)} for what, amount in dollars.items()]
     axis = {"labelLimit": 220}
     bar = {"mark": {"type": "bar", "tooltip": True}}
-    label = {"mark": {"type": "text", "align": "left", "dx": 4}, "encoding": {"text": name("label")}}
+    label = {"mark": {"type": "text", "align": "left", "dx": 4, "color": GREY}, "encoding": {"text": name("label")}}
     return {
         "data": {"values": values},
         "height": {"step": 30},

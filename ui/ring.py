@@ -94,7 +94,7 @@ def _edge(one: Point, other: Point, bend: float, style: str, word: str = "") -> 
     if not word:
         return line
     mx, my = (x1 + 2 * cx + x2) / 4, (y1 + 2 * cy + y2) / 4
-    return f"{line}<text x='{mx:.1f}' y='{my - 4:.1f}' font-size='11' text-anchor='middle' opacity='0.8'>{word}</text>"
+    return f"{line}<text x='{mx:.1f}' y='{my - 7:.1f}' font-size='11' text-anchor='middle' opacity='0.8'>{word}</text>"
 
 
 def _node(at: Point, name: str, node: pb.NodeStatus | None) -> str:
@@ -107,7 +107,7 @@ def _node(at: Point, name: str, node: pb.NodeStatus | None) -> str:
         if node.standby_of:
             lines.append(f"stands by for {', '.join(map(str, node.standby_of))}")
         if node.zone:
-            lines.append(f"zone {escape(node.zone)}")
+            lines.append(f"in {escape(node.zone)}")
     below = y >= CENTRE[1] - 1
     first = y + SIZE + 18 if below else y - SIZE - 8 - 15 * (len(lines) - 1)
     words = "".join(

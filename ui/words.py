@@ -30,6 +30,10 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.0f} ms" if value < 10_000 else f"{value / 1e3:.1f} s"
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def clock(at: float) -> str:
     """Time of day, here."""
     return time.strftime("%H:%M:%S", time.localtime(at))

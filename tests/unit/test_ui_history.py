@@ -119,7 +119,7 @@ def test_the_ring_tells_everything_in_words_too() -> None:
         replay.take(each)
     look = replay.look(START + 10)
     picture = ring_svg(look.status, look.history.gone, START + 10, "#123456")
-    for words in ("n1</tspan> · active", "runs stages 0, 1", "stands by for 0, 1", "zone b", "n0</tspan> · lost"):
+    for words in ("n1</tspan> · active", "runs stages 0, 1", "stands by for 0, 1", "in b", "n0</tspan> · lost"):
         assert words in picture
     assert "<title>stage 0: n1, standby n2 (hot)" in picture
     assert "n0" not in ring_svg(look.status, look.history.gone, START + 60, "#123456"), "after a while it is gone"

@@ -5,7 +5,7 @@ import streamlit as st
 from ui.charts import loss_curve
 from ui.screens.parts import banner, tiles
 from ui.source import Source
-from ui.words import money, seconds_left, span
+from ui.words import counted, money, seconds_left, span
 
 
 @st.fragment(run_every=1.0)
@@ -24,7 +24,7 @@ def show(source: Source) -> None:
         ("Spent so far", money(cost.dollars), f"{money(cost.dollars_per_hour)} an hour now"),
         ("Samples a second", f"{status.samples_per_second:,.0f}", f"{cost.samples:,} so far"),
         ("Value", f"{cost.value:,.2f}", "samples/s for $1 an hour"),
-        ("Goodput", f"{goodput:.1%}", f"{len(cost.interruptions)} interruptions"),
+        ("Goodput", f"{goodput:.1%}", counted(len(cost.interruptions), "interruption")),
     )
     tiles(
         ("Loss", loss, ""),
