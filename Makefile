@@ -36,7 +36,7 @@ wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RE
 
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
 	docker compose build coordinator stage ui
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/compose
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -o faulthandler_timeout=900 tests/compose
 
 # CULM_CHROMIUM names an installed Chromium; without it playwright's own is used, if it has one.
 browser: install ## the dashboard in a real browser, before and after its button takes a node

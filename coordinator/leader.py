@@ -268,7 +268,8 @@ class Leader:
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
             since = state.exposed_since.get(s)
-            response.exposure[s] = now - since if since is not None else 0.0
+            over = state.phase is co.Phase.DONE  # nothing is left to be lost
+            response.exposure[s] = now - since if since is not None and not over else 0.0
         for s, windows in self._windows.items():
             known = response.exposure_windows[s]
             known.count, known.longest_seconds, known.total_seconds = len(windows), max(windows), sum(windows)
