@@ -44,7 +44,7 @@ RUN useradd --system --uid 10001 --create-home culm \
 ENV PATH=/app/bin:/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1
 WORKDIR /culm
 COPY examples/*.toml examples/
-USER culm
+USER 10001
 
 FROM base AS coordinator
 COPY --from=coordinator-venv /venv /venv
