@@ -22,8 +22,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES, MICROBATCHES = 3, 6
 CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "rebalance": "aws"}
 STEPS = {
-    "aws": 500,
-    "rebalance": 500,
+    "aws": 250,
+    "rebalance": 250,
 }  # AWS is asked every five seconds; the others tell at once
 NODE = "n1"
 
