@@ -24,8 +24,9 @@ def weights_sha256(layers: LayerStates) -> str:
     for index, state in sorted(layers, key=lambda layer: layer[0]):
         for name in sorted(state):
             digest.update(f"{index}.{name}".encode())
-            for _, piece in chunks(Value.single(state[name])):
-                digest.update(piece)
+            for _, parts in chunks(Value.single(state[name])):
+                for part in parts:
+                    digest.update(part)
     return digest.hexdigest()
 
 

@@ -67,9 +67,13 @@ class PipelineSection(_Section):
 
 
 class ResilienceSection(_Section):
-    """``seed_bytes_per_second``: what each holder gives at most to nodes being seeded, so that training goes on."""
+    """``seed_bytes_per_second``: what each holder gives at most to nodes being seeded, so that training goes on.
+
+    ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.
+    """
 
     seed_bytes_per_second: Count = 100_000_000
+    redundant_bytes: Count = 2_000_000_000
     redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
 
 

@@ -8,7 +8,7 @@ import torch
 from pipeline.values import Value
 from protos import tensor_pb2
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 21  # one large message is far slower than the same bytes in pieces
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -58,14 +58,11 @@ def pieces(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tup
         yield offset, parts
 
 
-def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """``(offset, bytes)`` of each of a value's pieces, copied only where small tensors share one."""
+def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[memoryview]]]:
+    """``(offset, parts)`` of each of a value's pieces; the parts lie in the tensors' own memory."""
     data = [bytes_of(tensor) for _, tensor in value.tensors]
     for offset, parts in pieces([len(d) for d in data], chunk_bytes):
-        if len(parts) == 1:
-            yield offset, data[parts[0].tensor][parts[0].start : parts[0].end]
-        else:
-            yield offset, memoryview(b"".join(data[p.tensor][p.start : p.end] for p in parts))
+        yield offset, [data[p.tensor][p.start : p.end] for p in parts]
 
 
 class Assembler:
@@ -77,7 +74,7 @@ class Assembler:
         self._bytes = memoryview(self._buffer.numpy() if header.total_bytes else bytearray())  # type: ignore[arg-type]
         self._received = 0
 
-    def add(self, offset: int, payload: bytes) -> None:
+    def add(self, offset: int, payload: bytes | memoryview) -> None:
         """Takes the next piece. Raises ValueError if it does not follow the one before."""
         if offset != self._received or offset + len(payload) > self._header.total_bytes:
             raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")

@@ -95,7 +95,13 @@ class Arithmetic:
         self._totals: dict[int, int] = {}
         self._losses: dict[int, float] = {}
 
-    def arrange(self, layers: Sequence[int], stages: Sequence[tuple[int, int, int]], anew: bool) -> None:
+    def arrange(
+        self,
+        layers: Sequence[int],
+        stages: Sequence[tuple[int, int, int]],
+        anew: bool,
+        fresh: Sequence[int] = (),
+    ) -> None:
         if anew:
             self.states.clear()
             self.versions.clear()
@@ -107,6 +113,8 @@ class Arithmetic:
         for stage in [s for s, r in self.ranges.items() if owned.get(s) != r]:
             self._begin(stage, -1)
         self.ranges = owned
+        for stage in fresh:
+            self._begin(stage, -1)
 
     def _begin(self, stage: int, step: int) -> None:
         if self._step.get(stage) == step:

@@ -57,6 +57,7 @@ class Cluster:
         respawn: bool = True,
         bulk_seconds: float = 0.0,
         zones: Mapping[str, str] = MappingProxyType({}),
+        eager: bool = False,
         make_worker: Callable[[str, int, int, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
     ) -> None:
@@ -79,6 +80,7 @@ class Cluster:
         counts = Counts(disturb, outages, changes, warnings, links, for_good)
         self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
+        self.eager = eager
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
         self.decide = decide
         self._make_worker = make_worker
@@ -123,6 +125,7 @@ class Cluster:
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.microbatches, self.steps)
         worker.checkpoint_every = self.checkpoint_every
+        worker.eager = self.eager
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
         self.every.append(node)

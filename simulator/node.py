@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from simulator.coordination import Leader
 
 
+RUNS_AHEAD = 0.7  # how often a node that waits takes the time for a redundant forward, where it may
+
+
 class SimulatedNode:
     """One incarnation of one node process."""
 
@@ -147,6 +150,8 @@ class SimulatedNode:
             return
         if not self.busy:
             work = self.worker.next_work()
+            if work is None and self.worker.eager and self.cluster.random.random() < RUNS_AHEAD:
+                work = self.worker.next_redundant()
             if work is not None:
                 self.busy = True
                 self.cluster.clock.after(self.cluster.duration(work), lambda: self._finish(work))
@@ -168,7 +173,7 @@ class SimulatedNode:
     def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
         arithmetic = self.arithmetic
         if isinstance(work, Arrange):
-            arithmetic.arrange(work.layers, work.stages, work.anew)
+            arithmetic.arrange(work.layers, work.stages, work.anew, work.fresh)
         elif isinstance(work, Apply):
             for layer, value in work.gradients:
                 arithmetic.apply(layer, value.number, work.scale, work.step)
@@ -190,7 +195,8 @@ class SimulatedNode:
         operand = work.operand.number if work.operand is not None else None
         if stage not in self.arithmetic.ranges:
             return None
-        self.executed.append((work.step, work.instruction))
+        if not work.redundant:
+            self.executed.append((work.step, work.instruction))
         if work.instruction.op == "F":
             last = self.arithmetic.ranges[stage][1] == self.cluster.layers
             return Number(self.arithmetic.forward(stage, work.step, m, operand, last))

@@ -10,6 +10,7 @@ from pipeline.job import Job
 from pipeline.model import ModelSource
 from pipeline.values import Value
 from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
+from stage_server.keeping import Keeping
 from stage_server.layer import HeldLayer
 from stage_server.stage import Stage
 
@@ -23,6 +24,7 @@ class Result:
     value: Value | None = None
     reduced: tuple[tuple[int, Value], ...] = ()
     copies: tuple[tuple[int, Value], ...] = ()
+    kept_bytes: int = 0  # of the graph of a redundant forward
 
 
 class Compute:
@@ -60,6 +62,8 @@ class Compute:
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
+            for stage in self._stages.values():
+                stage.end_step()
             for layer, gradient in work.gradients:
                 self._layers[layer].apply(gradient, work.scale)
         elif isinstance(work, Install):
@@ -80,6 +84,8 @@ class Compute:
         owned = {s: (first, end) for s, first, end in work.stages}
         for s in [s for s in self._stages if owned.get(s) != self._ranges[s]]:
             self._stages.pop(s).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
+            self._begun.pop(s, None)
+        for s in work.fresh:
             self._begun.pop(s, None)
         for s, (first, end) in owned.items():
             if s not in self._stages:
@@ -111,7 +117,8 @@ class Compute:
                 operand = self._data(work.step, m)[0]
             assert operand is not None, f"{work.instruction} has no input"
             target = self._data(work.step, m)[1].to(self._device) if last else None
-            output = runner.forward(0, m, operand.to(self._device), target)
-            return Result(value=Value.single(output))
+            with Keeping(self._device, work.redundant) as kept:
+                output = runner.forward(0, m, operand.to(self._device), target)
+            return Result(value=Value.single(output), kept_bytes=kept.size)
         gradient = runner.backward(0, m, operand.to(self._device) if operand is not None else None)
         return Result(value=Value.single(gradient) if gradient is not None else Value(()))

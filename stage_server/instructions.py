@@ -45,9 +45,10 @@ class Arrange:
     """
 
     layers: tuple[int, ...]
-    stages: tuple[tuple[int, int, int], ...]  # (stage, first layer, end layer), owned
+    stages: tuple[tuple[int, int, int], ...]  # (stage, first layer, end layer): owned, or to be run ahead
     step: int
     anew: bool
+    fresh: tuple[int, ...] = ()  # stages that begin the step again: what was run ahead for them does not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,12 @@ class Run(Generic[V]):
 
     instruction: Instruction
     step: int
-    tenure: int  # the generation in which this node became the stage's owner
+    tenure: int  # the generation in which this node became the stage's owner; negative: it stands by for it
     operand: V | None
+
+    @property
+    def redundant(self) -> bool:
+        return self.tenure < 0
 
 
 @dataclass(frozen=True, slots=True)

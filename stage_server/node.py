@@ -42,6 +42,7 @@ from stage_server.metrics import Reading
 from stage_server.orders import Orders
 from stage_server.receiver import Receiver
 from stage_server.sender import Sender
+from stage_server.slack import COMMIT, Slack
 from stage_server.times import Times, phase_of, redundant_share
 from stage_server.traffic import Traffic
 from stage_server.worker import Worker
@@ -71,6 +72,9 @@ class Node:
         self._checkpointer = self._reader if job.checkpoint is not None else None
         self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
         self._durations = Durations()
+        self._slack = Slack()
+        self._limit = job.resilience.redundant_bytes
+        self._kept, self._kept_in, self._told = 0, -1, False
         self._times = Times(time.monotonic())
         self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
@@ -94,6 +98,8 @@ class Node:
                     if not self._loans or self.worker.must_arrange:
                         work = self._next()
                     if work is None:
+                        work = self._redundant()
+                    if work is None:
                         self._times.turn("bubble" if self.worker.waits_for_input else "idle", time.monotonic())
                         self._changed.wait()
                 if work is None:
@@ -102,14 +108,18 @@ class Node:
                 share = redundant_share(work, self._ranges.values())
                 self._times.turn(phase_of(work), time.monotonic(), share)
                 self._running = str(work.instruction) if isinstance(work, Run) else ""
-                if isinstance(work, Run):
+                if isinstance(work, Run) and not work.redundant:
                     self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
             self._fault_before(work)
+            began = time.monotonic()
             result = self._compute.do(work)
             with self._changed:
                 self._busy = False
                 self._durations.end()
                 self._finished += isinstance(work, Run)
+                if isinstance(work, Run) and work.instruction.op == "F":
+                    self._slack.ran(work.instruction.stage, time.monotonic() - began)
+                self._keep(result.kept_bytes)
                 self._running = ""
                 if isinstance(work, Save) and self._checkpointer is not None:
                     self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
@@ -132,8 +142,33 @@ class Node:
         self._carry_out()
         return work
 
+    def _redundant(self) -> Work[Value] | None:
+        """A forward for a stage that this node stands by for, if one is expected to be over before it is waited for."""
+        if not self.worker.eager or self._loans or self.worker.must_arrange:
+            return None
+        now, key = time.monotonic(), self.worker.awaited
+        slot = (int(key.kind), key.stage, key.index) if key is not None else None
+        self._slack.awaits(COMMIT if slot is None and self.worker.waits_for_commit else slot, now)
+        work = self.worker.next_redundant()
+        return work if work is not None and self._slack.fits(work.instruction.stage, now) else None
+
+    def _keep(self, count: int) -> None:
+        """Graphs of redundant forwards stay until the commit; beyond the limit the rest of the step goes without."""
+        if self._kept_in != self.worker.version:
+            self._kept_in, self._kept = self.worker.version, 0
+        self._kept += count
+        if count and self._kept > self._limit:
+            self.worker.ahead.stop()
+            if not self._told:
+                self._told = True
+                log.warning(
+                    "redundant forwards of a step take more than %d MB (resilience.redundant_bytes): "
+                    "the rest of each step goes without",
+                    self._limit // 10**6,
+                )
+
     def _fault_before(self, work: Work[Value]) -> None:
-        if isinstance(work, Run):
+        if isinstance(work, Run) and not work.redundant:
             kind = "forward" if work.instruction.op == "F" else "backward"
             self._faults.at(work.step, kind, str(work.instruction))
 
@@ -185,6 +220,7 @@ class Node:
         if ranges != self._ranges:
             self._ranges = ranges
             self._durations.forget()
+            self._slack.forget()
 
     def _report(self, request: pb.AttendRequest) -> None:
         if self._orders is not None:
@@ -277,6 +313,8 @@ class Node:
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
         with self._changed:
+            if self.worker.eager and key.step == self.worker.version:
+                self._slack.arrived((int(key.kind), key.stage, key.index), time.monotonic())
             self.worker.deliver(peer, incarnation, order, key, value)
             self._after_event()
 
@@ -390,6 +428,7 @@ class Node:
             elif body == "commit":
                 commit = order.commit
                 plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
+                self._slack.arrived(COMMIT, time.monotonic())
                 self.worker.take_commit(
                     CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss)
                 )

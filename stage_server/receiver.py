@@ -15,8 +15,8 @@ from pipeline.plan import PlanOrder
 from pipeline.values import Value
 from pipeline.wire import Assembler, header_of
 from protos import stage_pb2
-from protos.stage_pb2_grpc import StageServicer
 from stage_server.loan import Loan
+from stage_server.plane import Received, add_to_server
 
 log = logging.getLogger("culm.receiver")
 
@@ -45,7 +45,7 @@ class Sink(Protocol):
         ...
 
 
-class Receiver(StageServicer):
+class Receiver:
     """Translates the Stage service. Answers go to the newest stream of each peer."""
 
     def __init__(self, sink: Sink, seed_bytes_per_second: int | None = None) -> None:
@@ -69,8 +69,12 @@ class Receiver(StageServicer):
         if answers is not None:
             answers.put(response)
 
-    def Deliver(  # noqa: N802
-        self, request_iterator: Iterator[stage_pb2.DeliverRequest], context: grpc.ServicerContext
+    def serve(self, server: grpc.Server) -> None:
+        """Has the server call this for the Stage service."""
+        add_to_server(server, self._deliver, self._fetch)
+
+    def _deliver(
+        self, request_iterator: Iterator[Received], context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.DeliverResponse]:
         answers: queue.SimpleQueue[stage_pb2.DeliverResponse | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(request_iterator, answers), name="receive", daemon=True).start()
@@ -79,28 +83,27 @@ class Receiver(StageServicer):
 
     def _read(
         self,
-        requests: Iterator[stage_pb2.DeliverRequest],
+        requests: Iterator[Received],
         answers: queue.SimpleQueue[stage_pb2.DeliverResponse | None],
     ) -> None:
         peer, incarnation, ended = "", 0, False
         assembler: Assembler | None = None
         try:
-            for request in requests:
-                body = request.WhichOneof("body")
-                if body == "hello":
+            for received in requests:
+                request, chunk = received.request, received.chunk
+                if chunk is None and request.HasField("hello"):
                     peer, incarnation = request.hello.node, request.hello.incarnation
                     with self._lock:
                         self._answers[peer] = answers
                     self._sink.heard_hello(peer, incarnation, (request.hello.term, request.hello.generation))
-                elif body == "chunk":
-                    chunk = request.chunk
+                elif chunk is not None:
                     key = key_from_proto(chunk.key)
                     if chunk.HasField("header"):
                         assembler = Assembler(chunk.header)
                         self._sink.receiving(key)
                     assert assembler is not None, "a tensor's first piece carries its header"
-                    assembler.add(chunk.offset, chunk.payload)
-                    self._sink.received(peer, len(chunk.payload))
+                    assembler.add(chunk.offset, received.payload)
+                    self._sink.received(peer, len(received.payload))
                     if assembler.complete:
                         order = (chunk.term, chunk.generation)
                         self._sink.deliver(peer, incarnation, order, key, assembler.value())
@@ -113,7 +116,7 @@ class Receiver(StageServicer):
         if peer and not ended:
             self._sink.sender_lost(peer, incarnation, "the stream from it broke")
 
-    def Fetch(  # noqa: N802
+    def _fetch(
         self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.FetchResponse]:
         try:

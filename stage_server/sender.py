@@ -18,8 +18,8 @@ from pipeline.tls import open_channel
 from pipeline.values import Value
 from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
-from protos.stage_pb2_grpc import StageStub
 from stage_server.faults import Faults
+from stage_server.plane import deliver, encode, encode_chunk
 
 log = logging.getLogger("culm.sender")
 
@@ -92,7 +92,7 @@ class Sender:
         while not self._closed.is_set():
             try:
                 with open_channel(self.peer.address, "stage") as channel:
-                    for response in StageStub(channel).Deliver(self._requests(self._queue)):
+                    for response in deliver(channel, self._requests(self._queue)):
                         pause = SHORTEST_PAUSE
                         self._hear(response)
                 why = "its stream ended"
@@ -116,34 +116,32 @@ class Sender:
             synced = response.synced
             self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
-    def _requests(self, items: "queue.SimpleQueue[Key | None]") -> Iterator[stage_pb2.DeliverRequest]:
-        yield stage_pb2.DeliverRequest(hello=self._source.greeting())
+    def _requests(self, items: "queue.SimpleQueue[Key | None]") -> Iterator[bytes]:
+        yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
         for key in self._source.unacknowledged(self.peer):
             yield from self._tensor(key)
         while True:
             item = items.get()
             if item is None:
-                yield stage_pb2.DeliverRequest(end=stage_pb2.End())
+                yield encode(stage_pb2.DeliverRequest(end=stage_pb2.End()))
                 return
             if item is self.HELLO:
-                yield stage_pb2.DeliverRequest(hello=self._source.greeting())
+                yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
             else:
                 yield from self._tensor(item)
 
-    def _tensor(self, key: Key) -> Iterator[stage_pb2.DeliverRequest]:
+    def _tensor(self, key: Key) -> Iterator[bytes]:
         found = self._source.outgoing(key, self.peer)
         if found is None:
             return
         value, (term, generation) = found
         wire_key = key_to_proto(key)
         for offset, payload in chunks(value):
-            chunk = tensor_pb2.Chunk(
-                payload=bytes(payload), key=wire_key, offset=offset, generation=generation, term=term
-            )
+            chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term)
             if offset == 0:
                 chunk.header.CopyFrom(header_of(value))
-            self._source.sent(self.peer, len(payload))
-            yield stage_pb2.DeliverRequest(chunk=chunk)
+            self._source.sent(self.peer, sum(map(len, payload)))
+            yield encode_chunk(payload, chunk)
             if key.kind is Kind.REDUCED:
                 self._faults.at(key.step, "ship", f"{key.stage}")
             else:

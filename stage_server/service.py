@@ -28,7 +28,6 @@ from pipeline.values import Value
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos import stage_pb2
-from protos.stage_pb2_grpc import add_StageServicer_to_server
 from stage_server.address import advertised
 from stage_server.compute import Compute
 from stage_server.faults import Faults
@@ -114,11 +113,12 @@ class StageServer:
             return
         every = job.checkpoint.every if job.checkpoint is not None else 0
         microbatches, steps = job.pipeline.microbatches, job.job.steps
-        worker: Worker[Value] = Worker(self._name, self._incarnation, microbatches, steps, every)
+        eager = job.resilience.redundancy == "eager"
+        worker: Worker[Value] = Worker(self._name, self._incarnation, microbatches, steps, every, eager)
         compute = Compute(job, source, torch.device("cpu"))
         compute.warm_up()
         node = Node(worker, compute, Faults(self._settings.kill_at), job, self._forfeit)
-        add_StageServicer_to_server(node.receiver, self._server)
+        node.receiver.serve(self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

@@ -40,6 +40,10 @@ class Stage:
         for layer in self._layers:
             layer.begin_step()
 
+    def end_step(self) -> None:
+        """The step is committed: graphs that were kept for a loss are of no use any more."""
+        self._graphs.clear()
+
     def forward(self, pipeline: int, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
         """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
 

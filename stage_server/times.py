@@ -13,6 +13,8 @@ Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
 
 def phase_of(work: Work[V]) -> Phase:
     """What a piece of work counts as. Giving a stage's reduced gradient ends its backwards."""
+    if isinstance(work, Run) and work.redundant:
+        return "redundant"
     if isinstance(work, Run):
         return "forward" if work.instruction.op == "F" else "backward"
     return "backward" if isinstance(work, Reduce) else "apply"

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction, one_f_one_b, program
+from stage_server.ahead import Ahead
 from stage_server.early import Arrival
 from stage_server.exchange import Exchange
 from stage_server.heir import needed_for
@@ -38,11 +39,21 @@ from stage_server.outbox import COMMITS_TO_WAIT
 class Worker(Exchange[V]):
     """One incarnation of a node."""
 
-    def __init__(self, node: str, incarnation: int, microbatches: int, steps: int, checkpoint_every: int = 0) -> None:
+    def __init__(
+        self,
+        node: str,
+        incarnation: int,
+        microbatches: int,
+        steps: int,
+        checkpoint_every: int = 0,
+        eager: bool = False,
+    ) -> None:
         super().__init__(node, incarnation, microbatches)
         self.steps = steps
         self.checkpoint_every = checkpoint_every
-        self.waits_for_input = False  # why next_work gave None: the next instruction lacks its tensor
+        self.eager = eager  # run forwards ahead for the stages that this node stands by for
+        self.ahead: Ahead[V] = Ahead()
+        self.awaited: Key | None = None  # why next_work gave None: the next instruction lacks this tensor
         self._program: tuple[Instruction, ...] = ()
         self._done: set[Instruction] = set()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
@@ -67,6 +78,9 @@ class Worker(Exchange[V]):
         elif plan.step > self.committed:
             self._skip_to(plan.step)
         owned = set(plan.owned_by(self.node))
+        standby = self._run_ahead(plan)
+        self.ahead.drop(set(self.ahead.stages()) - owned - standby)
+        fresh = tuple(s for s in owned - set(self.tenure) if self.eager and not self.ahead.outputs(s))
         for s in set(self.tenure) - owned:
             del self.tenure[s]
             self._heir.give_up(s)
@@ -81,9 +95,10 @@ class Worker(Exchange[V]):
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
         self._program = program(owners, self.node, self.microbatches)
-        stages = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned))
-        anew = anew or (self._arrange is not None and self._arrange.anew)
-        self._arrange = Arrange(tuple(held), stages, self.version, anew)
+        ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
+        if self._arrange is not None:  # the one before was never carried out
+            anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
+        self._arrange = Arrange(tuple(held), ranges, self.version, anew, fresh)
         self._effects.append(Adopted(plan))
         for peer in plan.peers_of(self.node):
             self._effects.append(SayHello(peer))
@@ -143,11 +158,29 @@ class Worker(Exchange[V]):
     def _promote(self, stage: int, plan: Plan) -> None:
         """This node becomes the owner within a step: what no consumer holds is to be done again (rule 9)."""
         self._heir.inherit(stage, plan.order)
+        outputs = self.ahead.outputs(stage)
+        if not outputs:
+            self.ahead.spoil(stage)
+        for m, output in enumerate(outputs):
+            self._adopt(Instruction(stage, "F", m), output)
         for m in range(self.microbatches):
             if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
                 self._heir.held_elsewhere(Instruction(stage, "B", m))
         if self.holds_whole(stage):
             self._ship(stage)
+
+    def _adopt(self, instruction: Instruction, output: V | None) -> None:
+        """A forward that was run ahead is the owner's now."""
+        self._done.add(instruction)
+        self.ahead.adopted.add(instruction)
+        self._put_result(instruction, output)
+
+    def _run_ahead(self, plan: Plan) -> set[int]:
+        """The stages whose forwards this node may run before anything is lost."""
+        if not self.eager:
+            return set()
+        hot = {s for s, stage in enumerate(plan.stages) if self.node in stage.required()}
+        return hot - set(plan.owned_by(self.node))
 
     # ---- state from elsewhere ---------------------------------------------------------------------------------------
 
@@ -176,7 +209,7 @@ class Worker(Exchange[V]):
 
     def next_work(self) -> Work[V] | None:
         """What to compute now; None while everything waits for input."""
-        self.waits_for_input = False
+        self.awaited = None
         if self._arrange is not None:
             work, self._arrange = self._arrange, None
             return work
@@ -202,6 +235,36 @@ class Worker(Exchange[V]):
                 return self._run(instruction)
         return None
 
+    @property
+    def waits_for_input(self) -> bool:
+        """Whether next_work gave None because the next instruction lacks its tensor."""
+        return self.awaited is not None
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether all that this node has to do in the running step is done."""
+        return self.plan is not None and bool(self.tenure) and all(self.holds_whole(s) for s in self.tenure)
+
+    def next_redundant(self) -> Run[V] | None:
+        """A forward to run while ``next_work`` gives None: of a stage that this node stands by for, or None."""
+        plan = self.plan
+        if plan is None or self._arrange is not None or self._commits or self.version >= self.steps:
+            return None
+        for s in sorted(self._run_ahead(plan)):
+            m = self.ahead.next_of(s)
+            if m is None or m >= self.microbatches or self.holds_whole(s) or not self._at_version(s, plan):
+                continue
+            operand = self.outbox.get(self._key(Kind.ACTIVATION, s - 1, m)) if s > 0 else None
+            if operand is not None or s == 0:
+                return Run(Instruction(s, "F", m), self.version, self.ahead.ticket, operand)
+        return None
+
+    def _ran_ahead(self, work: Run[V], result: V | None) -> None:
+        s = work.instruction.stage
+        current = work.tenure == self.ahead.ticket and work.step == self.version
+        if current and self.ahead.put(work.instruction, result) and s in self.tenure:
+            self._adopt(work.instruction, result)
+
     def _run(self, instruction: Instruction) -> Run[V] | None:
         s, m = instruction.stage, instruction.microbatch
         assert self.plan is not None
@@ -214,7 +277,7 @@ class Worker(Exchange[V]):
             key = None
         if key is not None:
             if key not in self.mailbox:
-                self.waits_for_input = True
+                self.awaited = key
                 return None
             operand = self.mailbox.get(key)
         self._note_resumed(s)
@@ -275,7 +338,9 @@ class Worker(Exchange[V]):
 
     def finish(self, work: Work[V], result: V | None = None, reduced: tuple[tuple[int, V], ...] = ()) -> None:
         """Takes what the work gave. The result of work that is no longer this node's is dropped."""
-        if isinstance(work, Run):
+        if isinstance(work, Run) and work.redundant:
+            self._ran_ahead(work, result)
+        elif isinstance(work, Run):
             if self._is_current(work.instruction.stage, work.step, work.tenure):
                 self._done.add(work.instruction)
                 self._put_result(work.instruction, result)
@@ -344,6 +409,7 @@ class Worker(Exchange[V]):
 
     def _forget_step(self) -> None:
         self._done.clear()
+        self.ahead.forget()
         self._heir.forget()
         self._reported.clear()
 
@@ -368,7 +434,7 @@ class Worker(Exchange[V]):
             values = [self.mailbox.get(key) for key in keys]
             losses = values[-1].losses if s == len(plan.stages) - 1 else ()
             norms = tuple(v.squared_norm for v in values)
-            redone = self._heir.redone(s, self._stage_order(s), self._done)
+            redone = self._heir.redone(s, self._stage_order(s), self._done - self.ahead.adopted)
             report = ReportReady(self.era, self.version, s, layers.start, norms, losses, redone)
             self._reported[s, layers.start] = report
             self._effects.append(report)

@@ -61,6 +61,29 @@ def test_random_outages_end_exact(hundred: int) -> None:
         history_with_outages(seed).run()
 
 
+def eager_history(seed: int) -> Cluster:
+    """Nodes run forwards ahead for the stages that they stand by for; coordinators, Redis and the network fail too."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2, 3, 5]),
+        steps=draw.choice([2, 3, 8]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=draw.choice([1, 1, 2, 3]),
+        outages=draw.choice([0, 0, 0, 1]),
+        layers=stages + draw.choice([0, 1, 3]),
+        eager=True,
+    )
+
+
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 3))
+def test_random_histories_with_redundant_forwards_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        eager_history(seed).run()
+
+
 @pytest.mark.parametrize(
     ("seed", "why"),
     [

@@ -21,7 +21,7 @@ DTYPES = [
 def through_the_wire(value: Value, chunk_bytes: int) -> Value:
     assembler = Assembler(header_of(value))
     for offset, payload in chunks(value, chunk_bytes):
-        assembler.add(offset, bytes(payload))
+        assembler.add(offset, b"".join(payload))
     assert assembler.complete
     return assembler.value()
 

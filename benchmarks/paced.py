@@ -1,0 +1,87 @@
+"""Layers that take a set time off the CPU: they stand for accelerators that do not share this machine's cores."""
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+WIDTH = 64
+JOB = """
+[job]
+name = "paced"
+steps = {steps}
+[model]
+layers = "benchmarks.paced:layers"
+args = {{ count = {stages}, forward = {forward}, backward = {backward} }}
+[data]
+dataset = "benchmarks.paced:dataset"
+microbatch = 1
+shuffle = false
+[train]
+loss = "torch.nn.functional:mse_loss"
+optimizer = "torch.optim:SGD"
+optimizer_args = {{ lr = 0.01 }}
+[pipeline]
+stages = {stages}
+microbatches = {microbatches}
+[resilience]
+redundancy = "{redundancy}"
+"""
+
+
+class Pace(torch.autograd.Function):
+    """The identity, but slow."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
+        context.backward_seconds = backward
+        time.sleep(forward)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        time.sleep(context.backward_seconds)
+        return gradients[0], None, None
+
+
+class Paced(nn.Module):
+    """One stage's work: a small linear layer, and the time that it takes, in seconds."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.seconds = (forward, backward)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, WIDTH] -> [B, WIDTH]
+        # Slow after the linear layer, so that also the first stage's backward has something to wait for.
+        out: torch.Tensor = Pace.apply(self.linear(x), *self.seconds)  # type: ignore[no-untyped-call]
+        return out
+
+
+def layers(count: int, forward: float, backward: float) -> list[Any]:
+    """One a stage."""
+    return [partial(Paced, forward, backward) for _ in range(count)]
+
+
+class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 4096
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randn(WIDTH, generator=generator), torch.randn(WIDTH, generator=generator)
+
+
+def dataset() -> Numbers:
+    return Numbers()
+
+
+def job_file(folder: Path, **settings: Any) -> Path:
+    """A job of these layers; settings: steps, stages, microbatches, forward, backward, redundancy."""
+    path = folder / "paced.toml"
+    path.write_text(JOB.format(**settings))
+    return path

@@ -1,0 +1,81 @@
+"""The time of a paced pipeline's step, with and without redundancy, against the ideal and against torch's own 1F1B.
+
+``python -m benchmarks.pipelining`` runs them in turn, round by round. Paced layers (``benchmarks.paced``) take 10 ms
+forward and 20 ms backward off the CPU; the ideal step of 1F1B takes (M + P - 1) (f + b).
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.paced import job_file
+from culm.cluster import LocalCluster
+from culm.training import train
+from pipeline.job import load_job
+from protos import coordinator_pb2 as pb
+
+FORWARD, BACKWARD = 0.01, 0.02
+WARM = 4  # steps that do not count
+ROOT = Path(__file__).parents[1]
+
+
+def ideal(stages: int, microbatches: int) -> float:
+    return (microbatches + stages - 1) * (FORWARD + BACKWARD)
+
+
+def culm_step(stages: int, microbatches: int, redundancy: str, steps: int, **more: str) -> float:
+    """Median seconds from commit to commit of a calm run on local processes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = {"steps": steps, "stages": stages, "microbatches": microbatches, "redundancy": redundancy}
+        path = job_file(folder, forward=FORWARD, backward=BACKWARD, **settings)
+        job = load_job(path, [f"{key}={value}" for key, value in more.items()])
+        commits: list[float] = []
+
+        def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+            commits.extend(event.time for event in events if event.kind == "commit")
+
+        with LocalCluster(job, ROOT, stages, folder=folder / "run", heartbeat_timeout=20.0) as cluster:
+            train(cluster, note)
+    times = [b - a for a, b in zip(commits[WARM:], commits[WARM + 1 :], strict=False)]
+    return statistics.median(times)
+
+
+def torch_step(stages: int, microbatches: int, steps: int) -> float:
+    """The same of torch.distributed.pipelining's 1F1B on gloo, a process a stage."""
+    words = [sys.executable, "-m", "benchmarks.torch_pipelining", str(stages), str(microbatches), str(steps), str(WARM)]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+    return float(done.stdout.strip().split("\n")[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--ways", nargs="+", default=["off", "lazy", "eager", "torch"])
+    arguments = parser.parse_args()
+    for stages in arguments.stages:
+        microbatches = 2 * stages
+        best = ideal(stages, microbatches)
+        found: dict[str, list[float]] = {way: [] for way in arguments.ways}
+        for number in range(arguments.rounds):
+            for way in arguments.ways:
+                if way == "torch":
+                    seconds = torch_step(stages, microbatches, arguments.steps)
+                else:
+                    seconds = culm_step(stages, microbatches, way, arguments.steps)
+                found[way].append(seconds)
+            told = ", ".join(f"{way} {times[-1] * 1e3:.1f} ms" for way, times in found.items())
+            print(f"P={stages} M={microbatches} round {number}: ideal {best * 1e3:.0f} ms, {told}", flush=True)
+        for way, times in found.items():
+            middle = statistics.median(times)
+            spread = f"{min(times) * 1e3:.1f} to {max(times) * 1e3:.1f}"
+            print(f"P={stages} {way}: {middle * 1e3:.1f} ms ({spread}), {middle / best:.3f} of the ideal", flush=True)
+
+
+if __name__ == "__main__":
+    main()

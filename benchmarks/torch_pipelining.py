@@ -1,0 +1,60 @@
+"""torch.distributed.pipelining's 1F1B on gloo over paced layers: a peer, run as its users would.
+
+``python -m benchmarks.torch_pipelining STAGES MICROBATCHES STEPS WARM`` prints the median seconds of a step.
+"""
+
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from benchmarks.paced import WIDTH, Paced, dataset
+from benchmarks.pipelining import BACKWARD, FORWARD
+from culm.ports import free_port
+
+
+def work(rank: int, stages: int, microbatches: int, steps: int, warm: int, port: int) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=stages)
+    module = Paced(FORWARD, BACKWARD)
+    stage = PipelineStage(module, rank, stages, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, microbatches, loss_fn=torch.nn.functional.mse_loss)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    data = dataset()
+    times = []
+    for step in range(steps):
+        samples = [data[step * microbatches + i] for i in range(microbatches)]
+        x, target = (torch.stack(part) for part in zip(*samples, strict=True))
+        assert x.shape == (microbatches, WIDTH)
+        dist.barrier()
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        if rank == 0:
+            schedule.step(x)
+        elif rank == stages - 1:
+            schedule.step(target=target)
+        else:
+            schedule.step()
+        optimizer.step()
+        dist.barrier()
+        times.append(time.perf_counter() - began)
+    if rank == 0:
+        print(statistics.median(times[warm:]), flush=True)
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    stages, microbatches, steps, warm = map(int, sys.argv[1:])
+    multiprocessing.start_processes(  # type: ignore[attr-defined, no-untyped-call]
+        work, (stages, microbatches, steps, warm, free_port()), nprocs=stages, start_method="spawn"
+    )
+
+
+if __name__ == "__main__":
+    main()
