@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.buffers import Buffers
 from pipeline.values import Value
 from protos import tensor_pb2
 
@@ -65,12 +66,15 @@ def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, 
         yield offset, [data[p.tensor][p.start : p.end] for p in parts]
 
 
+BUFFERS = Buffers()
+
+
 class Assembler:
     """Puts the pieces of one value together."""
 
     def __init__(self, header: tensor_pb2.ValueHeader) -> None:
         self._header = header
-        self._buffer = torch.empty(header.total_bytes, dtype=torch.uint8)
+        self._buffer = BUFFERS.take(header.total_bytes)
         self._bytes = memoryview(self._buffer.numpy() if header.total_bytes else bytearray())  # type: ignore[arg-type]
         self._received = 0
 

@@ -84,9 +84,7 @@ def check(outcome: Outcome, plain: PlainResult) -> None:
 
 
 # Every kind and every stage each time; each of the pairs when there is time: make soak.
-PAIRS = [
-    (kind, stage) for i, kind in enumerate(KINDS) for stage in range(STAGES) if SOAK or stage == i % 4
-]
+PAIRS = [(kind, stage) for i, kind in enumerate(KINDS) for stage in range(STAGES) if SOAK or stage == i % 4]
 
 
 @pytest.mark.parametrize(("kind", "stage"), PAIRS)
