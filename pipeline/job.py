@@ -58,12 +58,17 @@ class TrainSection(_Section):
 
 
 class PipelineSection(_Section):
-    """``microbatches``: for each pipeline and step. With nodes to spare the model is cut into up to ``most_stages``."""
+    """``microbatches``: for each pipeline and step. With nodes to spare the model is cut into up to ``most_stages``.
+
+    ``lead``: by how many microbatches a stage is ahead of the next. 2 hides the time that tensors travel; 1 keeps the
+    fewest activations: P - s of them at stage s of P, where 2 keeps 2 (P - s) - 1.
+    """
 
     stages: Count
     most_stages: Count | None = None
     microbatches: Count
     pipelines: Count = 1
+    lead: Count = 2
 
 
 class ResilienceSection(_Section):

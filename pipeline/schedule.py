@@ -52,9 +52,14 @@ class Slot:
 
 
 @lru_cache(maxsize=1024)
-def one_f_one_b(stage: int, stages: int, microbatches: int) -> tuple[Instruction, ...]:
-    """The 1F1B order of one stage: warmup forwards, then one forward one backward, then cooldown backwards."""
-    warmup = min(stages - stage - 1, microbatches)
+def one_f_one_b(stage: int, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
+    """The 1F1B order of one stage: warmup forwards, then one forward one backward, then cooldown backwards.
+
+    ``lead``: by how many microbatches a stage's forwards are ahead of the next one's. With 1, the least memory, every
+    microbatch waits for its tensors to travel to the next stage and back; with 2 the next one is there meanwhile. The
+    order among forwards, and among backwards, is the same with any: so are the bits.
+    """
+    warmup = min(lead * (stages - stage - 1), microbatches)
     order = [Instruction(stage, "F", m) for m in range(warmup)]
     for m in range(microbatches - warmup):
         order.append(Instruction(stage, "F", warmup + m))
@@ -76,6 +81,7 @@ def timetable(
     worker_of: Sequence[int],
     microbatches: int,
     costs: Mapping[str, float] | None = None,
+    lead: int = 1,
 ) -> tuple[Slot, ...]:
     """When everything runs if every worker runs one thing at a time and starts it as soon as it can.
 
@@ -85,7 +91,7 @@ def timetable(
     """
     costs = costs or {"F": FORWARD_COST, "B": BACKWARD_COST}
     stages = len(worker_of)
-    heads = [list(one_f_one_b(s, stages, microbatches)) for s in range(stages)]
+    heads = [list(one_f_one_b(s, stages, microbatches, lead)) for s in range(stages)]
     position = [0] * stages
     free = dict.fromkeys(worker_of, 0.0)
     end: dict[Instruction, float] = {}
@@ -111,11 +117,11 @@ def timetable(
 
 
 @lru_cache(maxsize=1024)
-def _order(worker_of: tuple[int, ...], microbatches: int) -> tuple[Instruction, ...]:
-    return tuple(slot.instruction for slot in timetable(worker_of, microbatches))
+def _order(worker_of: tuple[int, ...], microbatches: int, lead: int) -> tuple[Instruction, ...]:
+    return tuple(slot.instruction for slot in timetable(worker_of, microbatches, lead=lead))
 
 
-def program(owners: Sequence[str], node: str, microbatches: int) -> tuple[Instruction, ...]:
+def program(owners: Sequence[str], node: str, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
     """What the node runs in one step, in order, when ``owners[stage]`` hosts each stage.
 
     Every node derives it from the plan alone, so all agree on one order of the whole step; leaving out what is done
@@ -124,7 +130,7 @@ def program(owners: Sequence[str], node: str, microbatches: int) -> tuple[Instru
     index = {name: i for i, name in enumerate(dict.fromkeys(owners))}
     if node not in index:
         return ()
-    order = _order(tuple(index[name] for name in owners), microbatches)
+    order = _order(tuple(index[name] for name in owners), microbatches, lead)
     return tuple(i for i in order if owners[i.stage] == node)
 
 

@@ -58,6 +58,7 @@ class Cluster:
         bulk_seconds: float = 0.0,
         zones: Mapping[str, str] = MappingProxyType({}),
         eager: bool = False,
+        lead: int = 1,
         make_worker: Callable[[str, int, int, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
     ) -> None:
@@ -81,6 +82,7 @@ class Cluster:
         self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
         self.eager = eager
+        self.microbatches_ahead = lead
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
         self.decide = decide
         self._make_worker = make_worker
@@ -125,7 +127,7 @@ class Cluster:
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.microbatches, self.steps)
         worker.checkpoint_every = self.checkpoint_every
-        worker.eager = self.eager
+        worker.eager, worker.lead = self.eager, self.microbatches_ahead
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
         self.every.append(node)

@@ -47,10 +47,12 @@ class Worker(Exchange[V]):
         steps: int,
         checkpoint_every: int = 0,
         eager: bool = False,
+        lead: int = 1,
     ) -> None:
         super().__init__(node, incarnation, microbatches)
         self.steps = steps
         self.checkpoint_every = checkpoint_every
+        self.lead = lead  # of the schedule: see one_f_one_b
         self.eager = eager  # run forwards ahead for the stages that this node stands by for
         self.ahead: Ahead[V] = Ahead()
         self.awaited: Key | None = None  # why next_work gave None: the next instruction lacks this tensor
@@ -94,7 +96,7 @@ class Worker(Exchange[V]):
         self.seeding.adopt(plan, self.node, self.version, anew)
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
-        self._program = program(owners, self.node, self.microbatches)
+        self._program = program(owners, self.node, self.microbatches, self.lead)
         ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
         if self._arrange is not None:  # the one before was never carried out
             anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
@@ -285,7 +287,7 @@ class Worker(Exchange[V]):
 
     def _stage_order(self, stage: int) -> tuple[Instruction, ...]:
         assert self.plan is not None
-        return one_f_one_b(stage, len(self.plan.stages), self.microbatches)
+        return one_f_one_b(stage, len(self.plan.stages), self.microbatches, self.lead)
 
     def _todo(self, stage: int) -> set[Instruction]:
         """What is left of a stage in this step. An heir with the whole gradient redoes only what a consumer lacks."""

@@ -75,6 +75,7 @@ def eager_history(seed: int) -> Cluster:
         outages=draw.choice([0, 0, 0, 1]),
         layers=stages + draw.choice([0, 1, 3]),
         eager=True,
+        lead=draw.choice([1, 2]),
     )
 
 
