@@ -41,6 +41,7 @@ from stage_server.worker import Worker
 log = logging.getLogger("culm.stage")
 
 FORCE_SECONDS = 15.0  # after which a process that is to end does not wait for its compute thread
+SWITCH_SECONDS = 0.0002  # Python's 5 ms are long for a tensor that waits to be sent while this thread goes on
 GRACE = 1.0  # seconds for streams to end when the server stops
 
 
@@ -251,6 +252,7 @@ def main(settings: StageSettings) -> int:
     except (OSError, ValueError) as error:
         print(f"culm stage: {error}", file=sys.stderr)
         return 2
+    sys.setswitchinterval(SWITCH_SECONDS)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
     code = server.run()
