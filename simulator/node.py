@@ -276,7 +276,8 @@ class SimulatedNode:
     def _send(self, peer: str, key: Key) -> None:
         value = self.worker.outbox.get(key)
         plan = self.worker.plan
-        if peer not in self.peers or value is None or plan is None or self._cut_off_from(peer):
+        assert peer in self.peers, f"{self.name} sends {key} to {peer}, to whom it has no stream"
+        if value is None or plan is None or self._cut_off_from(peer):
             return
         to, order = (peer, self.peers[peer]), plan.order
         seconds = self.cluster.bulk_seconds if key.kind is Kind.REDUCED else 0.0

@@ -79,6 +79,9 @@ class Worker(Exchange[V]):
             self._begin_era(plan)
         elif plan.step > self.committed:
             self._skip_to(plan.step)
+        self._effects.append(Adopted(plan))  # first: an heir may have tensors for peers that it had no stream to
+        for peer in plan.peers_of(self.node):
+            self._effects.append(SayHello(peer))
         owned = set(plan.owned_by(self.node))
         standby = self._run_ahead(plan)
         self.ahead.drop(set(self.ahead.stages()) - owned - standby)
@@ -101,9 +104,6 @@ class Worker(Exchange[V]):
         if self._arrange is not None:  # the one before was never carried out
             anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
         self._arrange = Arrange(tuple(held), ranges, self.version, anew, fresh)
-        self._effects.append(Adopted(plan))
-        for peer in plan.peers_of(self.node):
-            self._effects.append(SayHello(peer))
         for key in self.outbox:
             self._route(key)
         self._take_early()
@@ -164,18 +164,20 @@ class Worker(Exchange[V]):
         if not outputs:
             self.ahead.spoil(stage)
         for m, output in enumerate(outputs):
-            self._adopt(Instruction(stage, "F", m), output)
+            self._adopt(Instruction(stage, "F", m), output, plan)
         for m in range(self.microbatches):
             if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
                 self._heir.held_elsewhere(Instruction(stage, "B", m))
         if self.holds_whole(stage):
             self._ship(stage)
 
-    def _adopt(self, instruction: Instruction, output: V | None) -> None:
-        """A forward that was run ahead is the owner's now."""
+    def _adopt(self, instruction: Instruction, output: V | None, plan: Plan) -> None:
+        """A forward that was run ahead is the owner's now. Whoever adopts a plan sends all that is out anyhow."""
         self._done.add(instruction)
         self.ahead.adopted.add(instruction)
-        self._put_result(instruction, output)
+        key = self._key(Kind.ACTIVATION, instruction.stage, instruction.microbatch)
+        if output is not None and consumers(key, plan):
+            self.outbox.put(key, output)
 
     def _run_ahead(self, plan: Plan) -> set[int]:
         """The stages whose forwards this node may run before anything is lost."""
@@ -265,7 +267,9 @@ class Worker(Exchange[V]):
         s = work.instruction.stage
         current = work.tenure == self.ahead.ticket and work.step == self.version
         if current and self.ahead.put(work.instruction, result) and s in self.tenure:
-            self._adopt(work.instruction, result)
+            assert self.plan is not None
+            self._adopt(work.instruction, result, self.plan)
+            self._put_result(work.instruction, result)
 
     def _run(self, instruction: Instruction) -> Run[V] | None:
         s, m = instruction.stage, instruction.microbatch

@@ -1,0 +1,65 @@
+"""What one kill -9 costs: from the kill to the next commit, less a calm step, in steps; paced layers, P = 4, M = 8.
+
+``python -m benchmarks.failover`` kills a node at another instruction in each round, lazily and eagerly redundant in
+turn.
+"""
+
+import argparse
+import random
+import statistics
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.paced import job_file
+from benchmarks.pipelining import BACKWARD, FORWARD, ROOT, WARM
+from culm.cluster import LocalCluster
+from culm.kills import Kill
+from culm.training import train
+from pipeline.job import load_job
+from pipeline.schedule import one_f_one_b
+from protos import coordinator_pb2 as pb
+
+STAGES, MICROBATCHES, STEPS, KILLED = 4, 8, 18, 12
+
+
+def steps_lost(redundancy: str, kill: Kill) -> float:
+    """In calm steps; the kill's own time is the launcher's, which sees the process end."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = {"steps": STEPS, "stages": STAGES, "microbatches": MICROBATCHES, "redundancy": redundancy}
+        job = load_job(job_file(folder, forward=FORWARD, backward=BACKWARD, **settings))
+        commits: list[float] = []
+
+        def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+            commits.extend(event.time for event in events if event.kind == "commit")
+
+        run = folder / "run"
+        with LocalCluster(job, ROOT, STAGES, [kill], respawn=False, folder=run, heartbeat_timeout=20.0) as cluster:
+            train(cluster, note)
+            ((_, died),) = cluster.deaths
+    calm = statistics.median(b - a for a, b in pairwise(commits[WARM:KILLED]))
+    after = next(at for at in commits if at > died)
+    return (after - died) / calm - 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    draw = random.Random(arguments.seed)
+    found: dict[str, list[float]] = {"lazy": [], "eager": []}
+    for number in range(arguments.rounds):
+        stage = draw.randrange(STAGES)
+        at = draw.choice(one_f_one_b(stage, STAGES, MICROBATCHES))
+        for redundancy, times in found.items():
+            times.append(steps_lost(redundancy, Kill(f"n{stage}", KILLED, str(at))))
+        told = ", ".join(f"{redundancy} {times[-1]:.2f}" for redundancy, times in found.items())
+        print(f"round {number}: n{stage} at {at}: {told} steps lost", flush=True)
+    for redundancy, times in found.items():
+        print(f"{redundancy}: {statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
