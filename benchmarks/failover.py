@@ -23,8 +23,11 @@ from protos import coordinator_pb2 as pb
 STAGES, MICROBATCHES, STEPS, KILLED = 4, 8, 18, 12
 
 
-def steps_lost(redundancy: str, kill: Kill) -> float:
-    """In calm steps; the kill's own time is the launcher's, which sees the process end."""
+def steps_lost(redundancy: str, kill: Kill) -> tuple[float, float]:
+    """In calm steps: from the kill to the next commit less a step, and by how much the disturbed step was longer.
+
+    The kill's own time is the launcher's, which sees the process end.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = {"steps": STEPS, "stages": STAGES, "microbatches": MICROBATCHES, "redundancy": redundancy}
@@ -39,8 +42,9 @@ def steps_lost(redundancy: str, kill: Kill) -> float:
             train(cluster, note)
             ((_, died),) = cluster.deaths
     calm = statistics.median(b - a for a, b in pairwise(commits[WARM:KILLED]))
+    before = max(at for at in commits if at <= died)
     after = next(at for at in commits if at > died)
-    return (after - died) / calm - 1
+    return (after - died) / calm - 1, (after - before) / calm - 1
 
 
 def main() -> None:
@@ -49,16 +53,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
-    found: dict[str, list[float]] = {"lazy": [], "eager": []}
+    found: dict[str, list[tuple[float, float]]] = {"lazy": [], "eager": []}
     for number in range(arguments.rounds):
         stage = draw.randrange(STAGES)
         at = draw.choice(one_f_one_b(stage, STAGES, MICROBATCHES))
         for redundancy, times in found.items():
             times.append(steps_lost(redundancy, Kill(f"n{stage}", KILLED, str(at))))
-        told = ", ".join(f"{redundancy} {times[-1]:.2f}" for redundancy, times in found.items())
-        print(f"round {number}: n{stage} at {at}: {told} steps lost", flush=True)
+        told = ", ".join(f"{redundancy} {times[-1][0]:.2f} ({times[-1][1]:.2f})" for redundancy, times in found.items())
+        print(f"round {number}: n{stage} at {at}: {told} steps lost (step longer)", flush=True)
     for redundancy, times in found.items():
-        print(f"{redundancy}: {statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f})", flush=True)
+        for what, values in zip(("lost", "step longer"), zip(*times, strict=True), strict=True):
+            spread = f"{min(values):.2f} to {max(values):.2f}"
+            print(f"{redundancy}, {what}: {statistics.median(values):.2f} ({spread})", flush=True)
 
 
 if __name__ == "__main__":
