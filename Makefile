@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test wan compose browser soak lint format protos clean
+.PHONY: help install demo test wan compose browser bench soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ compose: install ## build the images and try docker compose on a real engine: ki
 browser: install ## the dashboard in a real browser, before and after its button takes a node
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
+
+bench: install ## measure beside the peers, in turn; writes benchmarks/results.json and docs/performance.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/simulation

@@ -1,0 +1,179 @@
+"""All measures, interleaved in one process tree: ``python -m benchmarks`` (``make bench``).
+
+Prints medians and spreads, writes ``benchmarks/results.json``, and from it ``docs/performance.md``.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from benchmarks import failover, idle_cost, pipelining, transport
+from culm.kills import Kill
+from pipeline.schedule import one_f_one_b
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+HEAD = """# Performance
+
+Made by `make bench` from `benchmarks/results.json`. Every value is the median of rounds in which both sides ran in turn
+on one machine: {machine}. The floor has to hold; the aim is what to try for.
+
+| measure | value | spread | floor | aim | holds |
+| --- | --- | --- | --- | --- | --- |
+"""
+TAIL = """
+- Throughput and CPU: a stream of tensors from process to process, beside gloo's send and recv; CPU of both sides.
+- Paced steps: layers that take 10 ms forward and 20 ms backward off the CPU stand for accelerators that do not share
+  this machine's cores; M = 2 P. The ideal is (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
+- A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. "Longer" is
+  by how much the disturbed step took longer than a calm one.
+- Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
+"""
+
+
+@dataclass
+class Measure:
+    """``higher``: whether more is better. One value a round."""
+
+    name: str
+    unit: str
+    floor: float
+    aim: float
+    higher: bool = False
+    rounds: list[float] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.rounds)
+
+    @property
+    def holds(self) -> bool:
+        return self.value >= self.floor if self.higher else self.value <= self.floor
+
+
+def transported(count: int) -> list[Measure]:
+    """Tensor throughput and CPU against gloo."""
+    out = []
+    for mib in (4, 16, 64):
+        speed = Measure(f"throughput against gloo, {mib} MiB", "ratio", 0.6, 1.0, higher=True)
+        cost = Measure(f"CPU per GB against gloo, {mib} MiB", "ratio", 3.0, 1.5)
+        for _ in range(count):
+            (ours, own_cpu), (gloo, gloo_cpu) = transport.measure("culm", mib), transport.measure("gloo", mib)
+            speed.rounds.append(ours / gloo)
+            cost.rounds.append(own_cpu / gloo_cpu)
+        out += [speed, cost]
+    return out
+
+
+def pipelined(count: int, stages: int) -> list[Measure]:
+    """Paced steps with and without redundancy."""
+    p = f"P = {stages}"
+    ideal = Measure(f"paced step against the ideal, {p}", "ratio", 1.06, 1.02)
+    torchs = Measure(f"paced step against torch's 1F1B, {p}", "ratio", 1.0, 0.97)
+    lazy = Measure(f"paced step, lazy against off, {p}", "ratio", 1.03, 1.01)
+    eager = Measure(f"paced step, eager against off, {p}", "ratio", 1.06, 1.02)
+    microbatches = 2 * stages
+    for _ in range(count):
+        took = {way: pipelining.culm_step(stages, microbatches, way, 20) for way in ("off", "lazy", "eager")}
+        ideal.rounds.append(took["off"] / pipelining.ideal(stages, microbatches))
+        torchs.rounds.append(took["off"] / pipelining.torch_step(stages, microbatches, 20))
+        lazy.rounds.append(took["lazy"] / took["off"])
+        eager.rounds.append(took["eager"] / took["off"])
+    return [ideal, torchs, lazy, eager]
+
+
+def killed(count: int) -> list[Measure]:
+    """What a kill costs."""
+    draw = random.Random(0)
+    out = []
+    lost = {
+        "lazy": Measure("a kill, lazy", "steps", 1.3, 0.9),
+        "eager": Measure("a kill, eager", "steps", 0.9, 0.4),
+    }
+    longer = {way: Measure(f"a kill, {way}: the step is longer by", "steps", m.floor, m.aim) for way, m in lost.items()}
+    for _ in range(count):
+        stage = draw.randrange(failover.STAGES)
+        at = str(draw.choice(one_f_one_b(stage, failover.STAGES, failover.MICROBATCHES)))
+        for way in lost:
+            values = failover.steps_lost(way, Kill(f"n{stage}", failover.KILLED, at))
+            lost[way].rounds.append(values[0])
+            longer[way].rounds.append(values[1])
+    out += [*lost.values(), *longer.values()]
+    return out
+
+
+def computed(count: int) -> list[Measure]:
+    """Real compute on two nodes against the plain loop with two threads."""
+    speed = Measure("real compute, P = 2, against the plain loop", "ratio", 0.85, 1.0, higher=True)
+    for _ in range(count):
+        overrides = ["job.steps=12"]
+        speed.rounds.append(idle_cost.plain_seconds(overrides) / idle_cost.pipeline_seconds(overrides))
+    return [speed]
+
+
+GROUPS: dict[str, Callable[[int], list[Measure]]] = {
+    "transport": transported,
+    "pipelining-4": lambda count: pipelined(count, 4),
+    "pipelining-8": lambda count: pipelined(count, 8),
+    "failover": killed,
+    "compute": computed,
+}
+
+
+def machine() -> str:
+    where = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    return f"{where}, Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def as_json(measures: list[Measure]) -> dict[str, object]:
+    """As design and checks have it."""
+    return {
+        "machine": machine(),
+        "measures": {
+            m.name: {
+                "value": round(m.value, 4),
+                "unit": m.unit,
+                "floor": m.floor,
+                "aim": m.aim,
+                "holds": m.holds,
+                "rounds": [round(x, 4) for x in m.rounds],
+            }
+            for m in measures
+        },
+    }
+
+
+def page(measures: list[Measure]) -> str:
+    rows = [
+        f"| {m.name} | {m.value:.2f} | {min(m.rounds):.2f} to {max(m.rounds):.2f} | {m.floor:g} | {m.aim:g} | "
+        f"{'yes' if m.holds else '**no**'} |"
+        for m in measures
+    ]
+    return HEAD.format(machine=machine()) + "\n".join(rows) + "\n" + TAIL
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
+    arguments = parser.parse_args()
+    measures: list[Measure] = []
+    for name in arguments.only:
+        for measure in GROUPS[name](arguments.rounds):
+            measures.append(measure)
+            spread = f"{min(measure.rounds):.3f} to {max(measure.rounds):.3f}"
+            print(f"{measure.name}: {measure.value:.3f} ({spread}), floor {measure.floor:g}", flush=True)
+    RESULTS.write_text(json.dumps(as_json(measures), indent=1) + "\n")
+    PAGE.write_text(page(measures))
+
+
+if __name__ == "__main__":
+    main()
