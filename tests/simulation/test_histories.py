@@ -33,7 +33,7 @@ def history(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(200 if SOAK else 8))
+@pytest.mark.parametrize("hundred", range(200 if SOAK else 5))
 def test_random_histories_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history(seed).run()
@@ -55,7 +55,7 @@ def history_with_outages(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 3))
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 2))
 def test_random_outages_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         history_with_outages(seed).run()
@@ -79,7 +79,7 @@ def eager_history(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 3))
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 2))
 def test_random_histories_with_redundant_forwards_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         eager_history(seed).run()
