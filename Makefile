@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11; name a newer one: make PYTHON=python3.12 install" >&2; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: install ## train on four nodes, lose some, end with the same bits
@@ -47,7 +47,7 @@ bench: install ## measure beside the peers, in turn; writes benchmarks/results.j
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories
-	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/simulation
+	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/integration/test_drain.py tests/simulation
 
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .
