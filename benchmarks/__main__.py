@@ -33,8 +33,8 @@ TAIL = """
 - Throughput and CPU: a stream of tensors from process to process, beside gloo's send and recv; CPU of both sides.
 - Paced steps: layers that take 10 ms forward and 20 ms backward off the CPU stand for accelerators that do not share
   this machine's cores; M = 2 P. The ideal is (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
-- A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. "Longer" is
-  by how much the disturbed step took longer than a calm one.
+- A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
+  disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 
@@ -93,21 +93,17 @@ def pipelined(count: int, stages: int) -> list[Measure]:
 def killed(count: int) -> list[Measure]:
     """What a kill costs."""
     draw = random.Random(0)
-    out = []
     lost = {
         "lazy": Measure("a kill, lazy", "steps", 1.3, 0.9),
         "eager": Measure("a kill, eager", "steps", 0.9, 0.4),
     }
-    longer = {way: Measure(f"a kill, {way}: the step is longer by", "steps", m.floor, m.aim) for way, m in lost.items()}
     for _ in range(count):
         stage = draw.randrange(failover.STAGES)
         at = str(draw.choice(one_f_one_b(stage, failover.STAGES, failover.MICROBATCHES)))
         for way in lost:
             values = failover.steps_lost(way, Kill(f"n{stage}", failover.KILLED, at))
             lost[way].rounds.append(values[0])
-            longer[way].rounds.append(values[1])
-    out += [*lost.values(), *longer.values()]
-    return out
+    return list(lost.values())
 
 
 def computed(count: int) -> list[Measure]:

@@ -247,8 +247,7 @@ class Leader:
 
     def status(self) -> pb.GetStatusResponse:
         state, now = self._shown, time.monotonic()
-        cost = self.cost()
-        spent = {(n.node, n.incarnation): n for n in cost.nodes}
+        wall = time.time()
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,
@@ -261,7 +260,7 @@ class Leader:
             loss=state.last_commit.loss if state.last_commit else math.nan,
             samples_per_second=self.samples_per_second(),
             checkpoint=state.checkpoints[-1][0] if state.checkpoints else 0,
-            cost=cost.dollars,
+            cost=self.ledger.dollars(wall),
             kill_allowed=self.settings.allow_kill,
             samples_per_step=state.settings.samples_per_step,
             tokens_per_step=state.settings.tokens_per_step,
@@ -276,7 +275,7 @@ class Leader:
         if state.plan is not None:
             response.plan.CopyFrom(plan_to_proto(state.plan))
         for node in state.nodes.values():
-            bill = spent.get((node.node, node.incarnation), pb.NodeCost())
+            life = self.ledger.life_of(node.node)
             owned = state.plan.owned_by(node.node) if state.plan else ()
             standby = state.plan.standby_for(node.node) if state.plan else ()
             response.nodes.add(
@@ -294,8 +293,8 @@ class Leader:
                 times=times_to_proto(node.times),
                 sent_bytes=node.sent_bytes,
                 machine=machine_to_proto(node.machine),
-                price_per_hour=bill.price_per_hour,
-                spent=bill.dollars,
+                price_per_hour=life.per_hour if life is not None else 0.0,
+                spent=life.dollars(wall) if life is not None else 0.0,
             )
         return response
 

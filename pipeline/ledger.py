@@ -276,6 +276,10 @@ class Ledger:
     def _fixed_dollars(self, now: float) -> float:
         return self._fixed.dollars(now) if self._fixed.priced else 0.0
 
+    def dollars(self, now: float) -> float:
+        """So far, as of ``now``; after the run's end, as of the end."""
+        return self._spent(self._done if self._done is not None else now)
+
     def life_of(self, node: str) -> Life | None:
         """The node that takes part under this name."""
         return self._open.get(node)

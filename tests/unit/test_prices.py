@@ -25,7 +25,7 @@ def test_every_shipped_price_has_a_source_and_can_be_found() -> None:
     prices = load_prices()
     row = prices.machine(Machine("aws", "p3.2xlarge", "us-east-1", "us-east-1b", "spot"))
     assert row is not None
-    assert (row.spot, row.on_demand) == (0.918, 3.06)
+    assert (row.spot, row.on_demand) == (0.91, 3.06)
     assert row.source
     assert prices.on_demand(Machine("aws", "p3.2xlarge", "us-east-1")) == 3.06
     assert prices.per_gb("aws", "zones") == 0.02
