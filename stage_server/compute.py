@@ -62,8 +62,9 @@ class Compute:
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
-            for stage in self._stages.values():
-                stage.end_step()
+            if not work.catch_up:  # that one comes in the middle of a step, whose graphs are still needed
+                for stage in self._stages.values():
+                    stage.end_step()
             for layer, gradient in work.gradients:
                 self._layers[layer].apply(gradient, work.scale)
         elif isinstance(work, Install):

@@ -266,6 +266,9 @@ class Worker(Exchange[V]):
     def _ran_ahead(self, work: Run[V], result: V | None) -> None:
         s = work.instruction.stage
         current = work.tenure == self.ahead.ticket and work.step == self.version
+        if current and self.plan is not None and s not in self.tenure and s not in self._run_ahead(self.plan):
+            self.ahead.spoil(s)  # it went to another node meanwhile, and its graph with it
+            return
         if current and self.ahead.put(work.instruction, result) and s in self.tenure:
             assert self.plan is not None
             self._adopt(work.instruction, result, self.plan)

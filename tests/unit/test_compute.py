@@ -1,0 +1,42 @@
+"""The torch side of a node: what the middle of a step must not lose, and what a commit must drop."""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.paced import WIDTH, job_file
+from pipeline.job import load_job
+from pipeline.model import ModelSource
+from pipeline.schedule import Instruction
+from pipeline.values import Value
+from stage_server.compute import Compute
+from stage_server.instructions import Apply, Arrange, Run
+
+OWN, STANDBY = 1, 2
+
+
+def made(tmp_path: Path) -> tuple[Compute, Value]:
+    """A node that owns stage 1 of three and stands by for stage 2, with a forward of each behind it."""
+    settings = {"steps": 2, "stages": 3, "microbatches": 1, "redundancy": "eager"}
+    job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings))
+    compute = Compute(job, ModelSource(job), torch.device("cpu"))
+    compute.do(Arrange((OWN, STANDBY), ((OWN, 1, 2), (STANDBY, 2, 3)), 0, True))
+    x = Value.single(torch.ones(1, WIDTH))
+    compute.do(Run(Instruction(OWN, "F", 0), 0, 1, x))
+    return compute, x
+
+
+def test_catching_up_in_the_middle_of_a_step_leaves_its_graphs(tmp_path: Path) -> None:
+    compute, x = made(tmp_path)
+    compute.do(Apply(0, 1.0, ((STANDBY, Value(())),), catch_up=True))
+    gradient = compute.do(Run(Instruction(OWN, "B", 0), 0, 1, x)).value
+    assert gradient is not None
+    assert gradient.tensor().shape == (1, WIDTH)
+
+
+def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_path: Path) -> None:
+    compute, x = made(tmp_path)
+    ahead = compute.do(Run(Instruction(STANDBY, "F", 0), 0, -1, x))
+    assert ahead.kept_bytes > 0
+    compute.do(Arrange((OWN, STANDBY), ((OWN, 1, 2), (STANDBY, 2, 3)), 0, False))
+    assert compute.do(Run(Instruction(STANDBY, "B", 0), 0, 2, None)).value is not None
