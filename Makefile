@@ -28,7 +28,7 @@ demo: install ## train on four nodes, lose some, end with the same bits
 	$(BIN)/python -m culm demo
 
 test: install lint ## all checks: lint, then the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser
 
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
 wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RELAY make wan
@@ -47,7 +47,7 @@ bench: install ## measure beside the peers, in turn; writes benchmarks/results.j
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories
-	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -q tests/integration/test_kills.py tests/integration/test_drain.py tests/simulation
+	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests/integration tests/simulation
 
 lint: install ## style, types, and who may import whom
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Self
 
+from culm import nursery
 from culm.kills import Kill
 from culm.outcome import RunFailed
 from culm.processes import Child
@@ -58,6 +59,7 @@ class LocalCluster:
         self._coordinator_failures = 0
 
     def __enter__(self) -> Self:
+        nursery.warm_up()  # while the others start
         self.folder.mkdir(parents=True)
         (self.folder / "job.toml").write_text(job_to_toml(self.job))
         (self.folder / "redis").mkdir()
@@ -154,8 +156,12 @@ class LocalCluster:
     def _start(self, name: str, words: list[str]) -> Child:
         log = self.folder / f"{name}.log"
         environment = {**self._environment, **self._environments.get(name, {})}
-        self._children[name] = Child([sys.executable, "-m", "culm", *words], log, environment)
-        return self._children[name]
+        if words[0] == "stage":
+            child = Child.fork(words, log, environment)
+        else:
+            child = Child.start([sys.executable, "-m", "culm", *words], log, environment)
+        self._children[name] = child
+        return child
 
     def _make_environment(self, job_folder: Path) -> dict[str, str]:
         threads = str(self.job.job.threads)
@@ -172,8 +178,6 @@ class LocalCluster:
             "CULM_METRICS": "",  # one port cannot serve every process here
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
-            "MALLOC_TRIM_THRESHOLD_": str(1 << 30),  # the allocator keeps its pages: see docs/protocol.md
-            "MALLOC_MMAP_THRESHOLD_": str(1 << 25),
             "PYTHONPATH": os.pathsep.join(p for p in path if p),
             "PYTHONUNBUFFERED": "1",
         }

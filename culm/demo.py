@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from culm.kills import Kill
-from culm.run import end_on_sigterm, prepare
+from culm.run import end_on_sigterm, read_job, try_out
 
 JOB = Path("examples/stdlib_gpt.toml")
 OVERRIDES = (
@@ -33,11 +33,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from culm import nursery
     from culm.outcome import RunFailed
     from culm.progress import losses_table
+
+    job = read_job(str(JOB), OVERRIDES)
+    nursery.warm_up()
+    try_out(job)
     from culm.verification import train_on_cluster
 
-    job = prepare(str(JOB), OVERRIDES)
     nodes = job.pipeline.stages
     end_on_sigterm()
     print(f"A GPT learns Python from the standard library, {job.job.steps} steps on {nodes} nodes, undisturbed:")

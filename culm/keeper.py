@@ -36,7 +36,7 @@ class Ui:
     def __init__(self, command: list[str], folder: Path, coordinator: str) -> None:
         self._port = USUAL_UI_PORT if is_free(USUAL_UI_PORT) else free_port()
         listen = {"CULM_COORDINATOR": coordinator, "CULM_LISTEN": f"127.0.0.1:{self._port}"}
-        self.child = Child(command, folder / "ui.log", {**os.environ, **listen})
+        self.child = Child.start(command, folder / "ui.log", {**os.environ, **listen})
 
     @property
     def address(self) -> str:

@@ -1,55 +1,63 @@
 """Child processes that never outlive this one, and when each of them died."""
 
-import ctypes
+import contextlib
+import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from culm import nursery
+
 STOP_SECONDS = 5.0
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Child:
     """One process with its log. It ends with this process, and the terminal's Ctrl-C does not reach it."""
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, pid: int, wait: Callable[[], int], log: Path) -> None:
+        self.pid = pid
         self.log = log
         self.died_at: float | None = None  # unix time
+        self.returncode: int | None = None  # negative: the number of the signal that ended it; None while it runs
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, args=(wait,), name=f"watch-{pid}", daemon=True).start()
+
+    @staticmethod
+    def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
+        """Any command."""
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=nursery.die_with_parent,
             )
-        self._ended = threading.Event()
-        threading.Thread(target=self._watch, name=f"watch-{self.pid}", daemon=True).start()
+        return Child(process.pid, process.wait, log)
 
-    def _watch(self) -> None:
-        self._process.wait()
+    @staticmethod
+    def fork(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
+        """``culm WORDS`` with torch in it from the start."""
+        process = nursery.begin(words, log, environment)
+
+        def wait() -> int:
+            process.join()
+            assert process.exitcode is not None
+            return process.exitcode
+
+        assert process.pid is not None
+        return Child(process.pid, wait, log)
+
+    def _watch(self, wait: Callable[[], int]) -> None:
+        code = wait()
         self.died_at = time.time()
+        self.returncode = code
         self._ended.set()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """Negative: the number of the signal that ended it; None while it runs."""
-        return self._process.returncode if self._ended.is_set() else None
 
     def wait(self, seconds: float) -> bool:
         return self._ended.wait(seconds)
@@ -57,8 +65,8 @@ class Child:
     def interrupt(self) -> None:
         """Asks it to end at once, as Ctrl-C does."""
         if self.returncode is None:
-            self._process.send_signal(signal.SIGINT)
-            self._process.send_signal(signal.SIGCONT)  # a frozen process cannot hear it otherwise
+            self._signal(signal.SIGINT)
+            self._signal(signal.SIGCONT)  # a frozen process cannot hear it otherwise
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Asks it to end, again and again since it may be starting still; then ends it."""
@@ -66,8 +74,12 @@ class Child:
         while not self.wait(0.5) and time.monotonic() < deadline:
             self.interrupt()
         if self.returncode is None:
-            self._process.kill()
+            self._signal(signal.SIGKILL)
             self._ended.wait()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ended this very moment
+            os.kill(self.pid, number)
 
     def last_line(self) -> str:
         """The last line of its log that was meant for the user, else the last line."""

@@ -37,19 +37,23 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
 
 
-def prepare(path: str, overrides: Sequence[str]) -> Job:
-    """Loads and tries out a job, so that a mistake in it shows before anything starts. Raises JobError."""
-    import torch
-
-    from pipeline.model import check_job
-
+def read_job(path: str, overrides: Sequence[str]) -> Job:
+    """Loads a job, whose folder is importable from then on. Raises JobError."""
     sys.path.insert(1, str(Path(path).resolve().parent))
     job = load_job(path, overrides)
     if job.pipeline.pipelines > 1:
         raise JobError("several pipelines are not there yet", f"{path}, pipeline.pipelines", "set it to 1")
+    return job
+
+
+def try_out(job: Job) -> None:
+    """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError."""
+    import torch
+
+    from pipeline.model import check_job
+
     torch.set_num_threads(job.job.threads)
     check_job(job)
-    return job
 
 
 def node_count(job: Job, nodes: int | None, spares: int) -> int:
@@ -70,18 +74,22 @@ def end_on_sigterm() -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from culm import nursery
     from culm.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
     from culm.kills import parse_kill
     from culm.outcome import RunFailed
     from culm.progress import display
-    from culm.training import train
-    from pipeline.digest import save_weights
 
-    job = prepare(arguments.job, arguments.set)
+    job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job.job.steps) for text in arguments.kill]
     if arguments.out and not Path(arguments.out).resolve().parent.is_dir():
         raise JobError("its folder does not exist", f"--out {arguments.out}", "make the folder first")
+    nursery.warm_up()
+    try_out(job)
+    from culm.training import train
+    from pipeline.digest import save_weights
+
     end_on_sigterm()
     cluster = LocalCluster(
         job,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from culm import clusters
 from culm.clusters import KEEPER, Process, Record
-from culm.run import add_job_arguments, node_count, prepare
+from culm.run import add_job_arguments, node_count, read_job, try_out
 from pipeline.errors import JobError
 
 START_SECONDS = 60.0
@@ -42,8 +42,9 @@ def up(arguments: argparse.Namespace) -> int:
     from culm.cluster import job_folder_of
     from pipeline.job import job_to_toml
 
-    job = prepare(arguments.job, arguments.set)
+    job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
+    try_out(job)
     name = arguments.name or job.job.name
     folder = clusters.make_folder(name)
     (folder / "job.toml").write_text(job_to_toml(job))

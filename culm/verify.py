@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from culm.run import add_job_arguments, end_on_sigterm, node_count, prepare
+from culm.run import add_job_arguments, end_on_sigterm, node_count, read_job, try_out
 from pipeline.errors import JobError
 
 SPACING = 3  # steps between two kills, in which redundancy is repaired
@@ -27,15 +27,19 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def verify(arguments: argparse.Namespace) -> int:
+    from culm import nursery
     from culm.outcome import RunFailed
-    from culm.plain_loop import run_plain
-    from culm.verification import Killer, compare, train_on_cluster
 
-    job = prepare(arguments.job, arguments.set)
+    job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
     if arguments.kills < 0 or arguments.kills * SPACING > job.job.steps:
         mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
         raise JobError(f"they do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
+    nursery.warm_up()
+    try_out(job)
+    from culm.plain_loop import run_plain
+    from culm.verification import Killer, compare, train_on_cluster
+
     killer = Killer(job, arguments.kills, arguments.seed)
     end_on_sigterm()
     try:

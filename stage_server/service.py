@@ -29,6 +29,7 @@ from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos import stage_pb2
 from stage_server.address import advertised
+from stage_server.allocator import keep_pages
 from stage_server.compute import Compute
 from stage_server.faults import Faults
 from stage_server.metrics import NodeCollector
@@ -252,6 +253,7 @@ def main(settings: StageSettings) -> int:
     except (OSError, ValueError) as error:
         print(f"culm stage: {error}", file=sys.stderr)
         return 2
+    keep_pages()
     sys.setswitchinterval(SWITCH_SECONDS)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     signal.signal(signal.SIGINT, lambda *_: server.stop())

@@ -1,9 +1,18 @@
 """Every test computes with one thread: bits depend on it."""
 
+import os
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("CULM_SOAK") != "1":
+        for item in items:
+            if item.get_closest_marker("slow") is not None:
+                item.add_marker(pytest.mark.skip(reason="make soak"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

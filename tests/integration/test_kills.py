@@ -133,6 +133,7 @@ def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) ->
     check(outcome, run_plain(job))
 
 
+@pytest.mark.slow
 def test_a_slow_node_gets_fewer_layers_and_stays(job: Job, tmp_path: Path) -> None:
     """Its own history tells that it has become slow; nobody is lost, and no bit changes."""
     model = job.model.model_copy(update={"layers": "tests.integration.bad_models:paced", "args": {}})

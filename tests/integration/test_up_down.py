@@ -65,6 +65,7 @@ def test_it_stays_until_it_is_taken_down(home: Path) -> None:
     assert up("--name", "one")["pids"]["n0"] != told["pids"]["n0"]
 
 
+@pytest.mark.slow
 def test_with_several_the_one_to_end_has_to_be_named(home: Path) -> None:
     told = {name: up("--name", name) for name in ("one", "two")}
     unclear = culm("down")

@@ -69,7 +69,7 @@ class WideCluster:
 
     def _start(self, name: str, host: str, *words: str) -> None:
         log = self._folder / f"{name}.log"
-        self._children[name] = Child(self.network.within(host, *words), log, self._environment)
+        self._children[name] = Child.start(self.network.within(host, *words), log, self._environment)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -75,7 +75,7 @@ class Network:
     def _start_relay(self) -> None:
         ends = [f"{self._namespaces[host]}={address}" for host, address in self._addresses.items()]
         log = Path(self._folder.name) / "relay.log"
-        self._relay = Child([str(self._relay_program), self._control, *ends], log, os.environ)
+        self._relay = Child.start([str(self._relay_program), self._control, *ends], log, os.environ)
         deadline = time.monotonic() + START_SECONDS
         while "ready" not in log.read_text():
             if self._relay.wait(POLL_SECONDS) or time.monotonic() > deadline:

@@ -1,0 +1,61 @@
+"""Nodes of a local cluster are forked from one process that has torch in it.
+
+A process needs seconds to import torch, and more for its first optimizer step; a fork of one that has done both needs
+none, and all of them share its memory. The forks are processes as any others: they can be killed, frozen and watched.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["culm.preloaded"])
+
+
+def warm_up() -> None:
+    """Has the process begin to import torch, and does not wait for it."""
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running()
+
+
+def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
+    """Starts ``culm WORDS``, which appends what it says to the log."""
+    process = _context.Process(target=_become, args=(list(words), str(log), dict(environment), os.getcwd()))
+    process.start()
+    return process
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the one that started it dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _become(words: list[str], log: str, environment: dict[str, str], folder: str) -> None:
+    """In the fork: as if the command had been started as a process of its own."""
+    die_with_parent()
+    os.setsid()  # the terminal's Ctrl-C is for the launcher
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        os.dup2(output, number)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = ["culm", *words]
+    import setproctitle
+
+    from culm.__main__ import main
+
+    setproctitle.setproctitle(" ".join(sys.argv))
+    sys.exit(main(words))
