@@ -38,7 +38,7 @@ def parse_kill(text: str, nodes: int, steps: int) -> Kill:
         raise JobError(f"the run has no step {step}", f"--kill {text}", f"name one of 0 to {steps - 1}")
     kind, _, label = instruction.partition(":")
     label = label if kind in KINDS else kind
-    if (label and not re.fullmatch(r"\d+([FB]\d+)?", label)) or (kind not in KINDS and not re.search("[FB]", kind)):
+    if (label and not re.fullmatch(r"\d+([FBW]\d+)?", label)) or (kind not in KINDS and not re.search("[FBW]", kind)):
         mend = f"write a label such as 2B3, or one of {', '.join(KINDS)}"
         raise JobError(f"{instruction!r} is no instruction", f"--kill {text}", mend)
     return Kill(f"n{node}", step, instruction)

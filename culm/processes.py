@@ -43,6 +43,7 @@ class Child:
     @staticmethod
     def fork(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
         """``culm WORDS`` with torch in it from the start."""
+        log.touch()
         process = nursery.begin(words, log, environment)
 
         def wait() -> int:

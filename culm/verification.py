@@ -12,7 +12,6 @@ from culm.plain_loop import PlainResult
 from culm.training import train
 from pipeline.digest import hash_layer
 from pipeline.job import Job
-from pipeline.schedule import one_f_one_b
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 from stage_server.faults import KINDS
@@ -44,10 +43,10 @@ class Killer:
             self._arm(stub, status)
 
     def _arm(self, stub: CoordinatorStub, status: pb.GetStatusResponse) -> None:
-        stages, microbatches = len(status.plan.stages), self._job.pipeline.microbatches
+        stages = len(status.plan.stages)
         stage = self._draw.randrange(stages)
         node = status.plan.stages[stage].owners[0]
-        place = str(self._draw.choice(one_f_one_b(stage, stages, microbatches)))
+        place = str(self._draw.choice(self._job.schedule.order(stage, stages)))
         kind = self._draw.choice([*KINDS, place, place, place])
         self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
         try:

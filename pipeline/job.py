@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.errors import JobError
+from pipeline.schedule import Schedule
 
 Count = Annotated[int, Field(ge=1)]
 Factory = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
@@ -62,6 +63,9 @@ class PipelineSection(_Section):
 
     ``lead``: by how many microbatches a stage is ahead of the next. 2 hides the time that tensors travel; 1 keeps the
     fewest activations: P - s of them at stage s of P, where 2 keeps 2 (P - s) - 1.
+
+    ``schedule``: 1f1b; or zb-h1, whose gradients of parameters fill the bubbles of the cooldown, and which keeps more
+    graphs meanwhile: on every stage up to as many as the first one.
     """
 
     stages: Count
@@ -69,6 +73,7 @@ class PipelineSection(_Section):
     microbatches: Count
     pipelines: Count = 1
     lead: Count = 2
+    schedule: Literal["1f1b", "zb-h1"] = "1f1b"
 
 
 class ResilienceSection(_Section):
@@ -104,6 +109,11 @@ class Job(_Section):
     @property
     def samples_per_step(self) -> int:
         return self.pipeline.pipelines * self.pipeline.microbatches * self.data.microbatch
+
+    @property
+    def schedule(self) -> Schedule:
+        """In what order stages run."""
+        return Schedule(self.pipeline.microbatches, self.pipeline.lead, self.pipeline.schedule == "zb-h1")
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:

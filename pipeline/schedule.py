@@ -9,20 +9,24 @@ With four stages and four microbatches (F forward, B backward, a backward twice 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-Pass = Literal["F", "B"]
+Pass = Literal["F", "B", "W"]
 
 FORWARD_COST = 1.0
 BACKWARD_COST = 2.0
+SPLIT_COST = 1.0  # of either half of a backward
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Instruction:
-    """One unit of work: a stage's forward or backward of one microbatch. Prints and parses as ``2B3``."""
+    """One unit of work: a stage's forward or backward of one microbatch. Prints and parses as ``2B3``.
+
+    Where the schedule splits backwards, B is the gradient of the input and W, later, that of the parameters.
+    """
 
     stage: int
     op: Pass
@@ -34,10 +38,10 @@ class Instruction:
     @staticmethod
     def parse(text: str) -> "Instruction":
         """``2B3`` is stage 2's backward of microbatch 3. ValueError says what is wrong."""
-        match = re.fullmatch(r"(\d+)([FB])(\d+)", text.strip())
+        match = re.fullmatch(r"(\d+)([FBW])(\d+)", text.strip())
         if match is None:
-            raise ValueError(f"{text!r} is no instruction: write stage, F or B, microbatch, such as 2B3")
-        op: Pass = "F" if match[2] == "F" else "B"
+            raise ValueError(f"{text!r} is no instruction: write stage, F, B or W, microbatch, such as 2B3")
+        op: Pass = "F" if match[2] == "F" else "B" if match[2] == "B" else "W"
         return Instruction(int(match[1]), op, int(match[3]))
 
 
@@ -68,35 +72,109 @@ def one_f_one_b(stage: int, stages: int, microbatches: int, lead: int = 1) -> tu
     return tuple(order)
 
 
+@lru_cache(maxsize=1024)
+def zero_bubble(stage: int, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
+    """The ZB-H1 order of one stage: 1F1B whose gradients of parameters wait for the bubbles of the cooldown.
+
+    It is what every stage, on a worker of its own, does if it takes a backward first, then a forward as 1F1B allows it,
+    then a gradient of parameters; and these as well once as many wait as the first stage's graphs are under 1F1B: no
+    stage keeps more. Backwards of the first stage, for which nobody waits, are whole. After Qi et al., Zero Bubble
+    Pipeline Parallelism (ICLR 2024).
+    """
+    return _zero_bubble(stages, microbatches, lead)[stage]
+
+
+@lru_cache(maxsize=1024)
+def _zero_bubble(stages: int, microbatches: int, lead: int) -> tuple[tuple[Instruction, ...], ...]:
+    orders: list[list[Instruction]] = [[] for _ in range(stages)]
+    counts = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
+    end: dict[Instruction, float] = {}
+    free = [0.0] * stages
+    most = lead * (stages - 1) + 1
+    while any(len(order) < (2 if s == 0 else 3) * microbatches for s, order in enumerate(orders)):
+        best: tuple[float, int, int, Instruction] | None = None
+        for s, count in enumerate(counts):
+            for rank, op in enumerate(_choices(s, stages, microbatches, lead, count, most)):
+                instruction = Instruction(s, op, count[op])
+                needs = inputs_of(instruction, stages)
+                if any(n not in end for n in needs):
+                    continue
+                start = max([free[s], *(end[n] for n in needs)])
+                if best is None or (start, rank, -s) < best[:3]:
+                    best = (start, rank, -s, instruction)
+        assert best is not None, "some stage can go on"
+        start, _, _, chosen = best
+        s = chosen.stage
+        cost = FORWARD_COST if chosen.op == "F" else SPLIT_COST if s > 0 else BACKWARD_COST
+        end[chosen] = free[s] = start + cost
+        counts[s][chosen.op] += 1
+        orders[s].append(chosen)
+    return tuple(map(tuple, orders))
+
+
+def _choices(s: int, stages: int, microbatches: int, lead: int, count: dict[str, int], most: int) -> list[Pass]:
+    """What a stage may do next, by preference, its inputs apart."""
+    backward: list[Pass] = ["B"] if count["B"] < count["F"] else []
+    may = count["F"] < microbatches and count["F"] - count["B"] <= min(lead * (stages - s - 1), microbatches)
+    if s == 0:
+        return ["F", *backward] if may else backward
+    forward: list[Pass] = ["F"] if may and count["F"] - count["W"] < most else []
+    weights: list[Pass] = ["W"] if count["W"] < count["B"] else []
+    return [*backward, *forward, *weights]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How the stages of a step are ordered: 1F1B, or ZB-H1."""
+
+    microbatches: int
+    lead: int = 1
+    splits: bool = False  # backwards: zero bubble
+
+    def order(self, stage: int, stages: int) -> tuple[Instruction, ...]:
+        """What the stage runs in a step, in order."""
+        return (zero_bubble if self.splits else one_f_one_b)(stage, stages, self.microbatches, self.lead)
+
+    def splits_at(self, stage: int) -> bool:
+        """Whether the stage's backwards are in two halves."""
+        return self.splits and stage > 0
+
+    def closes(self, stage: int) -> Pass:
+        """The operation after which a microbatch is done at the stage."""
+        return "W" if self.splits_at(stage) else "B"
+
+    def cost(self, instruction: Instruction) -> float:
+        """In units of one forward."""
+        if instruction.op == "F":
+            return FORWARD_COST
+        return SPLIT_COST if self.splits_at(instruction.stage) else BACKWARD_COST
+
+
 def inputs_of(instruction: Instruction, stages: int) -> tuple[Instruction, ...]:
     """The instructions whose results this one needs."""
     s, m = instruction.stage, instruction.microbatch
     if instruction.op == "F":
         return (Instruction(s - 1, "F", m),) if s > 0 else ()
+    if instruction.op == "W":
+        return (Instruction(s, "B", m),)
     own = Instruction(s, "F", m)
     return (own, Instruction(s + 1, "B", m)) if s < stages - 1 else (own,)
 
 
-def timetable(
-    worker_of: Sequence[int],
-    microbatches: int,
-    costs: Mapping[str, float] | None = None,
-    lead: int = 1,
-) -> tuple[Slot, ...]:
+def timetable(worker_of: Sequence[int], schedule: Schedule) -> tuple[Slot, ...]:
     """When everything runs if every worker runs one thing at a time and starts it as soon as it can.
 
-    ``worker_of[stage]`` is the worker that hosts the stage. Each stage keeps its 1F1B order; a worker with several
-    stages takes the head that can start first, of equals the one furthest down the pipeline (backwards free memory).
+    ``worker_of[stage]`` is the worker that hosts the stage. Each stage keeps its order; a worker with several stages
+    takes the head that can start first, of equals the one furthest down the pipeline (backwards free memory).
     The slots come in order of start, so that the order restricted to any subset of unfinished work never deadlocks.
     """
-    costs = costs or {"F": FORWARD_COST, "B": BACKWARD_COST}
     stages = len(worker_of)
-    heads = [list(one_f_one_b(s, stages, microbatches, lead)) for s in range(stages)]
+    heads = [schedule.order(s, stages) for s in range(stages)]
     position = [0] * stages
     free = dict.fromkeys(worker_of, 0.0)
     end: dict[Instruction, float] = {}
     slots: list[Slot] = []
-    for _ in range(2 * stages * microbatches):
+    for _ in range(sum(map(len, heads))):
         best: tuple[float, int, Instruction] | None = None
         for s in range(stages):
             if position[s] == len(heads[s]):
@@ -108,20 +186,20 @@ def timetable(
             start = max([free[worker_of[s]], *(end[n] for n in needs)])
             if best is None or (start, -s) < (best[0], best[1]):
                 best = (start, -s, head)
-        assert best is not None, "1F1B over any placement has a head that can run"
+        assert best is not None, "these orders over any placement have a head that can run"
         start, _, head = best
-        end[head] = free[worker_of[head.stage]] = start + costs[head.op]
+        end[head] = free[worker_of[head.stage]] = start + schedule.cost(head)
         position[head.stage] += 1
         slots.append(Slot(head, worker_of[head.stage], start, end[head]))
     return tuple(slots)
 
 
 @lru_cache(maxsize=1024)
-def _order(worker_of: tuple[int, ...], microbatches: int, lead: int) -> tuple[Instruction, ...]:
-    return tuple(slot.instruction for slot in timetable(worker_of, microbatches, lead=lead))
+def _order(worker_of: tuple[int, ...], schedule: Schedule) -> tuple[Instruction, ...]:
+    return tuple(slot.instruction for slot in timetable(worker_of, schedule))
 
 
-def program(owners: Sequence[str], node: str, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
+def program(owners: Sequence[str], node: str, schedule: Schedule) -> tuple[Instruction, ...]:
     """What the node runs in one step, in order, when ``owners[stage]`` hosts each stage.
 
     Every node derives it from the plan alone, so all agree on one order of the whole step; leaving out what is done
@@ -130,7 +208,7 @@ def program(owners: Sequence[str], node: str, microbatches: int, lead: int = 1) 
     index = {name: i for i, name in enumerate(dict.fromkeys(owners))}
     if node not in index:
         return ()
-    order = _order(tuple(index[name] for name in owners), microbatches, lead)
+    order = _order(tuple(index[name] for name in owners), schedule)
     return tuple(i for i in order if owners[i.stage] == node)
 
 

@@ -92,6 +92,7 @@ class Arithmetic:
         self._step: dict[int, int] = {}
         self._inputs: dict[tuple[int, int], list[int]] = {}
         self._outputs: dict[tuple[int, int], int] = {}
+        self._halves: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
         self._totals: dict[int, int] = {}
         self._losses: dict[int, float] = {}
 
@@ -122,6 +123,7 @@ class Arithmetic:
         self._step[stage] = step
         self._inputs = {k: v for k, v in self._inputs.items() if k[0] != stage}
         self._outputs = {k: v for k, v in self._outputs.items() if k[0] != stage}
+        self._halves = {k: v for k, v in self._halves.items() if k[0] != stage}
         for layer in range(*self.ranges[stage]):
             self._totals.pop(layer, None)
 
@@ -140,7 +142,7 @@ class Arithmetic:
             self._losses[microbatch] = loss_of(x)
         return x
 
-    def backward(self, stage: int, step: int, microbatch: int, gradient: int | None) -> int:
+    def backward(self, stage: int, step: int, microbatch: int, gradient: int | None, splits: bool = False) -> int:
         self._begin(stage, step)
         inputs = self._inputs.pop((stage, microbatch))
         output = self._outputs.pop((stage, microbatch))
@@ -148,9 +150,16 @@ class Arithmetic:
         g = output if gradient is None else gradient
         for layer in reversed(range(first, end)):
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
-            self._totals[layer] = accumulate(self._totals.get(layer, 0), g, inputs[layer - first])
+            self._halves.setdefault((stage, microbatch), []).append((layer, g, inputs[layer - first]))
             g = backward(self.states[layer], g)
+        if not splits:
+            self.accumulate(stage, microbatch)
         return g
+
+    def accumulate(self, stage: int, microbatch: int) -> None:
+        """The second half of a backward."""
+        for layer, gradient, x in self._halves.pop((stage, microbatch)):
+            self._totals[layer] = accumulate(self._totals.get(layer, 0), gradient, x)
 
     def reduce(self, stage: int, last: bool, microbatches: int) -> tuple[tuple[int, Number], ...]:
         first, end = self.ranges[stage]

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from coordinator import state as co
 from coordinator.machine import advance
 from pipeline.manifest import File
+from pipeline.schedule import Schedule
 from simulator.arithmetic import Number, plain_loop
 from simulator.coordination import COORDINATOR, Leader, SimulatedRedis
 from simulator.faults import Counts, Faults, Kill
@@ -59,7 +60,8 @@ class Cluster:
         zones: Mapping[str, str] = MappingProxyType({}),
         eager: bool = False,
         lead: int = 1,
-        make_worker: Callable[[str, int, int, int], Worker[Number]] = Worker,
+        splits: bool = False,
+        make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
     ) -> None:
         self.seed = seed
@@ -82,7 +84,7 @@ class Cluster:
         self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
         self.eager = eager
-        self.microbatches_ahead = lead
+        self.schedule = Schedule(microbatches, lead, splits)
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
         self.decide = decide
         self._make_worker = make_worker
@@ -125,9 +127,9 @@ class Cluster:
     def boot(self, name: str) -> None:
         """Starts a process under this name: a new incarnation that holds nothing."""
         self._incarnations += 1
-        worker = self._make_worker(name, self._incarnations, self.microbatches, self.steps)
+        worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
         worker.checkpoint_every = self.checkpoint_every
-        worker.eager, worker.lead = self.eager, self.microbatches_ahead
+        worker.eager = self.eager
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
         self.every.append(node)

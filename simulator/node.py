@@ -197,10 +197,14 @@ class SimulatedNode:
             return None
         if not work.redundant:
             self.executed.append((work.step, work.instruction))
+        if work.instruction.op == "W":
+            self.arithmetic.accumulate(stage, m)
+            return None
         if work.instruction.op == "F":
             last = self.arithmetic.ranges[stage][1] == self.cluster.layers
             return Number(self.arithmetic.forward(stage, work.step, m, operand, last))
-        return Number(self.arithmetic.backward(stage, work.step, m, operand))
+        splits = self.worker.schedule.splits_at(stage)
+        return Number(self.arithmetic.backward(stage, work.step, m, operand, splits))
 
     # ---- effects ----------------------------------------------------------------------------------------------------
 

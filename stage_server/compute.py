@@ -92,7 +92,8 @@ class Compute:
             if s not in self._stages:
                 layers = [self._layers[i] for i in range(first, end)]
                 last = end == self._source.layer_count
-                self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss)
+                splits = self._job.schedule.splits_at(s)
+                self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss, splits)
         self._ranges = owned
 
     def _begin(self, stage: int, step: int) -> Stage:
@@ -121,5 +122,8 @@ class Compute:
             with Keeping(self._device, work.redundant) as kept:
                 output = runner.forward(0, m, operand.to(self._device), target)
             return Result(value=Value.single(output), kept_bytes=kept.size)
+        if work.instruction.op == "W":
+            runner.backward_of_parameters(0, m)
+            return Result()
         gradient = runner.backward(0, m, operand.to(self._device) if operand is not None else None)
         return Result(value=Value.single(gradient) if gradient is not None else Value(()))

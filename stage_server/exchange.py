@@ -6,7 +6,7 @@ from typing import Generic
 
 from pipeline.keys import Key, Kind, consumers, producer
 from pipeline.plan import Plan, PlanOrder
-from pipeline.schedule import Instruction
+from pipeline.schedule import Instruction, Schedule
 from stage_server.early import Arrival, Early
 from stage_server.heir import Heir
 from stage_server.instructions import Acknowledge, AnswerHello, CommitOrder, Effect, Send, V
@@ -21,10 +21,10 @@ class Exchange(Generic[V]):
     ``version`` is the number of steps applied to all that the node holds.
     """
 
-    def __init__(self, node: str, incarnation: int, microbatches: int) -> None:
+    def __init__(self, node: str, incarnation: int, schedule: Schedule) -> None:
         self.node = node
         self.incarnation = incarnation
-        self.microbatches = microbatches
+        self.schedule = schedule
         self.term = 0
         self.era = 0
         self.version = 0
@@ -37,6 +37,10 @@ class Exchange(Generic[V]):
         self._commits: deque[CommitOrder] = deque()
         self._early: Early[V] = Early()
         self._effects: list[Effect] = []
+
+    @property
+    def microbatches(self) -> int:
+        return self.schedule.microbatches
 
     def _key(self, kind: Kind, stage: int, index: int) -> Key:
         return Key(self.era, self.version, 0, kind, stage, index)
@@ -53,6 +57,8 @@ class Exchange(Generic[V]):
 
     def _lacks(self, instruction: Instruction) -> bool:
         assert self.plan is not None
+        if instruction.op == "W":
+            return False
         kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
         key = self._key(kind, instruction.stage, instruction.microbatch)
         return any(

@@ -114,10 +114,8 @@ class StageServer:
             self._end(2, str(error))
             return
         every = job.checkpoint.every if job.checkpoint is not None else 0
-        microbatches, steps = job.pipeline.microbatches, job.job.steps
         eager = job.resilience.redundancy == "eager"
-        lead = job.pipeline.lead
-        worker: Worker[Value] = Worker(self._name, self._incarnation, microbatches, steps, every, eager, lead)
+        worker: Worker[Value] = Worker(self._name, self._incarnation, job.schedule, job.job.steps, every, eager)
         compute = Compute(job, source, torch.device("cpu"))
         compute.warm_up()
         node = Node(worker, compute, Faults(self._settings.kill_at), job, self._forfeit)

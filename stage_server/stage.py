@@ -9,6 +9,7 @@ from pipeline.job import Job
 from pipeline.streams import seed_all, stream_seed
 from pipeline.values import Value
 from stage_server.layer import HeldLayer
+from stage_server.split import SplitBackward
 
 
 class Stage:
@@ -21,6 +22,7 @@ class Stage:
         first: bool,
         last: bool,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        splits: bool = False,
     ) -> None:
         self._layers = layers
         self._first = first
@@ -31,11 +33,13 @@ class Stage:
         self._step = 0
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
         self._losses: dict[tuple[int, int], float] = {}
+        parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
+        self._split = SplitBackward(parameters) if splits else None
 
     def begin_step(self, step: int) -> None:
         """Starts a step from its beginning: graphs, gradients, losses and changes to buffers are dropped."""
         self._step = step
-        self._graphs.clear()
+        self.end_step()
         self._losses.clear()
         for layer in self._layers:
             layer.begin_step()
@@ -43,6 +47,8 @@ class Stage:
     def end_step(self) -> None:
         """The step is committed: graphs that were kept for a loss are of no use any more."""
         self._graphs.clear()
+        if self._split is not None:
+            self._split.clear()
 
     def forward(self, pipeline: int, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
         """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
@@ -72,14 +78,23 @@ class Stage:
         """Runs a microbatch backward, adds to the accumulated gradient and frees the graph.
 
         gradient: of the output, shaped like it; None at the last stage, or where the next stage has none. Returns the
-        gradient of the input, or None where it has none.
+        gradient of the input, or None where it has none. If the stage splits its backwards, nothing is accumulated
+        before ``backward_of_parameters``.
         """
         x, output = self._graphs.pop((pipeline, microbatch))
+        if self._split is not None:
+            scaled = output / self._parts if self._last else output
+            return self._split.of_input((pipeline, microbatch), x, scaled, gradient)
         if self._last:
             (output / self._parts).backward()  # type: ignore[no-untyped-call]
         elif gradient is not None and output.requires_grad:
             torch.autograd.backward(output, gradient)
         return x.grad if not self._first else None
+
+    def backward_of_parameters(self, pipeline: int, microbatch: int) -> None:
+        """The second half of a backward that is split."""
+        assert self._split is not None, "the schedule splits no backwards here"
+        self._split.of_parameters((pipeline, microbatch))
 
     def reduce(self) -> dict[int, Value]:
         """The step's whole gradient, a value a layer; the losses ride with the model's last layer."""

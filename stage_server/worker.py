@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan, PlanOrder
-from pipeline.schedule import Instruction, one_f_one_b, program
+from pipeline.schedule import Instruction, Schedule, program
 from stage_server.ahead import Ahead
 from stage_server.early import Arrival
 from stage_server.exchange import Exchange
@@ -43,16 +43,14 @@ class Worker(Exchange[V]):
         self,
         node: str,
         incarnation: int,
-        microbatches: int,
+        schedule: Schedule,
         steps: int,
         checkpoint_every: int = 0,
         eager: bool = False,
-        lead: int = 1,
     ) -> None:
-        super().__init__(node, incarnation, microbatches)
+        super().__init__(node, incarnation, schedule)
         self.steps = steps
         self.checkpoint_every = checkpoint_every
-        self.lead = lead  # of the schedule: see one_f_one_b
         self.eager = eager  # run forwards ahead for the stages that this node stands by for
         self.ahead: Ahead[V] = Ahead()
         self.awaited: Key | None = None  # why next_work gave None: the next instruction lacks this tensor
@@ -99,7 +97,7 @@ class Worker(Exchange[V]):
         self.seeding.adopt(plan, self.node, self.version, anew)
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
-        self._program = program(owners, self.node, self.microbatches, self.lead)
+        self._program = program(owners, self.node, self.schedule)
         ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
         if self._arrange is not None:  # the one before was never carried out
             anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
@@ -294,7 +292,7 @@ class Worker(Exchange[V]):
 
     def _stage_order(self, stage: int) -> tuple[Instruction, ...]:
         assert self.plan is not None
-        return one_f_one_b(stage, len(self.plan.stages), self.microbatches, self.lead)
+        return self.schedule.order(stage, len(self.plan.stages))
 
     def _todo(self, stage: int) -> set[Instruction]:
         """What is left of a stage in this step. An heir with the whole gradient redoes only what a consumer lacks."""

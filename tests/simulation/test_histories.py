@@ -61,7 +61,7 @@ def test_random_outages_end_exact(hundred: int) -> None:
         history_with_outages(seed).run()
 
 
-def eager_history(seed: int) -> Cluster:
+def eager_history(seed: int, eager: bool = True, splits: bool = False) -> Cluster:
     """Nodes run forwards ahead for the stages that they stand by for; coordinators, Redis and the network fail too."""
     draw = random.Random(seed)
     stages = draw.choice([1, 2, 2, 3, 3, 4])
@@ -74,8 +74,9 @@ def eager_history(seed: int) -> Cluster:
         disturb=draw.choice([1, 1, 2, 3]),
         outages=draw.choice([0, 0, 0, 1]),
         layers=stages + draw.choice([0, 1, 3]),
-        eager=True,
+        eager=eager,
         lead=draw.choice([1, 2]),
+        splits=splits,
     )
 
 
@@ -83,6 +84,12 @@ def eager_history(seed: int) -> Cluster:
 def test_random_histories_with_redundant_forwards_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         eager_history(seed).run()
+
+
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 2))
+def test_random_histories_of_backwards_in_two_halves_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        eager_history(seed, eager=seed % 3 == 0, splits=True).run()
 
 
 @pytest.mark.parametrize(

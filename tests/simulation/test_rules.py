@@ -15,6 +15,7 @@ from coordinator import state as co
 from coordinator.machine import advance
 from pipeline.keys import Key, Kind
 from pipeline.plan import Plan
+from pipeline.schedule import Schedule
 from simulator.arithmetic import Number
 from simulator.cluster import Cluster
 from stage_server.instructions import CommitOrder, Install
@@ -70,8 +71,8 @@ class Forgetful(Outbox[Number]):
 class WithoutKeeping(Worker[Number]):
     """Rule 5 off: a producer drops what has been acknowledged."""
 
-    def __init__(self, node: str, incarnation: int, microbatches: int, steps: int) -> None:
-        super().__init__(node, incarnation, microbatches, steps)
+    def __init__(self, node: str, incarnation: int, schedule: Schedule, steps: int) -> None:
+        super().__init__(node, incarnation, schedule, steps)
         self.outbox = Forgetful()
 
 

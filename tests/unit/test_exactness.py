@@ -31,6 +31,30 @@ class Block(nn.Sequential):
         super().__init__(nn.Linear(8, 8), nn.BatchNorm1d(8) if batch_norm else nn.LayerNorm(8), nn.Dropout(0.2))
 
 
+class Shared(nn.Module):
+    """One gradient is that of two parameters and of the input alike, a parameter is used twice, and some never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(3, 8)), nn.Parameter(torch.randn(3, 8))
+        self.twice, self.unused = nn.Linear(8, 8, bias=False), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [3, 8]
+        y: torch.Tensor = self.twice(torch.tanh(self.twice(x + self.first + self.second)))
+        return x + y
+
+
+class Conv(nn.Sequential):
+    def __init__(self) -> None:
+        inner = [nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 2, 3, padding=1), nn.GELU(), nn.Flatten()]
+        super().__init__(*inner, nn.LayerNorm(8))
+
+
+def varied_layers() -> list[Any]:
+    attention = partial(nn.TransformerEncoderLayer, 8, 2, 16)
+    return [partial(nn.Linear, 8, 8), Shared, Conv, attention, Shared, partial(nn.Linear, 8, 4)]
+
+
 class Careless(nn.Module):
     """Draws from Python's and numpy's generators as well, and hands on complex numbers."""
 
@@ -117,7 +141,10 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
     """Every stage in this process, in the order of the timetable."""
     count = job.pipeline.stages
     ranges = partition([1.0] * source.layer_count, count)
-    stages = [Stage(job, held[first:end], first == 0, end == source.layer_count, source.loss) for first, end in ranges]
+    stages = [
+        Stage(job, held[first:end], first == 0, end == source.layer_count, source.loss, job.schedule.splits_at(s))
+        for s, (first, end) in enumerate(ranges)
+    ]
     data = Microbatches(job, source.dataset())
     losses = []
     for step in steps:
@@ -125,12 +152,14 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
             stage.begin_step(step)
         outputs: dict[tuple[int, int], torch.Tensor] = {}
         gradients: dict[tuple[int, int], torch.Tensor | None] = {}
-        for slot in timetable(list(range(count)), job.pipeline.microbatches):
+        for slot in timetable(list(range(count)), job.schedule):
             s, m = slot.instruction.stage, slot.instruction.microbatch
             x, target = data.microbatch(step, 0, m)
             if slot.instruction.op == "F":
                 operand = x if s == 0 else outputs[s - 1, m]
                 outputs[s, m] = stages[s].forward(0, m, operand, target if s == count - 1 else None)
+            elif slot.instruction.op == "W":
+                stages[s].backward_of_parameters(0, m)
             else:
                 gradients[s, m] = stages[s].backward(0, m, gradients.get((s + 1, m)))
         reduced: dict[int, Value] = {}
@@ -159,6 +188,22 @@ def test_the_calm_pipeline_is_the_plain_loop(
     stages: int, microbatches: int, optimizer: tuple[str, str], clip: bool
 ) -> None:
     job = make_job(stages, microbatches, optimizer, clip, count=7)
+    source = ModelSource(job)
+    held = build_all(source)
+    losses = run_stages(job, held, source, range(job.job.steps))
+    plain = run_plain(job)
+    assert [x.hex() for x in losses] == [x.hex() for x in plain.losses]
+    assert digest(held) == plain.sha256
+
+
+@pytest.mark.parametrize("layers", ["layers", "varied_layers", "careless_layers"])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_backwards_in_two_halves_give_the_same_bits(stages: int, layers: str) -> None:
+    job = make_job(stages, 5, ADAMW, True, count=6)
+    args = {"varied_layers": {}, "careless_layers": {"count": 2}}.get(layers, job.model.args)
+    model = job.model.model_copy(update={"layers": f"tests.unit.test_exactness:{layers}", "args": args})
+    split = job.pipeline.model_copy(update={"schedule": "zb-h1"})
+    job = job.model_copy(update={"model": model, "pipeline": split})
     source = ModelSource(job)
     held = build_all(source)
     losses = run_stages(job, held, source, range(job.job.steps))

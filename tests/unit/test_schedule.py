@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.schedule import Instruction, bubble_fraction, chart, inputs_of, one_f_one_b, program, timetable
+from pipeline.schedule import (
+    Instruction,
+    Schedule,
+    bubble_fraction,
+    chart,
+    inputs_of,
+    one_f_one_b,
+    program,
+    timetable,
+    zero_bubble,
+)
 
 
 def test_instructions_print_and_parse_short() -> None:
@@ -33,7 +43,7 @@ def test_a_stage_may_be_further_ahead_of_the_next() -> None:
 
 
 def test_the_timetable_of_two_stages() -> None:
-    assert chart(timetable([0, 1], 2)).splitlines() == [
+    assert chart(timetable([0, 1], Schedule(2))).splitlines() == [
         "  0 | 0F0 0F1 .   .   0B0 0B0 .   0B1 0B1",
         "  1 | .   1F0 1B0 1B0 1F1 1B1 1B1 .   .",
     ]
@@ -43,27 +53,57 @@ def test_the_timetable_of_two_stages() -> None:
 def test_the_bubble_is_the_one_of_the_formula(lead: int) -> None:
     stages, microbatches = 4, 8
     expected = (stages - 1) / (microbatches + stages - 1)
-    assert bubble_fraction(timetable(list(range(stages)), microbatches, lead=lead)) == pytest.approx(expected)
+    assert bubble_fraction(timetable(list(range(stages)), Schedule(microbatches, lead))) == pytest.approx(expected)
+
+
+def test_the_zero_bubble_timetable_of_four_stages() -> None:
+    assert chart(timetable(range(4), Schedule(8, splits=True))).splitlines() == [
+        "  0 | 0F0 0F1 0F2 0F3 .   .   .   0B0 0B0 0F4 0B1 0B1 0F5 0B2 0B2 0F6 0B3 0B3 0F7 0B4 0B4 0B5 0B5 0B6 0B6"
+        " 0B7 0B7",
+        "  1 | .   1F0 1F1 1F2 .   .   1B0 1F3 1B1 1W0 1B2 1F4 1B3 1W1 1F5 1W2 1B4 1F6 1W3 1F7 1B5 1W4 1B6 1W5 1B7"
+        " 1W6 1W7",
+        "  2 | .   .   2F0 2F1 .   2B0 2F2 2B1 2F3 2B2 2W0 2B3 2F4 2W1 2W2 2B4 2F5 2W3 2F6 2B5 2F7 2B6 2W4 2B7 2W5"
+        " 2W6 2W7",
+        "  3 | .   .   .   3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3W0 3W1 3F4 3B4 3W2 3W3 3F5 3B5 3F6 3B6 3F7 3B7 3W4 3W5"
+        " 3W6 3W7",
+    ]
+
+
+@given(st.integers(2, 6), st.integers(1, 9), st.integers(1, 3))
+def test_zero_bubble_keeps_no_more_graphs_than_the_first_stage(stages: int, microbatches: int, lead: int) -> None:
+    most = lead * (stages - 1) + 1
+    for stage in range(stages):
+        order = zero_bubble(stage, stages, microbatches, lead)
+        for op in "FBW" if stage else "FB":
+            assert [i.microbatch for i in order if i.op == op] == list(range(microbatches)), "in order: bits"
+        kept = 0
+        for i in order:
+            kept += (i.op == "F") - (i.op == ("W" if stage else "B"))
+            assert kept <= most
+    splits, whole = (timetable(range(stages), Schedule(microbatches, lead, x)) for x in (True, False))
+    assert max(slot.end for slot in splits) <= max(slot.end for slot in whole)
 
 
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=6),
     st.integers(1, 5),
     st.integers(1, 3),
+    st.booleans(),
     st.data(),
 )
 def test_what_is_left_of_a_step_never_deadlocks(
-    hosts: list[int], microbatches: int, lead: int, data: st.DataObject
+    hosts: list[int], microbatches: int, lead: int, splits: bool, data: st.DataObject
 ) -> None:
     """Whatever was done before a loss, the nodes' programs without it run to their end."""
     stages = len(hosts)
     owners = [f"n{h}" for h in hosts]
-    whole = [slot.instruction for slot in timetable(hosts, microbatches, lead=lead)]
+    schedule = Schedule(microbatches, lead, splits)
+    whole = [slot.instruction for slot in timetable(hosts, schedule)]
     lost_stage = data.draw(st.integers(0, stages - 1))
     cut = data.draw(st.integers(0, len(whole)))
     results = set(whole[:cut])
     done = {i for i in results if i.stage != lost_stage}
-    queues = {n: [i for i in program(owners, n, microbatches, lead) if i not in done] for n in set(owners)}
+    queues = {n: [i for i in program(owners, n, schedule) if i not in done] for n in set(owners)}
     available = set(done)
     while any(queues.values()):
         heads = [q[0] for q in queues.values() if q]

@@ -7,7 +7,7 @@ import pytest
 from pipeline.keys import Key, Kind
 from pipeline.messages import times_from_proto, times_to_proto
 from pipeline.plan import Member, Plan, StagePlan
-from pipeline.schedule import Instruction
+from pipeline.schedule import Instruction, Schedule
 from pipeline.times import TimeSplit
 from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
 from stage_server.times import Phase, Times, phase_of, redundant_share
@@ -95,7 +95,7 @@ def waits_for_input(worker: Worker[Nothing]) -> bool:
 
 
 def test_waiting_for_a_tensor_of_the_step_is_a_bubble_and_nothing_else_is() -> None:
-    worker: Worker[Nothing] = Worker("n1", 1, microbatches=1, steps=1)
+    worker: Worker[Nothing] = Worker("n1", 1, Schedule(1), steps=1)
     assert not waits_for_input(worker), "there is no plan yet"
 
     plan = two_stages()

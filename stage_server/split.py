@@ -1,0 +1,55 @@
+"""A backward in two halves: the gradient of the input first, for which another stage waits, those of parameters later.
+
+torch.distributed.pipelining walks the graph; what it leaves to its caller is that no two gradients share memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+Microbatch = tuple[int, int]  # pipeline and index
+
+
+class SplitBackward:
+    """Of one stage. The gradients are those of a whole backward, bit for bit: the same kernels on the same operands."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._groups: dict[Microbatch, list[dict[str, Any]]] = {}
+        self._whole: dict[Microbatch, tuple[torch.Tensor, torch.Tensor | None]] = {}
+
+    def clear(self) -> None:
+        self._groups.clear()
+        self._whole.clear()
+
+    def of_input(
+        self, at: Microbatch, x: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The gradient of x, shaped like it, or None where it has none.
+
+        gradient: of the output, shaped like it; None for a loss, or where the next stage has none.
+        """
+        if not output.requires_grad or (gradient is None and output.dim() > 0):
+            return None
+        if not x.requires_grad:
+            self._whole[at] = (output, gradient)
+            return None
+        gradients = None if gradient is None else [gradient]
+        _, self._groups[at] = stage_backward_input([output], gradients, [x], iter(self._parameters))
+        return x.grad
+
+    def of_parameters(self, at: Microbatch) -> None:
+        """Adds to the accumulated gradients and frees the graph."""
+        if at in self._whole:
+            output, gradient = self._whole.pop(at)
+            torch.autograd.backward(output, gradient)
+        if at not in self._groups:
+            return
+        fresh = [parameter for parameter in self._parameters if parameter.grad is None]
+        stage_backward_weight(iter(self._parameters), self._groups.pop(at))
+        for parameter in fresh:
+            if parameter.grad is not None:
+                # It may be the memory of a gradient that was sent, and the next one is added to it in place.
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
