@@ -132,6 +132,10 @@ class Node:
         self._reader.close(CHECKPOINT_PATIENCE)
         log.info("ends after %d instructions, at step %d", self._finished, self.worker.version)
 
+    def doing(self) -> str:
+        """The instruction that is running, or nothing."""
+        return self._running
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True

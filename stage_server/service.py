@@ -134,7 +134,12 @@ class StageServer:
             if self._announce is not None:
                 node.attached(self._announce, self._available)
         if self._exit is None:
-            node.run()
+            try:
+                node.run()
+            except Exception as error:  # the user's code: the process ends, and another node takes over
+                log.exception("%s", node.doing() or "computing")
+                first = str(error).strip().partition("\n")[0]
+                self._end(1, f"{node.doing() or 'computing'} raised {type(error).__name__}: {first}")
 
     def _end(self, code: int, error: str = "") -> None:
         if self._exit is None:

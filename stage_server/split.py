@@ -36,6 +36,8 @@ class SplitBackward:
         if not x.requires_grad:
             self._whole[at] = (output, gradient)
             return None
+        if output._is_view():
+            output = output.clone()  # torch detaches it in place, which a view does not allow
         gradients = None if gradient is None else [gradient]
         _, self._groups[at] = stage_backward_input([output], gradients, [x], iter(self._parameters))
         return x.grad

@@ -45,3 +45,16 @@ class Paced(nn.Linear):
 
 def paced(width: int = 0, hidden: int = 0) -> list[nn.Module]:
     return [nn.Sequential(nn.Flatten(), Paced(64, 64)), *[Paced(64, 64) for _ in range(6)], nn.Linear(64, 10)]
+
+
+class Failing(nn.Linear):
+    """Fails when it finds the file named by CULM_FAIL."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if os.path.exists(os.environ.get("CULM_FAIL", "/nonexistent")):
+            raise ValueError("out of luck")
+        return super().forward(x)
+
+
+def failing(width: int = 0, hidden: int = 0) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Failing(32, 32), nn.ReLU(), nn.Linear(32, 10)]

@@ -9,7 +9,7 @@ import pytest
 from culm.client import connect
 from culm.cluster import LocalCluster
 from culm.kills import Kill
-from culm.outcome import Outcome
+from culm.outcome import Outcome, RunFailed
 from culm.plain_loop import PlainResult, run_plain
 from culm.training import train
 from pipeline.job import Job, load_job
@@ -131,6 +131,23 @@ def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) ->
     (lost,) = (event for event in events if event.kind == "lost")
     assert "stuck: " in lost.fields["evidence"]
     check(outcome, run_plain(job))
+
+
+def test_a_layer_that_raises_ends_its_node_with_one_line(job: Job, tmp_path: Path) -> None:
+    model = job.model.model_copy(update={"layers": "tests.integration.bad_models:failing", "args": {}})
+    job = job.model_copy(update={"model": model, "pipeline": job.pipeline.model_copy(update={"stages": 2})})
+    flag = tmp_path / "fail"
+
+    def fail(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if status.step >= 2:
+            flag.touch()
+
+    environments = {"n1": {"CULM_FAIL": str(flag)}}
+    with (
+        LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "run", environments=environments) as cluster,
+        pytest.raises(RunFailed, match=r"^n1 ended: culm stage: 1F\d raised ValueError: out of luck$"),
+    ):
+        train(cluster, lambda status, events, outcome: None, fail)
 
 
 @pytest.mark.slow

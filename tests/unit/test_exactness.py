@@ -41,7 +41,7 @@ class Shared(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [3, 8]
         y: torch.Tensor = self.twice(torch.tanh(self.twice(x + self.first + self.second)))
-        return x + y
+        return (x + y).view_as(x)
 
 
 class Conv(nn.Sequential):
