@@ -11,8 +11,8 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.paced import job_file
-from benchmarks.pipelining import BACKWARD, FORWARD, ROOT, WARM
+from benchmarks.paced import BACKWARD, FORWARD, job_file
+from benchmarks.pipelining import ROOT, WARM
 from culm.cluster import LocalCluster
 from culm.kills import Kill
 from culm.training import train

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 WIDTH = 64
+FORWARD, BACKWARD = 0.01, 0.02  # seconds that the measures give a stage for a microbatch
 JOB = """
 [job]
 name = "paced"

@@ -11,13 +11,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.paced import job_file
+from benchmarks.paced import BACKWARD, FORWARD, job_file
 from culm.cluster import LocalCluster
 from culm.training import train
 from pipeline.job import load_job
 from protos import coordinator_pb2 as pb
 
-FORWARD, BACKWARD = 0.01, 0.02
 WARM = 4  # steps that do not count
 ROOT = Path(__file__).parents[1]
 

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from benchmarks.paced import WIDTH, Paced, dataset
-from benchmarks.pipelining import BACKWARD, FORWARD
+from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
 from culm.ports import free_port
 
 
