@@ -8,14 +8,13 @@ import json
 import os
 import platform
 import random
-import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from benchmarks import failover, idle_cost, pipelining, transport
+from benchmarks.measure import Measure
 from culm.kills import Kill
 from pipeline.schedule import one_f_one_b
 
@@ -37,26 +36,6 @@ TAIL = """
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
-
-
-@dataclass
-class Measure:
-    """``higher``: whether more is better. One value a round."""
-
-    name: str
-    unit: str
-    floor: float
-    aim: float
-    higher: bool = False
-    rounds: list[float] = field(default_factory=list)
-
-    @property
-    def value(self) -> float:
-        return statistics.median(self.rounds)
-
-    @property
-    def holds(self) -> bool:
-        return self.value >= self.floor if self.higher else self.value <= self.floor
 
 
 def transported(count: int) -> list[Measure]:
