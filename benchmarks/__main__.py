@@ -80,8 +80,7 @@ def killed(count: int) -> list[Measure]:
         stage = draw.randrange(failover.STAGES)
         at = str(draw.choice(one_f_one_b(stage, failover.STAGES, failover.MICROBATCHES)))
         for way in lost:
-            values = failover.steps_lost(way, Kill(f"n{stage}", failover.KILLED, at))
-            lost[way].rounds.append(values[0])
+            lost[way].rounds.append(failover.steps_lost(way, Kill(f"n{stage}", failover.KILLED, at)).lost)
     return list(lost.values())
 
 

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.pipelining import ROOT, WARM
@@ -23,8 +24,16 @@ from protos import coordinator_pb2 as pb
 STAGES, MICROBATCHES, STEPS, KILLED = 4, 8, 18, 12
 
 
-def steps_lost(redundancy: str, kill: Kill) -> tuple[float, float]:
-    """In calm steps: from the kill to the next commit less a step, and by how much the disturbed step was longer.
+class Loss(NamedTuple):
+    """In calm steps: from the kill to the next commit less a step, and by how much the disturbed step was longer."""
+
+    lost: float
+    longer: float
+    calm: float  # seconds of a calm step
+
+
+def steps_lost(redundancy: str, kill: Kill) -> Loss:
+    """What the kill cost a run of STEPS paced steps.
 
     The kill's own time is the launcher's, which sees the process end.
     """
@@ -44,7 +53,7 @@ def steps_lost(redundancy: str, kill: Kill) -> tuple[float, float]:
     calm = statistics.median(b - a for a, b in pairwise(commits[WARM:KILLED]))
     before = max(at for at in commits if at <= died)
     after = next(at for at in commits if at > died)
-    return (after - died) / calm - 1, (after - before) / calm - 1
+    return Loss((after - died) / calm - 1, (after - before) / calm - 1, calm)
 
 
 def main() -> None:
@@ -53,16 +62,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
-    found: dict[str, list[tuple[float, float]]] = {"lazy": [], "eager": []}
+    found: dict[str, list[Loss]] = {"lazy": [], "eager": []}
     for number in range(arguments.rounds):
         stage = draw.randrange(STAGES)
         at = draw.choice(one_f_one_b(stage, STAGES, MICROBATCHES))
         for redundancy, times in found.items():
             times.append(steps_lost(redundancy, Kill(f"n{stage}", KILLED, str(at))))
-        told = ", ".join(f"{redundancy} {times[-1][0]:.2f} ({times[-1][1]:.2f})" for redundancy, times in found.items())
+        told = ", ".join(
+            f"{redundancy} {times[-1].lost:.2f} ({times[-1].longer:.2f})" for redundancy, times in found.items()
+        )
         print(f"round {number}: n{stage} at {at}: {told} steps lost (step longer)", flush=True)
     for redundancy, times in found.items():
-        for what, values in zip(("lost", "step longer"), zip(*times, strict=True), strict=True):
+        for what, values in zip(("lost", "step longer", "calm step in s"), zip(*times, strict=True), strict=True):
             spread = f"{min(values):.2f} to {max(values):.2f}"
             print(f"{redundancy}, {what}: {statistics.median(values):.2f} ({spread})", flush=True)
 
