@@ -15,6 +15,7 @@ import torch
 
 from benchmarks import failover, idle_cost, pipelining, transport
 from benchmarks.measure import Measure
+from benchmarks.restarts import restarted
 from culm.kills import Kill
 from pipeline.schedule import one_f_one_b
 
@@ -34,6 +35,10 @@ TAIL = """
   this machine's cores; M = 2 P. The ideal is (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
+- torchrun + checkpoint restart: kill -9 of one of four ranks under torchrun, which starts all again from the last
+  torch.distributed.checkpoint (asynchronous, every 20 steps, the kill at a random moment between two): from the kill to
+  the first new step, less a calm step. Ours: by how much the disturbed step was longer. Both trainings are the paced
+  one, and no machine has to be replaced. `python -m benchmarks.restarts` prints the seconds.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 
@@ -98,6 +103,7 @@ GROUPS: dict[str, Callable[[int], list[Measure]]] = {
     "pipelining-4": lambda count: pipelined(count, 4),
     "pipelining-8": lambda count: pipelined(count, 8),
     "failover": killed,
+    "restart": restarted,
     "compute": computed,
 }
 

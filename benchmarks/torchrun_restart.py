@@ -113,8 +113,8 @@ def lost_seconds(victim: int, offset: int, share: float) -> float:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nnodes", "1", "--max-restarts", "3"]
         words += ["--nproc-per-node", str(STAGES), "-m", "benchmarks.torchrun_restart", "--folder", str(folder)]
         words += ["--victim", str(victim), "--kill-step", str(EVERY + offset), "--moment", str(moment)]
-        # A store of its own for every start. In torchrun's own, which torch 2.13 shares with the ranks, the addresses of
-        # those that were still stand; gloo takes them for the present ones and the restart fails.
+        # A store of its own for every start. In torchrun's own, which torch 2.13 shares with the ranks, the addresses
+        # of those that were still stand; gloo takes them for the present ones and the restart fails.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         # Where nobody compiled torch's modules at installation, a restart finds those that the first start compiled.
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
