@@ -43,7 +43,8 @@ browser: install ## the dashboard in a real browser, before and after its button
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt playwright
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/browser
 
-bench: install ## measure beside the peers, in turn; writes benchmarks/results.json and docs/performance.md
+bench: install ## measure beside the peers, in turn; writes benchmarks/results.json, its picture and docs/performance.md
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
 soak: install ## what takes longer: every kill on every stage, 50,000 random histories

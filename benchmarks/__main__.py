@@ -1,6 +1,6 @@
 """All measures, interleaved in one process tree: ``python -m benchmarks`` (``make bench``).
 
-Prints medians and spreads, writes ``benchmarks/results.json``, and from it ``docs/performance.md``.
+Prints medians and spreads, writes ``benchmarks/results.json``, and from it ``docs/performance.md`` and its picture.
 """
 
 import argparse
@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import failover, idle_cost, pipelining, transport
+from benchmarks import failover, idle_cost, pipelining, plots, transport
 from benchmarks.measure import Measure
 from benchmarks.restarts import restarted
 from culm.kills import Kill
 from pipeline.schedule import one_f_one_b
 
-RESULTS = Path(__file__).with_name("results.json")
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 HEAD = """# Performance
 
@@ -30,6 +29,10 @@ on one machine: {machine}. The floor has to hold; the aim is what to try for.
 | --- | --- | --- | --- | --- | --- |
 """
 TAIL = """
+![How far each figure is on the way from its floor to its aim](../benchmarks/results.svg)
+
+The dot is the median, the bar the spread of the rounds; what lies far beyond floor or aim is drawn at the edge.
+
 - Throughput and CPU: a stream of tensors from process to process, beside gloo's send and recv; CPU of both sides.
 - Paced steps: layers that take 10 ms forward and 20 ms backward off the CPU stand for accelerators that do not share
   this machine's cores; M = 2 P. The ideal is (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
@@ -38,7 +41,8 @@ TAIL = """
 - torchrun + checkpoint restart: kill -9 of one of four ranks under torchrun, which starts all again from the last
   torch.distributed.checkpoint (asynchronous, every 20 steps, the kill at a random moment between two): from the kill to
   the first new step, less a calm step. Ours: by how much the disturbed step was longer. Both trainings are the paced
-  one, and no machine has to be replaced. `python -m benchmarks.restarts` prints the seconds.
+  one. No machine has to be replaced, but the four ranks start on this machine's cores, where each would have its own.
+  `python -m benchmarks.restarts` prints the seconds.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 
@@ -151,7 +155,9 @@ def main() -> None:
             measures.append(measure)
             spread = f"{min(measure.rounds):.3f} to {max(measure.rounds):.3f}"
             print(f"{measure.name}: {measure.value:.3f} ({spread}), floor {measure.floor:g}", flush=True)
-    RESULTS.write_text(json.dumps(as_json(measures), indent=1) + "\n")
+    results = as_json(measures)
+    plots.RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    plots.PICTURE.write_text(plots.draw(results))
     PAGE.write_text(page(measures))
 
 
