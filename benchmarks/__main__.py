@@ -41,9 +41,10 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
 - torchrun + checkpoint restart: kill -9 of one of four ranks under torchrun, which starts all again from the last
   torch.distributed.checkpoint (asynchronous, every 20 steps, the kill at a random moment between two): from the kill to
   the first new step, less a calm step. Ours: by how much the disturbed step was longer. Both trainings are the paced
-  one. No machine has to be replaced, but the four ranks start on this machine's cores, where each would have its own.
-  `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second copy of the pipeline, loses 4.8 s
-  with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
+  one. No machine has to be replaced, which flatters torchrun. The four ranks start on this machine's cores, which does
+  not: a start is 2.4 s of a core's time, so that on two idle cores some 2.5 s of what it loses, and on busy ones more,
+  would be less with a core for each. `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second
+  copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 
