@@ -79,10 +79,14 @@ class PipelineSection(_Section):
 class ResilienceSection(_Section):
     """``seed_bytes_per_second``: what each holder gives at most to nodes being seeded, so that training goes on.
 
+    ``ship_every``: after so many microbatches a stage's gradients, as far as they have come, go to its hot standby,
+    which then redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers
+    ship none.
     ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.
     """
 
     seed_bytes_per_second: Count = 100_000_000
+    ship_every: Annotated[int, Field(ge=0)] = 0
     redundant_bytes: Count = 2_000_000_000
     redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
 

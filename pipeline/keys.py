@@ -1,6 +1,7 @@
 """The names of tensors: what a key is, who produces it and who consumes it under a plan."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from pipeline.plan import Plan
@@ -13,13 +14,15 @@ class Kind(IntEnum):
     GRADIENT = 2
     PARTIAL = 3
     REDUCED = 4
+    ACCUMULATED = 5
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Key:
     """Names one tensor of the run; its value never changes.
 
-    ``index`` is a microbatch, or for REDUCED a bucket, which is one layer by its index in the model.
+    ``index`` is a microbatch; for REDUCED a bucket, which is one layer by its index in the model; for ACCUMULATED the
+    number of microbatches that are in it.
     """
 
     era: int
@@ -31,6 +34,13 @@ class Key:
 
     def __str__(self) -> str:
         return f"{self.kind.name}({self.stage},{self.index})@{self.era}.{self.step}"
+
+
+def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
+    """What nobody wants once this key is here: of a stage's ACCUMULATED in a step the latest is enough."""
+    if key.kind is not Kind.ACCUMULATED:
+        return set()
+    return {k for k in others if k < key and replace(k, index=key.index) == key}
 
 
 def producer(key: Key, plan: Plan) -> str | None:
@@ -49,4 +59,7 @@ def consumers(key: Key, plan: Plan) -> tuple[str, ...]:
         return (plan.stages[key.stage - 1].owners[key.pipeline],) if key.stage > 0 else ()
     if key.kind is Kind.REDUCED:
         return plan.receivers(key.stage, key.index)
+    if key.kind is Kind.ACCUMULATED:
+        standby = plan.stages[key.stage].hot_standby()
+        return (standby,) if standby is not None else ()
     return ()

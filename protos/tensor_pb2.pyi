@@ -35,6 +35,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     """One pipeline's accumulated parameter gradient of a bucket, to the bucket's reducer. Not sent with one pipeline."""
     KIND_REDUCED: _Kind.ValueType  # 4
     """The summed parameter gradient of a bucket, from the stage's owner to every other holder of the stage."""
+    KIND_ACCUMULATED: _Kind.ValueType  # 5
+    """What a stage's parameter gradients have come to after some microbatches, from its owner to its hot standby."""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What a tensor is for. The kind decides who produces it and who consumes it; nobody states a route."""
@@ -49,6 +51,8 @@ KIND_PARTIAL: Kind.ValueType  # 3
 """One pipeline's accumulated parameter gradient of a bucket, to the bucket's reducer. Not sent with one pipeline."""
 KIND_REDUCED: Kind.ValueType  # 4
 """The summed parameter gradient of a bucket, from the stage's owner to every other holder of the stage."""
+KIND_ACCUMULATED: Kind.ValueType  # 5
+"""What a stage's parameter gradients have come to after some microbatches, from its owner to its hot standby."""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 @_typing.final
@@ -73,7 +77,9 @@ class Key(_message.Message):
     stage: _builtins.int
     """The stage that produces the tensor."""
     index: _builtins.int
-    """Microbatch (ACTIVATION, GRADIENT) or bucket (PARTIAL, REDUCED; a bucket is one layer, by its index)."""
+    """Microbatch (ACTIVATION, GRADIENT), bucket (PARTIAL, REDUCED; a bucket is one layer, by its index) or how many
+    microbatches are in it (ACCUMULATED).
+    """
     def __init__(
         self,
         *,

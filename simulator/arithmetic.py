@@ -19,6 +19,7 @@ class Number:
     number: int
     squared_norm: float = 0.0
     losses: tuple[float, ...] = ()
+    totals: tuple[int, ...] = ()  # by layer, of what a stage's gradients have come to
 
 
 def sample(step: int, microbatch: int) -> int:
@@ -142,7 +143,9 @@ class Arithmetic:
             self._losses[microbatch] = loss_of(x)
         return x
 
-    def backward(self, stage: int, step: int, microbatch: int, gradient: int | None, splits: bool = False) -> int:
+    def backward(
+        self, stage: int, step: int, microbatch: int, gradient: int | None, splits: bool, accumulates: bool
+    ) -> int:
         self._begin(stage, step)
         inputs = self._inputs.pop((stage, microbatch))
         output = self._outputs.pop((stage, microbatch))
@@ -152,7 +155,9 @@ class Arithmetic:
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
             self._halves.setdefault((stage, microbatch), []).append((layer, g, inputs[layer - first]))
             g = backward(self.states[layer], g)
-        if not splits:
+        if not accumulates:
+            del self._halves[stage, microbatch]
+        elif not splits:
             self.accumulate(stage, microbatch)
         return g
 
@@ -160,6 +165,16 @@ class Arithmetic:
         """The second half of a backward."""
         for layer, gradient, x in self._halves.pop((stage, microbatch)):
             self._totals[layer] = accumulate(self._totals.get(layer, 0), gradient, x)
+
+    def accumulated(self, stage: int, losses: int) -> Number:
+        """What the stage's gradients have come to, with so many losses."""
+        totals = tuple(self._totals.get(layer, 0) for layer in range(*self.ranges[stage]))
+        return Number(0, losses=tuple(self._losses[m] for m in range(losses)), totals=totals)
+
+    def resume(self, stage: int, step: int, accumulated: Number) -> None:
+        self._begin(stage, step)
+        self._totals.update(zip(range(*self.ranges[stage]), accumulated.totals, strict=True))
+        self._losses.update(enumerate(accumulated.losses))
 
     def reduce(self, stage: int, last: bool, microbatches: int) -> tuple[tuple[int, Number], ...]:
         first, end = self.ranges[stage]

@@ -61,6 +61,7 @@ class Cluster:
         eager: bool = False,
         lead: int = 1,
         splits: bool = False,
+        ship_every: int = 0,
         make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
     ) -> None:
@@ -84,6 +85,7 @@ class Cluster:
         self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
         self.eager = eager
+        self.ship_every = ship_every
         self.schedule = Schedule(microbatches, lead, splits)
         self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
         self.decide = decide
@@ -129,7 +131,7 @@ class Cluster:
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
         worker.checkpoint_every = self.checkpoint_every
-        worker.eager = self.eager
+        worker.eager, worker.ship_every = self.eager, self.ship_every
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
         self.every.append(node)

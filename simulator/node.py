@@ -24,6 +24,7 @@ from stage_server.instructions import (
     ReportReady,
     ReportResumed,
     RestoreLayers,
+    Resume,
     Run,
     Save,
     SayHello,
@@ -165,7 +166,7 @@ class SimulatedNode:
             return
         self.busy = False
         result, reduced = self._compute(work)
-        self.worker.finish(work, result, reduced)
+        self.worker.finish(work, result, reduced, self._accumulated(work))
         self.cluster.faults.after_work(self, work)
         self.go()
         self.cluster.check(self)
@@ -181,6 +182,9 @@ class SimulatedNode:
             self.cluster.save(self, work)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
+        elif isinstance(work, Resume):
+            if work.stage in arithmetic.ranges:
+                arithmetic.resume(work.stage, work.step, work.accumulated)
         elif isinstance(work, Reduce):
             if work.stage not in arithmetic.ranges:
                 return None, ()
@@ -189,6 +193,12 @@ class SimulatedNode:
         else:
             return self._pass(work), ()
         return None, ()
+
+    def _accumulated(self, work: Work[Number]) -> Number | None:
+        if not isinstance(work, Run) or not work.ships or work.instruction.stage not in self.arithmetic.ranges:
+            return None
+        last = self.arithmetic.ranges[work.instruction.stage][1] == self.cluster.layers
+        return self.arithmetic.accumulated(work.instruction.stage, work.ships if last else 0)
 
     def _pass(self, work: Run[Number]) -> Number | None:
         stage, m = work.instruction.stage, work.instruction.microbatch
@@ -204,7 +214,7 @@ class SimulatedNode:
             last = self.arithmetic.ranges[stage][1] == self.cluster.layers
             return Number(self.arithmetic.forward(stage, work.step, m, operand, last))
         splits = self.worker.schedule.splits_at(stage)
-        return Number(self.arithmetic.backward(stage, work.step, m, operand, splits))
+        return Number(self.arithmetic.backward(stage, work.step, m, operand, splits, work.accumulates))
 
     # ---- effects ----------------------------------------------------------------------------------------------------
 

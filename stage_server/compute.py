@@ -9,7 +9,7 @@ from pipeline.data import Microbatches
 from pipeline.job import Job
 from pipeline.model import ModelSource
 from pipeline.values import Value
-from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
+from stage_server.instructions import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
 from stage_server.keeping import Keeping
 from stage_server.layer import HeldLayer
 from stage_server.stage import Stage
@@ -25,6 +25,7 @@ class Result:
     reduced: tuple[tuple[int, Value], ...] = ()
     copies: tuple[tuple[int, Value], ...] = ()
     kept_bytes: int = 0  # of the graph of a redundant forward
+    accumulated: Value | None = None  # what the stage's gradients have come to, to be shipped
 
 
 class Compute:
@@ -57,6 +58,9 @@ class Compute:
         """Runs one piece of work to its end."""
         if isinstance(work, Run):
             return self._run(work)
+        if isinstance(work, Resume):
+            self._begin(work.stage, work.step).resume(work.count, work.accumulated)
+            return Result()
         if isinstance(work, Reduce):
             return Result(reduced=tuple(self._begin(work.stage, work.step).reduce().items()))
         if isinstance(work, Save):
@@ -124,6 +128,10 @@ class Compute:
             return Result(value=Value.single(output), kept_bytes=kept.size)
         if work.instruction.op == "W":
             runner.backward_of_parameters(0, m)
-            return Result()
-        gradient = runner.backward(0, m, operand.to(self._device) if operand is not None else None)
-        return Result(value=Value.single(gradient) if gradient is not None else Value(()))
+            return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
+        operand = operand.to(self._device) if operand is not None else None
+        gradient = runner.backward(0, m, operand, work.accumulates)
+        return Result(
+            value=Value.single(gradient) if gradient is not None else Value(()),
+            accumulated=runner.accumulated(work.ships) if work.ships else None,
+        )

@@ -76,7 +76,7 @@ class Exchange(Generic[V]):
     def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
         """A peer has these tensors."""
         for key in keys:
-            if key.stage in self._heir and key not in self.outbox and key.kind is not Kind.REDUCED:
+            if key.stage in self._heir and key not in self.outbox and key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
                 self._heir.held_elsewhere(
                     Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
                 )

@@ -55,10 +55,12 @@ class Heir:
         self._resumed.clear()
 
 
-def needed_for(lacking: Sequence[Instruction]) -> set[Instruction]:
-    """What is to be run so that these results exist again, of a stage whose whole gradient is already here."""
+def needed_for(lacking: Sequence[Instruction], each_alone: bool = False) -> set[Instruction]:
+    """What is to be run so that these results exist again, of microbatches whose parameter gradients are already here.
+
+    ``each_alone``: the stage's forwards change no buffers.
+    """
     # Forwards change buffers, so those before a needed one are run too; a backward needs its forward's graph.
-    forwards = max((i.microbatch + 1 for i in lacking), default=0)
-    return {Instruction(i.stage, "F", m) for i in lacking[:1] for m in range(forwards)} | {
-        i for i in lacking if i.op == "B"
-    }
+    needed = {i.microbatch for i in lacking}
+    forwards = needed if each_alone else set(range(max(needed, default=-1) + 1))
+    return {Instruction(i.stage, "F", m) for i in lacking[:1] for m in forwards} | {i for i in lacking if i.op == "B"}

@@ -59,10 +59,22 @@ class Run(Generic[V]):
     step: int
     tenure: int  # the generation in which this node became the stage's owner; negative: it stands by for it
     operand: V | None
+    accumulates: bool = True  # False: what it adds to parameter gradients is in what the lost owner shipped
+    ships: int = 0  # after so many microbatches give what the parameter gradients have come to
 
     @property
     def redundant(self) -> bool:
         return self.tenure < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Generic[V]):
+    """Accumulate the stage's parameter gradients upon these, which are those of the first ``count`` microbatches."""
+
+    stage: int
+    step: int
+    count: int
+    accumulated: V
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +113,7 @@ class Save:
     layers: tuple[int, ...]
 
 
-Work = Arrange | Run[V] | Reduce | Apply[V] | Install[V] | Save
+Work = Arrange | Run[V] | Resume[V] | Reduce | Apply[V] | Install[V] | Save
 
 # ---- sent -----------------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,11 @@ class HeldLayer:
         else:
             self._buffers_before = {name: buffer.clone() for name, buffer in self.module.named_buffers()} or None
 
+    def has_changed_buffers(self) -> bool:
+        """Whether forwards of the running step have changed any."""
+        before = self._buffers_before or {}
+        return any(not torch.equal(buffer, before[name]) for name, buffer in self.module.named_buffers())
+
     def gradient(self, losses: tuple[float, ...] = ()) -> Value:
         """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed."""
         tensors: list[tuple[str, torch.Tensor]] = []

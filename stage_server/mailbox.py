@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from pipeline.keys import Key, Kind
+from pipeline.keys import Key, Kind, superseded
 
 V = TypeVar("V")
 
@@ -19,6 +19,8 @@ class Mailbox(Generic[V]):
         if key in self._values:
             return False
         self._values[key] = value
+        for old in superseded(key, self._values):
+            del self._values[old]
         return True
 
     def get(self, key: Key) -> V:
@@ -27,6 +29,11 @@ class Mailbox(Generic[V]):
     def reduced(self, step: int) -> set[Key]:
         """The keys of the reduced gradients of a step."""
         return {key for key in self._values if key.kind is Kind.REDUCED and key.step == step}
+
+    def accumulated(self, step: int, stage: int) -> Key | None:
+        """The key of what the stage's gradients have come to, as far as its owner has told."""
+        found = (k for k in self._values if k.kind is Kind.ACCUMULATED and (k.step, k.stage) == (step, stage))
+        return max(found, default=None)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._values

@@ -123,7 +123,7 @@ class Node:
                 self._running = ""
                 if isinstance(work, Save) and self._checkpointer is not None:
                     self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
-                self.worker.finish(work, result.value, result.reduced)
+                self.worker.finish(work, result.value, result.reduced, result.accumulated)
                 self._carry_out()
                 self._changed.notify_all()
             self._fault_after(work)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from pipeline.keys import Key, Kind, consumers
+from pipeline.keys import Key, Kind, consumers, superseded
 from pipeline.plan import Plan
 
 V = TypeVar("V")
@@ -20,6 +20,8 @@ class Outbox(Generic[V]):
 
     def put(self, key: Key, value: V) -> None:
         self._values.setdefault(key, value)
+        for old in superseded(key, self._values):
+            del self._values[old]
 
     def get(self, key: Key) -> V | None:
         """None if the step has committed or the stage has gone to another node."""

@@ -142,7 +142,7 @@ class Sender:
                 chunk.header.CopyFrom(header_of(value))
             self._source.sent(self.peer, sum(map(len, payload)))
             yield encode_chunk(payload, chunk)
-            if key.kind is Kind.REDUCED:
+            if key.kind in (Kind.REDUCED, Kind.ACCUMULATED):
                 self._faults.at(key.step, "ship", f"{key.stage}")
             else:
                 op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)

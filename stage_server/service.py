@@ -115,7 +115,10 @@ class StageServer:
             return
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
-        worker: Worker[Value] = Worker(self._name, self._incarnation, job.schedule, job.job.steps, every, eager)
+        ship_every = job.resilience.ship_every
+        worker: Worker[Value] = Worker(
+            self._name, self._incarnation, job.schedule, job.job.steps, every, eager, ship_every
+        )
         compute = Compute(job, source, torch.device("cpu"))
         compute.warm_up()
         node = Node(worker, compute, Faults(self._settings.kill_at), job, self._forfeit)

@@ -33,8 +33,10 @@ class Stage:
         self._step = 0
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
         self._losses: dict[tuple[int, int], float] = {}
-        parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
-        self._split = SplitBackward(parameters) if splits else None
+        self._split = SplitBackward(self._parameters()) if splits else None
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [p for layer in self._layers for p in layer.module.parameters() if p.requires_grad]
 
     def begin_step(self, step: int) -> None:
         """Starts a step from its beginning: graphs, gradients, losses and changes to buffers are dropped."""
@@ -74,17 +76,31 @@ class Stage:
         self._graphs[pipeline, microbatch] = (x, h)
         return h.detach()
 
-    def backward(self, pipeline: int, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(
+        self, pipeline: int, microbatch: int, gradient: torch.Tensor | None, accumulates: bool = True
+    ) -> torch.Tensor | None:
         """Runs a microbatch backward, adds to the accumulated gradient and frees the graph.
 
         gradient: of the output, shaped like it; None at the last stage, or where the next stage has none. Returns the
         gradient of the input, or None where it has none. If the stage splits its backwards, nothing is accumulated
-        before ``backward_of_parameters``.
+        before ``backward_of_parameters``. ``accumulates``: false leaves the accumulated gradient as it is.
         """
-        x, output = self._graphs.pop((pipeline, microbatch))
+        if accumulates:
+            return self._backward((pipeline, microbatch), gradient)
+        kept = [(p, p.grad) for p in self._parameters()]
+        for parameter, _ in kept:
+            parameter.grad = None
+        try:
+            return self._backward((pipeline, microbatch), gradient)
+        finally:
+            for parameter, grad in kept:
+                parameter.grad = grad
+
+    def _backward(self, at: tuple[int, int], gradient: torch.Tensor | None) -> torch.Tensor | None:
+        x, output = self._graphs.pop(at)
         if self._split is not None:
             scaled = output / self._parts if self._last else output
-            return self._split.of_input((pipeline, microbatch), x, scaled, gradient)
+            return self._split.of_input(at, x, scaled, gradient)
         if self._last:
             (output / self._parts).backward()  # type: ignore[no-untyped-call]
         elif gradient is not None and output.requires_grad:
@@ -95,6 +111,33 @@ class Stage:
         """The second half of a backward that is split."""
         assert self._split is not None, "the schedule splits no backwards here"
         self._split.of_parameters((pipeline, microbatch))
+
+    def accumulated(self, count: int) -> Value | None:
+        """A copy of what the gradients have come to after so many microbatches, with the losses of these.
+
+        None if the stage's forwards change buffers: those are ahead of its backwards.
+        """
+        if any(layer.has_changed_buffers() for layer in self._layers):
+            return None
+        tensors = tuple(
+            (f"{layer.index}.{name}", parameter.grad.clone())
+            for layer in self._layers
+            for name, parameter in layer.module.named_parameters()
+            if parameter.grad is not None
+        )
+        losses = tuple(loss for (_, m), loss in sorted(self._losses.items()) if m < count)
+        return Value(tensors, losses=losses if self._last else ())
+
+    def resume(self, count: int, accumulated: Value) -> None:
+        """Goes on from what another copy of the stage gave after so many microbatches."""
+        given = dict(accumulated.tensors)
+        for layer in self._layers:
+            for name, parameter in layer.module.named_parameters():
+                gradient = given.get(f"{layer.index}.{name}")
+                if gradient is not None:
+                    parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        for m in range(count if self._last else 0):
+            self._losses[0, m] = accumulated.losses[m]
 
     def reduce(self) -> dict[int, Value]:
         """The step's whole gradient, a value a layer; the losses ride with the model's last layer."""

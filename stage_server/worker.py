@@ -11,10 +11,7 @@ from dataclasses import replace
 from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction, Schedule, program
-from stage_server.ahead import Ahead
 from stage_server.early import Arrival
-from stage_server.exchange import Exchange
-from stage_server.heir import needed_for
 from stage_server.instructions import (
     Adopted,
     Apply,
@@ -26,7 +23,6 @@ from stage_server.instructions import (
     Reduce,
     ReportCaughtUp,
     ReportReady,
-    ReportResumed,
     Run,
     Save,
     SayHello,
@@ -34,9 +30,10 @@ from stage_server.instructions import (
     Work,
 )
 from stage_server.outbox import COMMITS_TO_WAIT
+from stage_server.standby import StandbyDuty
 
 
-class Worker(Exchange[V]):
+class Worker(StandbyDuty[V]):
     """One incarnation of a node."""
 
     def __init__(
@@ -47,15 +44,13 @@ class Worker(Exchange[V]):
         steps: int,
         checkpoint_every: int = 0,
         eager: bool = False,
+        ship_every: int = 0,
     ) -> None:
-        super().__init__(node, incarnation, schedule)
+        super().__init__(node, incarnation, schedule, eager)
         self.steps = steps
         self.checkpoint_every = checkpoint_every
-        self.eager = eager  # run forwards ahead for the stages that this node stands by for
-        self.ahead: Ahead[V] = Ahead()
-        self.awaited: Key | None = None  # why next_work gave None: the next instruction lacks this tensor
+        self.ship_every = ship_every  # microbatches; 0: gradients go to the standby when they are whole
         self._program: tuple[Instruction, ...] = ()
-        self._done: set[Instruction] = set()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
         self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._saves: deque[Save] = deque()
@@ -83,12 +78,9 @@ class Worker(Exchange[V]):
         owned = set(plan.owned_by(self.node))
         standby = self._run_ahead(plan)
         self.ahead.drop(set(self.ahead.stages()) - owned - standby)
-        fresh = tuple(s for s in owned - set(self.tenure) if self.eager and not self.ahead.outputs(s))
+        fresh = tuple(s for s in owned - set(self.tenure) if not self.ahead.outputs(s))
         for s in set(self.tenure) - owned:
-            del self.tenure[s]
-            self._heir.give_up(s)
-            self.outbox.forget_stage(s)
-        self._done = {i for i in self._done if i.stage in owned}
+            self._give_up(s)
         for s in owned - set(self.tenure):
             self.tenure[s] = plan.generation
             if not anew:
@@ -155,35 +147,6 @@ class Worker(Exchange[V]):
         self.tenure.clear()
         self._forget_step()
 
-    def _promote(self, stage: int, plan: Plan) -> None:
-        """This node becomes the owner within a step: what no consumer holds is to be done again (rule 9)."""
-        self._heir.inherit(stage, plan.order)
-        outputs = self.ahead.outputs(stage)
-        if not outputs:
-            self.ahead.spoil(stage)
-        for m, output in enumerate(outputs):
-            self._adopt(Instruction(stage, "F", m), output, plan)
-        for m in range(self.microbatches):
-            if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
-                self._heir.held_elsewhere(Instruction(stage, "B", m))
-        if self.holds_whole(stage):
-            self._ship(stage)
-
-    def _adopt(self, instruction: Instruction, output: V | None, plan: Plan) -> None:
-        """A forward that was run ahead is the owner's now. Whoever adopts a plan sends all that is out anyhow."""
-        self._done.add(instruction)
-        self.ahead.adopted.add(instruction)
-        key = self._key(Kind.ACTIVATION, instruction.stage, instruction.microbatch)
-        if output is not None and consumers(key, plan):
-            self.outbox.put(key, output)
-
-    def _run_ahead(self, plan: Plan) -> set[int]:
-        """The stages whose forwards this node may run before anything is lost."""
-        if not self.eager:
-            return set()
-        hot = {s for s, stage in enumerate(plan.stages) if self.node in stage.required()}
-        return hot - set(plan.owned_by(self.node))
-
     # ---- state from elsewhere ---------------------------------------------------------------------------------------
 
     def fetched(self, era: int, layer: int, version: int, state: V) -> None:
@@ -215,6 +178,8 @@ class Worker(Exchange[V]):
         if self._arrange is not None:
             work, self._arrange = self._arrange, None
             return work
+        if self._resumes:
+            return self._resumes.pop(0)
         if self._saves:
             return self._saves.popleft()
         install = self.seeding.next_install()
@@ -228,7 +193,7 @@ class Worker(Exchange[V]):
         if self.plan is None or self.version >= self.steps:
             return None
         for s in self.tenure:
-            if not self.holds_whole(s) and all(i in self._done for i in self._stage_order(s)):
+            if not self.holds_whole(s) and self._is_accumulated(s):
                 return Reduce(s, self.version, self.tenure[s])
         # An owner's state may be on its way still: from a checkpoint, after a rollback.
         todo = {s: self._todo(s) for s in self.tenure if self._at_version(s, self.plan)}
@@ -252,25 +217,7 @@ class Worker(Exchange[V]):
         plan = self.plan
         if plan is None or self._arrange is not None or self._commits or self.version >= self.steps:
             return None
-        for s in sorted(self._run_ahead(plan)):
-            m = self.ahead.next_of(s)
-            if m is None or m >= self.microbatches or self.holds_whole(s) or not self._at_version(s, plan):
-                continue
-            operand = self.outbox.get(self._key(Kind.ACTIVATION, s - 1, m)) if s > 0 else None
-            if operand is not None or s == 0:
-                return Run(Instruction(s, "F", m), self.version, self.ahead.ticket, operand)
-        return None
-
-    def _ran_ahead(self, work: Run[V], result: V | None) -> None:
-        s = work.instruction.stage
-        current = work.tenure == self.ahead.ticket and work.step == self.version
-        if current and self.plan is not None and s not in self.tenure and s not in self._run_ahead(self.plan):
-            self.ahead.spoil(s)  # it went to another node meanwhile, and its graph with it
-            return
-        if current and self.ahead.put(work.instruction, result) and s in self.tenure:
-            assert self.plan is not None
-            self._adopt(work.instruction, result, self.plan)
-            self._put_result(work.instruction, result)
+        return self._redundant(plan)
 
     def _run(self, instruction: Instruction) -> Run[V] | None:
         s, m = instruction.stage, instruction.microbatch
@@ -288,32 +235,17 @@ class Worker(Exchange[V]):
                 return None
             operand = self.mailbox.get(key)
         self._note_resumed(s)
-        return Run(instruction, self.version, self.tenure[s], operand)
+        accumulates = self._accumulates(instruction)
+        return Run(instruction, self.version, self.tenure[s], operand, accumulates, self._ships(instruction))
 
-    def _stage_order(self, stage: int) -> tuple[Instruction, ...]:
+    def _ships(self, instruction: Instruction) -> int:
+        """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
+        s, count = instruction.stage, instruction.microbatch + 1
+        due = self.ship_every and count % self.ship_every == 0 and count < self.microbatches
+        if not due or instruction.op != self.schedule.closes(s) or not self._accumulates(instruction):
+            return 0
         assert self.plan is not None
-        return self.schedule.order(stage, len(self.plan.stages))
-
-    def _todo(self, stage: int) -> set[Instruction]:
-        """What is left of a stage in this step. An heir with the whole gradient redoes only what a consumer lacks."""
-        assert self.plan is not None
-        order = self._stage_order(stage)
-        if not self.holds_whole(stage):
-            return {i for i in order if i not in self._done}
-        if stage not in self._heir:
-            return set()
-        neighbours = {self.plan.stages[n].owner for n in (stage - 1, stage + 1) if 0 <= n < len(self.plan.stages)}
-        if not self._heir.has_heard(stage, neighbours - {self.node}):
-            return set()
-        needed = needed_for([i for i in order if self._lacks(i)])
-        if not needed:
-            self._note_resumed(stage)
-        return needed - self._done
-
-    def _note_resumed(self, stage: int) -> None:
-        generation = self._heir.resumes(stage)
-        if generation is not None:
-            self._effects.append(ReportResumed(generation, stage))
+        return count if consumers(self._key(Kind.ACCUMULATED, s, count), self.plan) else 0
 
     def _may_wait(self, plan: Plan) -> bool:
         """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""
@@ -343,7 +275,13 @@ class Worker(Exchange[V]):
                 gradients.append((layer, value))
         return Apply(commit.step, commit.scale, tuple(gradients))
 
-    def finish(self, work: Work[V], result: V | None = None, reduced: tuple[tuple[int, V], ...] = ()) -> None:
+    def finish(
+        self,
+        work: Work[V],
+        result: V | None = None,
+        reduced: tuple[tuple[int, V], ...] = (),
+        accumulated: V | None = None,
+    ) -> None:
         """Takes what the work gave. The result of work that is no longer this node's is dropped."""
         if isinstance(work, Run) and work.redundant:
             self._ran_ahead(work, result)
@@ -351,6 +289,8 @@ class Worker(Exchange[V]):
             if self._is_current(work.instruction.stage, work.step, work.tenure):
                 self._done.add(work.instruction)
                 self._put_result(work.instruction, result)
+                if accumulated is not None:
+                    self._put_out(self._key(Kind.ACCUMULATED, work.instruction.stage, work.ships), accumulated)
         elif isinstance(work, Reduce):
             if self._is_current(work.stage, work.step, work.tenure):
                 for layer, value in reduced:
@@ -377,19 +317,6 @@ class Worker(Exchange[V]):
     def _is_current(self, stage: int, step: int, tenure: int) -> bool:
         return step == self.version and self.tenure.get(stage) == tenure
 
-    def _put_result(self, instruction: Instruction, result: V | None) -> None:
-        kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
-        key = self._key(kind, instruction.stage, instruction.microbatch)
-        if result is not None and self.plan is not None and consumers(key, self.plan):
-            self._put_out(key, result)
-
-    def _ship(self, stage: int) -> None:
-        """The reduced gradient goes to every other holder: what was received, where something was (rule 4)."""
-        assert self.plan is not None
-        for layer in self.plan.stages[stage].layers:
-            key = self._key(Kind.REDUCED, stage, layer)
-            self._put_out(key, self.mailbox.get(key))
-
     def _applied(self, commit: CommitOrder, work: Apply[V]) -> None:
         self.version = commit.step + 1
         self.last_commit = commit
@@ -415,9 +342,7 @@ class Worker(Exchange[V]):
             self._saves.append(Save(self.version, tuple(layers)))
 
     def _forget_step(self) -> None:
-        self._done.clear()
-        self.ahead.forget()
-        self._heir.forget()
+        super()._forget_step()
         self._reported.clear()
 
     # ---- facts ------------------------------------------------------------------------------------------------------
@@ -445,9 +370,6 @@ class Worker(Exchange[V]):
             report = ReportReady(self.era, self.version, s, layers.start, norms, losses, redone)
             self._reported[s, layers.start] = report
             self._effects.append(report)
-
-    def _at_version(self, stage: int, plan: Plan) -> bool:
-        return all(self.seeding.version_of(layer) == self.version for layer in plan.stages[stage].layers)
 
     def drain(self) -> list[Effect]:
         """What is to be sent since the last call, in order."""

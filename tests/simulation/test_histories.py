@@ -61,7 +61,7 @@ def test_random_outages_end_exact(hundred: int) -> None:
         history_with_outages(seed).run()
 
 
-def eager_history(seed: int, eager: bool = True, splits: bool = False) -> Cluster:
+def eager_history(seed: int, eager: bool = True, splits: bool = False, ships: bool = False) -> Cluster:
     """Nodes run forwards ahead for the stages that they stand by for; coordinators, Redis and the network fail too."""
     draw = random.Random(seed)
     stages = draw.choice([1, 2, 2, 3, 3, 4])
@@ -77,6 +77,7 @@ def eager_history(seed: int, eager: bool = True, splits: bool = False) -> Cluste
         eager=eager,
         lead=draw.choice([1, 2]),
         splits=splits,
+        ship_every=draw.choice([1, 2, 3]) if ships else 0,
     )
 
 
@@ -84,6 +85,12 @@ def eager_history(seed: int, eager: bool = True, splits: bool = False) -> Cluste
 def test_random_histories_with_redundant_forwards_end_exact(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
         eager_history(seed).run()
+
+
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 2))
+def test_random_histories_with_shipped_gradients_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        eager_history(seed, eager=seed % 3 == 0, splits=seed % 4 == 0, ships=True).run()
 
 
 @pytest.mark.parametrize("hundred", range(150 if SOAK else 2))

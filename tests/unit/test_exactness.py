@@ -77,6 +77,10 @@ def layers(count: int) -> list[Any]:
     return [*made, partial(nn.Linear, 8, 4)]
 
 
+def plain_layers(count: int) -> list[Any]:
+    return [*[partial(nn.Linear, 8, 8)] * (count - 1), partial(nn.Linear, 8, 4)]
+
+
 def careless_layers(count: int) -> list[Any]:
     return [partial(nn.Linear, 8, 8), *[Careless, Real] * count, partial(nn.Linear, 8, 4)]
 
@@ -244,6 +248,48 @@ def test_work_done_again_gives_the_same_bits() -> None:
     runner.backward(0, 0, None)
     run_stages(job, held, source, range(4))
     assert digest(held) == run_plain(job).sha256
+
+
+def test_an_heir_goes_on_from_shipped_gradients() -> None:
+    """And one that has to give a result again of a microbatch that is in them changes none."""
+    job = make_job(1, 4, ADAMW, True, count=3)
+    job = job.model_copy(
+        update={"model": job.model.model_copy(update={"layers": "tests.unit.test_exactness:plain_layers"})}
+    )
+    source = ModelSource(job)
+    data = Microbatches(job, source.dataset())
+    stages = [Stage(job, build_all(source), True, True, source.loss) for _ in range(3)]
+    owner, heir, whole = stages
+    for stage in stages:
+        stage.begin_step(0)
+    for m in range(4):
+        for stage in (owner, whole) if m < 2 else (heir, whole):
+            stage.forward(0, m, *data.microbatch(0, 0, m))
+            stage.backward(0, m, None)
+        if m == 1:
+            owner.forward(0, 2, *data.microbatch(0, 0, 2))  # forwards are ahead
+            shipped = owner.accumulated(2)
+            assert shipped is not None
+            heir.resume(2, shipped)
+            heir.forward(0, 1, *data.microbatch(0, 0, 1))
+            heir.backward(0, 1, None, accumulates=False)
+    for index, value in whole.reduce().items():
+        mine = heir.reduce()[index]
+        assert mine.losses == value.losses
+        assert mine.squared_norm == value.squared_norm
+        for (name, a), (other, b) in zip(mine.tensors, value.tensors, strict=True):
+            assert name == other
+            assert torch.equal(a, b)
+
+
+def test_stages_whose_forwards_change_buffers_ship_nothing() -> None:
+    job = make_job(1, 2, SGD, False, count=3)
+    source = ModelSource(job)
+    stage = Stage(job, build_all(source), True, True, source.loss)
+    stage.begin_step(0)
+    stage.forward(0, 0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    stage.backward(0, 0, None)
+    assert stage.accumulated(1) is None
 
 
 def test_a_layer_in_half_precision_is_copied_with_its_optimizer_state_as_it_is() -> None:
