@@ -1,13 +1,14 @@
 """The store in Redis: leader lease with a fencing term, state, heartbeats, event and metric streams.
 
 Every write goes through a script that checks holder and term, in one queue, so that an outage delays writes, keeps
-their order and loses none.
+their order and loses none. What waits goes together; heartbeats, which nobody waits for, are gathered beside the queue.
 """
 
 import asyncio
 import json
 import logging
 from collections import deque
+from itertools import islice
 from typing import Any, NamedTuple
 
 import redis.asyncio as redis
@@ -23,6 +24,8 @@ from coordinator.store import LostLease
 log = logging.getLogger("culm.store")
 
 PATIENCE = 0.05  # seconds that a caller waits for a write
+TOGETHER = 256  # writes that go at once
+BEATS_SECONDS = 0.25  # in which heartbeats are gathered
 STREAM_LENGTH = 100_000
 
 # A holder that was killed and started again takes its own lease over at once.
@@ -33,23 +36,36 @@ local term = redis.call('INCR', KEYS[2])
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
 return term
 """
-# KEYS: lease, term, written. ARGV: holder and term, term, lease in ms, serial number, then the command. A lease that
-# ran out while nobody took it goes on; a Redis that lost its memory learns the term again, so that the next leader's is
-# higher all the same. A write whose answer was lost is sent again: its serial number tells that it has been done.
-FENCED = """
+# A lease that ran out while nobody took it goes on; a Redis that lost its memory learns the term again, so that the
+# next leader's is higher all the same. KEYS: lease, term. ARGV: holder and term, term, lease in ms.
+LEADING = """
 local held = redis.call('GET', KEYS[1])
 local newest = tonumber(redis.call('GET', KEYS[2]) or '0')
 if newest > tonumber(ARGV[2]) or (held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 if newest < tonumber(ARGV[2]) then redis.call('SET', KEYS[2], ARGV[2]) end
-if #ARGV == 4 then return 1 end
+"""
+# KEYS also: written. ARGV also, of each write: serial number, how many words, the words. Writes whose answer was lost
+# are sent again: their serial numbers tell which have been done. The first that fails ends the turn.
+WRITE = f"""{LEADING}
 local done = redis.call('HGET', KEYS[3], ARGV[1])
-if done and tonumber(done) >= tonumber(ARGV[4]) then return 0 end
-local answer = redis.pcall(unpack(ARGV, 5))
-if type(answer) == 'table' and answer.err then return answer end
 if not done then redis.call('DEL', KEYS[3]) end
-redis.call('HSET', KEYS[3], ARGV[1], ARGV[4])
-return answer
+local at = 4
+while at <= #ARGV do
+  local words = tonumber(ARGV[at + 1])
+  if words > 0 and tonumber(ARGV[at]) > tonumber(done or '0') then
+    local answer = redis.pcall(unpack(ARGV, at + 2, at + 1 + words))
+    if type(answer) == 'table' and answer.err then return answer end
+    redis.call('HSET', KEYS[3], ARGV[1], ARGV[at])
+  end
+  at = at + 2 + words
+end
+return 1
+"""
+# ARGV also, of each heartbeat: its key, how many ms it lives.
+BEAT = f"""{LEADING}
+for at = 4, #ARGV, 2 do redis.call('SET', ARGV[at], '1', 'PX', ARGV[at + 1]) end
+return 1
 """
 RAISE_TERM = """
 if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
@@ -77,6 +93,10 @@ class RedisStore:
         self._term = 0
         self._queue: deque[_Write] = deque()
         self._serial = 0
+        self._sending = 0  # of the queue's writes: those that may be on their way
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # for the write of that serial number
+        self._beats: dict[str, float] = {}  # node -> seconds for which it counts as heard
+        self._beats_due = False
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._lost: LostLease | None = None
@@ -128,19 +148,30 @@ class RedisStore:
 
     async def save(self, document: Document) -> None:
         name = f"{self._prefix}state"
-        if self._away:  # only the newest state counts; the first in the queue may be on its way already
-            waiting = [w for w in list(self._queue)[1:] if w.command[:2] != ("SET", name)]
-            self._queue = deque([*list(self._queue)[:1], *waiting])
+        if self._away:  # only the newest state counts, but for what may be on its way already
+            waiting = [w for w in list(self._queue)[self._sending :] if w.command[:2] != ("SET", name)]
+            self._queue = deque([*list(self._queue)[: self._sending], *waiting])
         self._put(("SET", name, json.dumps(document)))
-        if not self._away:
-            try:
-                await asyncio.wait_for(self._drained.wait(), PATIENCE)
-            except TimeoutError:
-                log.warning("Redis is slow: the state is written later")
+        if self._away:
+            return
+        written = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._serial, written))
+        try:
+            await asyncio.wait_for(written, PATIENCE)
+        except TimeoutError:
+            log.warning("Redis is slow: the state is written later")
 
     def heartbeat(self, node: str, ttl_seconds: float) -> None:
-        if not self._away:  # an old sign of life is of no use later
-            self._put(("SET", f"{self._prefix}heartbeat:{node}", "1", "PX", str(int(ttl_seconds * 1000))))
+        if self._away:  # an old sign of life is of no use later
+            return
+        if not self._beats:
+            asyncio.get_running_loop().call_later(BEATS_SECONDS, self._let_beat)
+        self._beats[node] = ttl_seconds
+        self._drained.clear()
+
+    def _let_beat(self) -> None:
+        self._beats_due = True
+        self._wake.set()
 
     def append(self, stream: str, entry: dict[str, Any]) -> None:
         fields = [str(x) for pair in entry.items() for x in pair]
@@ -162,30 +193,65 @@ class RedisStore:
         self._wake.set()
 
     async def _write(self) -> None:
-        while True:
+        while self._lost is None:
             await self._wake.wait()
-            while self._queue:
-                write = self._queue[0]
-                try:
-                    lease = (self._lease, str(self._term), str(self._lease_ms))
-                    await self._redis.eval(FENCED, 3, *self._keys, *lease, str(write.serial), *write.command)
-                except RedisError as error:
-                    if isinstance(error, ResponseError) and "FENCED" in str(error):
-                        self._lost = LostLease("another coordinator leads with a higher term")
-                        self._queue.clear()
-                        self._drained.set()
-                        return
-                    if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
-                        log.warning("Redis takes no writes, they are queued: %s", error)
-                    self._away = True
-                    await asyncio.sleep(0.1)
-                    continue
-                if self._away:
-                    log.info("Redis is back: %d writes catch up", len(self._queue))
-                self._away = False
-                self._queue.popleft()
-            self._drained.set()
+            while self._queue or self._beats_due:
+                await (self._send_beats() if self._beats_due else self._send_writes())
+            if not self._beats:
+                self._drained.set()
             self._wake.clear()
+
+    async def _send_writes(self) -> None:
+        """What waits, in its order; while Redis is away the first of it alone, to see whether it is back."""
+        writes = list(islice(self._queue, 1 if self._away else TOGETHER))
+        self._sending = len(writes)
+        words = [word for w in writes for word in (str(w.serial), str(len(w.command)), *w.command)]
+        done = await self._evaluate(WRITE, self._keys, words)
+        self._sending = 0
+        if done:
+            for _ in writes:
+                self._queue.popleft()
+            self._tell(writes[-1].serial)
+
+    async def _send_beats(self) -> None:
+        beats, self._beats, self._beats_due = self._beats, {}, False
+        words = [
+            word
+            for node, seconds in beats.items()
+            for word in (f"{self._prefix}heartbeat:{node}", str(int(seconds * 1000)))
+        ]
+        if beats:
+            await self._evaluate(BEAT, self._keys[:2], words)
+
+    async def _evaluate(self, script: str, keys: list[str], words: list[str]) -> bool:
+        """Whether it was done; if not, after a pause."""
+        try:
+            lease = (self._lease, str(self._term), str(self._lease_ms))
+            await self._redis.eval(script, len(keys), *keys, *lease, *words)
+        except RedisError as error:
+            if isinstance(error, ResponseError) and "FENCED" in str(error):
+                self._lost = LostLease("another coordinator leads with a higher term")
+                self._queue.clear()
+                self._beats.clear()
+                self._beats_due = False
+                self._tell(self._serial)
+                return False
+            if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
+                log.warning("Redis takes no writes, they are queued: %s", error)
+            self._away = True
+            await asyncio.sleep(0.1)
+            return False
+        if self._away:
+            log.info("Redis is back: %d writes catch up", len(self._queue))
+        self._away = False
+        return True
+
+    def _tell(self, serial: int) -> None:
+        """Whoever waits for a write up to this one goes on."""
+        while self._waiting and self._waiting[0][0] <= serial:
+            _, written = self._waiting.popleft()
+            if not written.done():
+                written.set_result(None)
 
     async def close(self) -> None:
         """Gives the lease back and ends."""

@@ -260,3 +260,20 @@ def test_runs_do_not_meet(server: Server) -> None:
         await other.close()
 
     in_time(scenario)
+
+
+def test_writes_that_wait_go_together_and_those_before_a_refused_one_are_done_once(server: Server) -> None:
+    async def scenario() -> None:
+        async with leading(server) as store:
+            server.client.set("culm:r:metrics", "no stream: refuses entries")
+            for stream, text in (("events", "first"), ("metrics", "refused"), ("events", "second")):
+                store.append(stream, {"text": text})
+            while not store._away:
+                await asyncio.sleep(0)
+            assert server.texts("events") == ["first"]
+            server.client.delete("culm:r:metrics")
+            await written(store)
+            assert server.texts("events") == ["first", "second"]
+            assert server.texts("metrics") == ["refused"]
+
+    in_time(scenario)
