@@ -5,17 +5,24 @@ there are several zones a stage and its standby are kept in different ones, so t
 """
 
 import re
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from coordinator.zones import NO_ZONES, Zones, apart, ring, several
 from pipeline.partition import partition
 from pipeline.plan import StagePlan, Stages, Standby
 
 
+@lru_cache(maxsize=1 << 14)
+def _words_and_numbers(name: str) -> list[tuple[int, str]]:
+    return [(int(d) if d else 0, w) for d, w in re.findall(r"(\d+)|(\D+)", name)]
+
+
 def natural_order(nodes: Collection[str]) -> list[str]:
     """n2 before n10."""
-    return sorted(nodes, key=lambda n: [(int(d) if d else 0, w) for d, w in re.findall(r"(\d+)|(\D+)", n)])
+    return sorted(nodes, key=_words_and_numbers)
 
 
 def ring_standby(owners: Sequence[str], stage: int) -> str | None:
@@ -48,10 +55,11 @@ def with_standbys(
     zones: Zones = NO_ZONES,
 ) -> Stages:
     """Stages with their standbys, all hot: by the ring, and where it stays in a zone by one of ``nodes`` elsewhere."""
-    placed: Stages = ()
+    alone: list[StagePlan] = []
     for s, (first, end) in enumerate(ranges):
         standby = ring_standby(owners, s) if redundancy else None
-        placed = (*placed, StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
+        alone.append(StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
+    placed = tuple(alone)
     while (move := find_apart(placed, nodes, zones)) is not None:
         placed = _with(placed, move[0], standbys=(Standby(move[1], True),))
     return placed
@@ -80,13 +88,15 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
     return tuple(moved), reasons
 
 
-def owned(stages: Stages, node: str) -> int:
-    return sum(stage.owner == node for stage in stages)
+class Burdens:
+    """How much each node carries: ``burdens[node]`` is (copies held, stages owned). Counted once for all nodes."""
 
+    def __init__(self, stages: Stages) -> None:
+        self.copies = Counter(node for stage in stages for node in stage.holders())
+        self.owned = Counter(stage.owner for stage in stages)
 
-def burden(stages: Stages, node: str) -> tuple[int, int]:
-    """How much a node carries: (copies held, stages owned)."""
-    return sum(node in stage.holders() for stage in stages), owned(stages, node)
+    def __getitem__(self, node: str) -> tuple[int, int]:
+        return self.copies[node], self.owned[node]
 
 
 def repair(
@@ -98,13 +108,16 @@ def repair(
     leave does not count; ``nodes`` are those that stay.
     """
     reasons: list[str] = []
-    for s, stage in enumerate(stages):
-        if any(b.node not in leaving for b in stage.standbys):
-            continue
-        candidates = [n for n in natural_order(nodes) if n not in stage.holders()]
+    bare = [s for s, stage in enumerate(stages) if all(b.node in leaving for b in stage.standbys)]
+    if not bare:
+        return stages, reasons
+    order, carried = natural_order(nodes), Burdens(stages)
+    for s in bare:
+        stage = stages[s]
+        candidates = [n for n in order if n not in stage.holders()]
         if not candidates:
             continue
-        owner, carried = stage.owner, {n: burden(stages, n) for n in candidates}
+        owner = stage.owner
         chosen = min(candidates, key=lambda n: (carried[n] != (0, 0), not apart(zones, owner, n), carried[n]))
         kind = "a spare" if carried[chosen] == (0, 0) else "holding least"
         if apart(zones, owner, chosen):
@@ -113,6 +126,7 @@ def repair(
             kind += " though not known to be in another zone than its owner"
         reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
         stages = _with(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
+        carried.copies[chosen] += 1
     return stages, reasons
 
 
@@ -167,10 +181,13 @@ def settle(
                 stages, asked = repair(stages, nodes, leaving, zones)
                 reasons.extend(asked)
         return stages, reasons
+    owning = Burdens(stages).owned
     for s, stage in enumerate(stages):
         hot = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
-        relief = min(hot, key=lambda n: owned(stages, n), default=None)
-        if relief is not None and owned(stages, stage.owner) - owned(stages, relief) >= 2:
+        relief = min(hot, key=lambda n: owning[n], default=None)
+        if relief is not None and owning[stage.owner] - owning[relief] >= 2:
+            owning[stage.owner] -= 1
+            owning[relief] += 1
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != relief))
             stages = _with(stages, s, owners=(relief,), standbys=standbys)
             reasons.append(f"{relief} takes stage {s} over from {stage.owner}, which ran several and now stands by")
@@ -179,7 +196,7 @@ def settle(
         if len(hot) > 1:
             before = ring_standby([st.owner for st in stages], s)
             hot = [n for n in hot if apart(zones, stage.owner, n)] or hot
-            kept = before if before in hot else min(hot, key=lambda n: burden(stages, n))
+            kept = before if before in hot else min(hot, key=Burdens(stages).__getitem__)
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
             reasons.append(f"stage {s} needs one standby and keeps {kept}")
     stages, repaired = repair(stages, nodes, leaving, zones)
@@ -193,13 +210,15 @@ def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[in
 
     Each such move leaves one stage less to be moved, and no node with more than one copy beyond the others.
     """
+    if not several(zones):
+        return None
+    order, carried = natural_order(nodes), Burdens(stages)
     for s, stage in enumerate(stages):
         if len(stage.standbys) != 1 or apart(zones, stage.owner, stage.standbys[0].node):
             continue
-        most = burden(stages, stage.standbys[0].node)[0]
-        elsewhere = [n for n in natural_order(nodes) if n not in stage.holders() and apart(zones, stage.owner, n)]
-        chosen = min(elsewhere, key=lambda n: burden(stages, n), default=None)
-        if chosen is not None and burden(stages, chosen)[0] <= most:
+        elsewhere = [n for n in order if n not in stage.holders() and apart(zones, stage.owner, n)]
+        chosen = min(elsewhere, key=lambda n: carried[n], default=None)
+        if chosen is not None and carried.copies[chosen] <= carried.copies[stage.standbys[0].node]:
             return s, chosen
     return None
 
@@ -220,13 +239,16 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
 
     Of nodes that hold as much, one in another zone than the owner's: the owner stands by afterwards.
     """
-    seeding = {b.node for stage in stages for b in stage.standbys if not b.hot}
-    idle = [n for n in natural_order(nodes) if owned(stages, n) == 0 and n not in seeding]
-    busiest = max(range(len(stages)), key=lambda s: (owned(stages, stages[s].owner), s))
+    carried = Burdens(stages)
+    busiest = max(range(len(stages)), key=lambda s: (carried.owned[stages[s].owner], s))
     owner = stages[busiest].owner
-    if not idle or owned(stages, owner) < 2 or any(not b.hot for b in stages[busiest].standbys):
+    if carried.owned[owner] < 2 or any(not b.hot for b in stages[busiest].standbys):
         return stages, []
-    chosen = min(idle, key=lambda n: (burden(stages, n), not apart(zones, owner, n)))
+    seeding = {b.node for stage in stages for b in stage.standbys if not b.hot}
+    idle = [n for n in natural_order(nodes) if carried.owned[n] == 0 and n not in seeding]
+    if not idle:
+        return stages, []
+    chosen = min(idle, key=lambda n: (carried[n], not apart(zones, owner, n)))
     if chosen in stages[busiest].holders():
         return stages, []
     standbys = (*stages[busiest].standbys, Standby(chosen, False))

@@ -39,8 +39,11 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     if count == 0:
         return None
     owners = order[:count]
+    before = step_cost(stages, situation)
+    if before * (1.0 - WORTHWHILE) < least_cost(owners, situation):
+        return None  # to cut in vain at every commit takes longer the more stages there are
     better = _cut(owners, situation)
-    before, after = step_cost(stages, situation), step_cost(better, situation)
+    after = step_cost(better, situation)
     gain = 1.0 - after / before if before else 0.0
     if gain < WORTHWHILE:
         return None
@@ -68,6 +71,14 @@ def step_cost(stages: Stages, situation: Situation) -> float:
         load[stage.owner] = load.get(stage.owner, 0.0) + _cost(stage, situation)
     total = sum(_cost(stage, situation) for stage in stages)
     return (situation.microbatches - 1) * max(load.values()) + total
+
+
+def least_cost(owners: Sequence[str], situation: Situation) -> float:
+    """What no cut for these owners falls short of: layers that could be divided among them at will, but for one."""
+    slowness = [situation.slowness.get(name, 1.0) for name in owners]
+    total, fastest = sum(situation.layer_costs), min(slowness)
+    busiest = max(total / sum(1.0 / x for x in slowness), fastest * max(situation.layer_costs))
+    return (situation.microbatches - 1) * busiest + fastest * total
 
 
 def _cost(stage: StagePlan, situation: Situation) -> float:

@@ -27,9 +27,13 @@ def partition(
     for k in range(1, stages + 1):
         factor = slowness[k - 1] if slowness is not None else 1.0
         for i in range(k, n + 1):
-            for j in range(k - 1, i):
-                worst = max(best[k - 1][j], factor * (prefix[i] - prefix[j]))
-                if worst < best[k][i]:
+            # From the last stage's shortest range on: it only becomes more expensive, and beyond the best it is no use.
+            for j in range(i - 1, k - 2, -1):
+                last = factor * (prefix[i] - prefix[j])
+                if last > best[k][i]:
+                    break
+                worst = max(best[k - 1][j], last)
+                if worst <= best[k][i]:
                     best[k][i], cut[k][i] = worst, j
     ranges: list[tuple[int, int]] = []
     end = n

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -100,6 +101,11 @@ class Plan:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Where the model is cut: first layer and end of each stage."""
         return tuple((s.first_layer, s.end_layer) for s in self.stages)
+
+    @cached_property
+    def required_copies(self) -> int:
+        """Copies of layers whose holders a commit waits for: owners' and hot standbys'."""
+        return sum(len(s.layers) * len(s.required()) for s in self.stages)
 
     def owned_by(self, node: str) -> tuple[int, ...]:
         """Stages that the node owns in pipeline 0, ascending."""
