@@ -15,10 +15,9 @@ def stuck(state: State, now: float) -> dict[str, str]:
     patience = state.settings.heartbeat_timeout
     lost = {}
     for node in state.nodes.values():
-        usual = node.median_seconds + DEVIATIONS * node.deviation_seconds
-        if node.attached_since is None or node.samples < SAMPLES:
+        if node.running_seconds <= patience or node.attached_since is None or node.samples < SAMPLES:
             continue
-        if node.running_seconds > max(usual, patience):
+        if node.running_seconds > node.median_seconds + DEVIATIONS * node.deviation_seconds:
             lost[node.node] = (
                 f"stuck: {node.instruction or 'its work'} has been running for {node.running_seconds:.1f} s, "
                 f"usual are {node.median_seconds:.3f} s with a deviation of {node.deviation_seconds:.3f} s"

@@ -46,13 +46,14 @@ class Leader:
         self.settings = settings
         self.term = 0
         self.events: list[pb.ListEventsResponse] = []
-        self.new_event = asyncio.Condition()
+        self.grown = asyncio.Event()  # set at the next event, and then another one
         self.failure: Exception | None = None  # a decision that raised: the process is to end with it
         self._store = store
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
         self._shown = self._state  # what viewers are told: all of it is on record
         self._turn = asyncio.Lock()
+        self._heartbeats: list[tuple[float, co.Heartbeat]] = []  # not yet decided on, with the time when each came
         self._background: set[asyncio.Task[None]] = set()
         self.ledger = Ledger()
         self._billing = Billing(settings.prices, self.ledger)
@@ -96,7 +97,7 @@ class Leader:
             self._note(event)
         last = self._state.last_commit
         if last is not None and not any(e.kind == "commit" and e.fields["step"] == str(last.step) for e in self.events):
-            await self._record(commit_record(last))
+            self._record(commit_record(last))
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -141,9 +142,10 @@ class Leader:
             stream.queue.put_nowait(None)
         self._streams.clear()
 
-    def heard(self, node: str) -> None:
-        """A heartbeat, for those who look into Redis; decisions use this process's own clock."""
-        self._store.heartbeat(node, self.settings.heartbeat_timeout)
+    def heard(self, heartbeat: co.Heartbeat) -> None:
+        """A heartbeat: kept for the next decision, whatever that is on, and told to those who look into Redis."""
+        self._store.heartbeat(heartbeat.node, self.settings.heartbeat_timeout)
+        self._heartbeats.append((time.monotonic(), heartbeat))
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
@@ -151,14 +153,16 @@ class Leader:
         """Decides on an event and carries the commands out in order."""
         async with self._turn:
             try:
-                self._state, commands = advance(self._state, event, time.monotonic())
-                if self._validates:
-                    validate(self._state)
-                for command in commands:
-                    await self._carry_out(command)
+                heartbeats, self._heartbeats = self._heartbeats, []
+                for each in ([co.Heard(tuple(heartbeats)), event] if heartbeats else [event]):
+                    self._state, commands = advance(self._state, each, time.monotonic())
+                    if self._validates:
+                        validate(self._state)
+                    for command in commands:
+                        await self._carry_out(command)
                 if isinstance(event, co.Tick | co.Joined):
                     for record in self._billing.records(self._state, time.monotonic()):
-                        await self._record(record)
+                        self._record(record)
                 self._shown = self._state
             except Exception as error:
                 self.failure = error
@@ -169,7 +173,7 @@ class Leader:
         if isinstance(command, co.Persist):
             await self._store.save(to_document(command.state))
         elif isinstance(command, co.Record):
-            await self._record(command)
+            self._record(command)
         elif isinstance(command, co.WriteManifest):
             task = asyncio.create_task(self._complete_checkpoint(command))
             self._background.add(task)
@@ -207,7 +211,7 @@ class Leader:
             return
         await self.take(co.Checkpointed(command.step, kept))
 
-    async def _record(self, record: co.Record) -> None:
+    def _record(self, record: co.Record) -> None:
         state = self._state
         event = pb.ListEventsResponse(
             # Higher than any of a leader before, also where its last ones were never written.
@@ -225,9 +229,9 @@ class Leader:
         entry = {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
         self._store.append("metrics" if often else "events", entry)
         self._note(event)
-        async with self.new_event:
-            self.events.append(event)
-            self.new_event.notify_all()
+        self.events.append(event)
+        self.grown.set()
+        self.grown = asyncio.Event()
 
     def _note(self, event: pb.ListEventsResponse) -> None:
         self.ledger.take(event)
@@ -246,8 +250,8 @@ class Leader:
         return self.ledger.figures(time.time())
 
     def status(self) -> pb.GetStatusResponse:
-        state, now = self._shown, time.monotonic()
-        wall = time.time()
+        now, wall = time.monotonic(), time.time()
+        state, _ = advance(self._shown, co.Heard(tuple(self._heartbeats)), now)
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,
@@ -274,18 +278,23 @@ class Leader:
             known.count, known.longest_seconds, known.total_seconds = len(windows), max(windows), sum(windows)
         if state.plan is not None:
             response.plan.CopyFrom(plan_to_proto(state.plan))
+        owned: dict[str, list[int]] = {}
+        standing_by: dict[str, list[int]] = {}
+        for s, stage in enumerate(state.plan.stages if state.plan is not None else ()):
+            for name in dict.fromkeys(stage.owners):
+                owned.setdefault(name, []).append(s)
+            for standby in stage.standbys:
+                standing_by.setdefault(standby.node, []).append(s)
         for node in state.nodes.values():
             life = self.ledger.life_of(node.node)
-            owned = state.plan.owned_by(node.node) if state.plan else ()
-            standby = state.plan.standby_for(node.node) if state.plan else ()
             response.nodes.add(
                 id=node.node,
                 address=node.address,
                 pid=node.pid,
                 zone=node.zone,
-                state=_state_of(node, bool(owned or standby)),
-                stages=owned,
-                standby_of=standby,
+                state=_state_of(node, node.node in owned or node.node in standing_by),
+                stages=owned.get(node.node),
+                standby_of=standing_by.get(node.node),
                 incarnation=node.incarnation,
                 instruction=node.instruction,
                 version=node.version,

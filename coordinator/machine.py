@@ -18,6 +18,7 @@ from coordinator.state import (
     Command,
     Draining,
     Event,
+    Heard,
     Heartbeat,
     Joined,
     Layers,
@@ -85,29 +86,35 @@ def _available(state: State, event: Available, now: float) -> Decision:
 
 
 def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
-        return state, ()
-    before = node.slowness
-    node = replace(
-        node,
-        heard_at=now,
-        version=event.version,
-        instruction=event.instruction,
-        finished=event.finished,
-        running_seconds=event.running_seconds,
-        median_seconds=event.median_seconds,
-        deviation_seconds=event.deviation_seconds,
-        samples=event.samples,
-        slowness=event.slowness,
-        times=event.times,
-        sent_bytes=event.sent_bytes,
-    )
-    state = replace(state, nodes={**state.nodes, event.node: node})
-    if abs(node.slowness - before) < 0.25 * before:
-        return replace(state, nodes={**state.nodes, event.node: replace(node, slowness=before)}), ()
-    text = f"{event.node} takes {node.slowness:.1f} times what it took at first: the cut is reconsidered, it goes on"
-    return state, (Record("slow", text, {"node": event.node, "slowness": f"{node.slowness:.2f}"}),)
+    return _heard(state, Heard(((now, event),)))
+
+
+def _heard(state: State, event: Heard) -> Decision:
+    nodes = dict(state.nodes)
+    records: list[Command] = []
+    for at, beat in event.heartbeats:
+        node = nodes.get(beat.node)
+        if node is None or node.incarnation != beat.incarnation:
+            continue
+        reported = abs(beat.slowness - node.slowness) >= 0.25 * node.slowness
+        if reported:
+            text = f"{beat.node} takes {beat.slowness:.1f} times what it took at first: the cut is reconsidered, it goes on"
+            records.append(Record("slow", text, {"node": beat.node, "slowness": f"{beat.slowness:.2f}"}))
+        nodes[beat.node] = replace(
+            node,
+            heard_at=at,
+            version=beat.version,
+            instruction=beat.instruction,
+            finished=beat.finished,
+            running_seconds=beat.running_seconds,
+            median_seconds=beat.median_seconds,
+            deviation_seconds=beat.deviation_seconds,
+            samples=beat.samples,
+            slowness=beat.slowness if reported else node.slowness,
+            times=beat.times,
+            sent_bytes=beat.sent_bytes,
+        )
+    return replace(state, nodes=nodes), tuple(records)
 
 
 def _ready(state: State, event: Ready, now: float) -> Decision:
@@ -193,6 +200,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Joined: lambda s, e, n: chain(_joined(s, e, n), n),
     Available: lambda s, e, n: chain(_available(s, e, n), n),
     Heartbeat: _heartbeat,
+    Heard: lambda s, e, n: _heard(s, e),
     Ready: _ready,
     CaughtUp: _caught_up,
     Resumed: _resumed,

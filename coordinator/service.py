@@ -105,10 +105,10 @@ class Service(CoordinatorServicer):
             await self._whole(self._leader.take(joined))
             while (request := await context.read()) is not grpc.aio.EOF:
                 assert isinstance(request, pb.AttendRequest)
-                if request.HasField("heartbeat"):
-                    self._leader.heard(stream.node)
                 event = event_of(stream.node, stream.incarnation, request)
-                if event is not None:
+                if isinstance(event, co.Heartbeat):
+                    self._leader.heard(event)
+                elif event is not None:
                     await self._whole(self._leader.take(event))
             why = "it ended"
         except (grpc.RpcError, grpc.aio.UsageError):
@@ -133,9 +133,7 @@ class Service(CoordinatorServicer):
                 at += 1
             if not request.follow:
                 return
-            async with self._leader.new_event:
-                while at >= len(events):
-                    await self._leader.new_event.wait()
+            await self._leader.grown.wait()
 
     async def GetCost(  # noqa: N802
         self, request: pb.GetCostRequest, context: grpc.aio.ServicerContext[object, object]

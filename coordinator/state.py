@@ -185,6 +185,13 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """Heartbeats, each with the time when it came, in their order: many at once cost little more than one."""
+
+    heartbeats: tuple[tuple[float, Heartbeat], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     node: str
     incarnation: int
@@ -314,6 +321,7 @@ Event = (
     Joined
     | Available
     | Heartbeat
+    | Heard
     | Ready
     | CaughtUp
     | Resumed

@@ -91,7 +91,9 @@ class Ledger:
 
     def __init__(self) -> None:
         self.lives: list[Life] = []
-        self._open: dict[str, Life] = {}  # by node
+        self._lives: dict[tuple[str, int], Life] = {}  # the newest by node and incarnation, and by node
+        self._newest: dict[str, Life] = {}
+        self._open: dict[str, Life] = {}  # those that have not ended
         self._closed_dollars = 0.0
         self._fixed = Life("", 0, Machine(), 0.0, 0.0)
         self._begun: float | None = None
@@ -151,7 +153,7 @@ class Ledger:
         names = ("provider", "instance_type", "region", "zone", "market")
         life = Life(node, incarnation, Machine(**{name: facts.get(name, "") for name in names}), at, at)
         self.lives.append(life)
-        self._open[node] = life
+        self._lives[node, incarnation] = self._newest[node] = self._open[node] = life
         self._history.nodes(at, len(self._open))
 
     def _end(self, at: float, node: str) -> None:
@@ -184,10 +186,8 @@ class Ledger:
     def _used(self, facts: Mapping[str, str]) -> None:
         """Where the node's time went and what it sent, since it started."""
         node, incarnation = facts["node"], int(facts["incarnation"])
-        for life in reversed(self.lives):  # it may be gone by now
-            if life.node == node and life.incarnation == incarnation:
-                break
-        else:
+        life = self._lives.get((node, incarnation))  # it may be gone by now
+        if life is None:
             return
         for use in USES:
             seconds = float(facts[use])
@@ -206,10 +206,10 @@ class Ledger:
 
     def _between(self, life: Life, peer: str) -> str:
         """What bytes to the peer cross: "zones", "regions" or, for all that is known, nothing."""
-        other = next((x.machine for x in reversed(self.lives) if x.node == peer), None)
-        if other is None:
+        known = self._newest.get(peer)
+        if known is None:
             return ""
-        own = life.machine
+        own, other = life.machine, known.machine
         if own.region and other.region and own.region != other.region:
             return "regions"
         return "zones" if own.zone and other.zone and own.zone != other.zone else ""
