@@ -8,6 +8,7 @@ from typing import Any, Self
 import grpc
 
 from pipeline.channel import channel_options
+from pipeline.plan_change import whole
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 
@@ -44,6 +45,7 @@ class SimulatedNode:
             address=f"10.0.0.1:{10_000 + int(self.name[1:])}",
             pid=1,
             protocol_version=PROTOCOL_VERSION,
+            takes_changes=True,
             machine=pb.Machine(provider="example", instance_type="local", market="spot"),
         )
         await self.say(pb.AttendRequest(join=join))
@@ -150,7 +152,7 @@ class Herd:
             self.committed = max(self.committed, order.commit.step + 1)
         plan = order.plan if order.HasField("plan") else order.commit.next_plan
         if plan.generation > self.plan.generation:
-            self.plan = plan
+            self.plan = whole(plan, self.plan)
 
     def _await(self, kind: int) -> None:
         """From now on orders of this kind are waited for, one at every node that is here."""

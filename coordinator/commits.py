@@ -43,7 +43,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     if plan is None or state.phase is not Phase.RUNNING or takeover.recovering(state):
         return state, ()
     # Most reports are not the last: a number tells that before the stages are gone through.
-    if sum(map(len, state.facts.values())) < plan.required_copies or missing(state, plan):
+    if not state.facts or sum(map(len, state.facts.values())) < plan.required_copies or missing(state, plan):
         return state, ()
     settings = state.settings
     norms = [state.norms[layer] for layer in sorted(state.norms)]

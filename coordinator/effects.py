@@ -3,6 +3,8 @@
 from coordinator import state as co
 from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto, times_from_proto
+from pipeline.plan import Plan
+from pipeline.plan_change import change_of
 from protos import coordinator_pb2 as pb
 
 
@@ -11,28 +13,45 @@ def commit_from_proto(commit: pb.Commit) -> co.Commit:
     return co.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan)
 
 
-def commit_order(commit: co.Commit) -> pb.AttendResponse:
+def addressee(command: co.Command) -> str | None:
+    """The node that the order is for; None: all that attend."""
+    return command.node if isinstance(command, co.SendPlan | co.SendCommit | co.Ask | co.Dismiss) else None
+
+
+def plan_in(command: co.Command) -> Plan | None:
+    """The plan that the order brings, if any."""
+    if isinstance(command, co.Publish | co.SendPlan):
+        return command.plan
+    if isinstance(command, co.SendCommit):
+        return command.commit.next_plan
+    return command.next_plan if isinstance(command, co.Commit) else None
+
+
+def commit_order(commit: co.Commit, before: Plan | None = None) -> pb.AttendResponse:
     order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
     if commit.next_plan is not None:
-        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+        order.next_plan.CopyFrom(_plan(commit.next_plan, before))
     return pb.AttendResponse(commit=order)
 
 
-def order_of(command: co.Command) -> tuple[str | None, pb.AttendResponse] | None:
-    """``(node, order)``, the node being None for all that attend; None for a command that is no order."""
-    if isinstance(command, co.Publish):
-        return None, pb.AttendResponse(plan=plan_to_proto(command.plan))
-    if isinstance(command, co.SendPlan):
-        return command.node, pb.AttendResponse(plan=plan_to_proto(command.plan))
+def _plan(plan: Plan, before: Plan | None) -> pb.Plan:
+    change = change_of(plan, before) if before is not None else None
+    return change if change is not None else plan_to_proto(plan)
+
+
+def order_of(command: co.Command, before: Plan | None = None) -> pb.AttendResponse | None:
+    """The order, None for a command that is none; ``before``: the plan that was sent last, if a change will do."""
+    if isinstance(command, co.Publish | co.SendPlan):
+        return pb.AttendResponse(plan=_plan(command.plan, before))
     if isinstance(command, co.Commit):
-        return None, commit_order(command)
+        return commit_order(command, before)
     if isinstance(command, co.SendCommit):
-        return command.node, commit_order(command.commit)
+        return commit_order(command.commit, before)
     if isinstance(command, co.Ask):
-        return command.node, pb.AttendResponse(ask=pb.Ask())
+        return pb.AttendResponse(ask=pb.Ask())
     if isinstance(command, co.Dismiss):
         dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
-        return command.node, pb.AttendResponse(dismiss=dismiss)
+        return pb.AttendResponse(dismiss=dismiss)
     return None
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from coordinator import state as co
 from coordinator.billing import Billing
 from coordinator.decisions import commit_record
-from coordinator.effects import order_of
+from coordinator.effects import addressee, order_of, plan_in
 from coordinator.machine import advance, begin, validate
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
@@ -20,6 +20,7 @@ from pipeline.errors import JobError
 from pipeline.ledger import Ledger
 from pipeline.manifest import Manifest, find_checkpoints, folder_of, newest_whole, retain, write_manifest
 from pipeline.messages import machine_to_proto, plan_to_proto, times_to_proto
+from pipeline.plan import Plan
 from protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
@@ -37,6 +38,8 @@ class OrderStream:
     node: str
     incarnation: int
     queue: "asyncio.Queue[pb.AttendResponse | None]"
+    takes_changes: bool = False  # of the plan before, in place of a whole plan
+    plan: Plan | None = None  # the last one that was sent
 
 
 class Leader:
@@ -154,7 +157,7 @@ class Leader:
         async with self._turn:
             try:
                 heartbeats, self._heartbeats = self._heartbeats, []
-                for each in ([co.Heard(tuple(heartbeats)), event] if heartbeats else [event]):
+                for each in [co.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
                     self._state, commands = advance(self._state, each, time.monotonic())
                     if self._validates:
                         validate(self._state)
@@ -179,18 +182,26 @@ class Leader:
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         else:
-            target = order_of(command)
-            if target is None:
-                return
-            node, order = target
-            if isinstance(command, co.Dismiss) and not self._attends(command.node, command.incarnation):
-                return  # the stream of that name is another incarnation's: its process was started again
-            for name in [node] if node is not None else list(self._streams):
-                self.send(name, order)
-            if isinstance(command, co.Commit):
-                self._commit_times.append(time.monotonic())
-            if isinstance(command, co.Dismiss):
-                self._streams.pop(command.node).queue.put_nowait(None)
+            self._send(command)
+
+    def _send(self, command: co.Command) -> None:
+        """The order goes to whom it is for: one and the same message to all who were sent the same plan last."""
+        if isinstance(command, co.Dismiss) and not self._attends(command.node, command.incarnation):
+            return  # the stream of that name is another incarnation's: its process was started again
+        node, plan = addressee(command), plan_in(command)
+        orders: dict[object, pb.AttendResponse | None] = {}
+        for stream in [s for s in self._streams.values() if node in (None, s.node)]:
+            before = stream.plan if plan is not None and stream.takes_changes else None
+            same = (before.order, id(before.stages), id(before.members)) if before is not None else None
+            if same not in orders:
+                orders[same] = order_of(command, before)
+            if (order := orders[same]) is not None:
+                stream.queue.put_nowait(order)
+            stream.plan = plan or stream.plan
+        if isinstance(command, co.Commit):
+            self._commit_times.append(time.monotonic())
+        if isinstance(command, co.Dismiss):
+            self._streams.pop(command.node).queue.put_nowait(None)
 
     async def _complete_checkpoint(self, command: co.WriteManifest) -> None:
         """Writes the manifest and applies retention, off the event loop: object stores take their time."""

@@ -98,8 +98,9 @@ def _heard(state: State, event: Heard) -> Decision:
             continue
         reported = abs(beat.slowness - node.slowness) >= 0.25 * node.slowness
         if reported:
-            text = f"{beat.node} takes {beat.slowness:.1f} times what it took at first: the cut is reconsidered, it goes on"
-            records.append(Record("slow", text, {"node": beat.node, "slowness": f"{beat.slowness:.2f}"}))
+            text = f"{beat.node} takes {beat.slowness:.1f} times what it took at first"
+            fields = {"node": beat.node, "slowness": f"{beat.slowness:.2f}"}
+            records.append(Record("slow", f"{text}: the cut is reconsidered, it goes on", fields))
         nodes[beat.node] = replace(
             node,
             heard_at=at,

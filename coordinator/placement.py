@@ -73,6 +73,9 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
     reasons: list[str] = []
     moved: list[StagePlan] = []
     for s, stage in enumerate(stages):
+        if not any(n in lost for n in stage.holders()):
+            moved.append(stage)
+            continue
         standbys = tuple(b for b in stage.standbys if b.node not in lost)
         owners = stage.owners
         if stage.owner in lost:
@@ -114,7 +117,8 @@ def repair(
     order, carried = natural_order(nodes), Burdens(stages)
     for s in bare:
         stage = stages[s]
-        candidates = [n for n in order if n not in stage.holders()]
+        holders = stage.holders()
+        candidates = [n for n in order if n not in holders]
         if not candidates:
             continue
         owner = stage.owner

@@ -80,7 +80,7 @@ class Service(CoordinatorServicer):
         if join.term > self._leader.term:
             await self._leader.step_down(join.term)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator leads")
-        stream = OrderStream(join.node, join.incarnation, asyncio.Queue())
+        stream = OrderStream(join.node, join.incarnation, asyncio.Queue(), join.takes_changes)
         stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
         if not self._leader.attach(stream):
             why = f"another process already runs as {join.node}: give this one its own --name"

@@ -44,18 +44,26 @@ def _stages_from_proto(stages: Iterable[coordinator_pb2.StagePlan]) -> Stages:
     )
 
 
-def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
-    members = [
-        coordinator_pb2.Member(node=m.node, incarnation=m.incarnation, address=m.address, zone=m.zone)
-        for m in plan.members.values()
+def members_to_proto(members: Iterable[Member]) -> list[coordinator_pb2.Member]:
+    return [
+        coordinator_pb2.Member(node=m.node, incarnation=m.incarnation, address=m.address, zone=m.zone) for m in members
     ]
+
+
+def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
+    order = plan_without_holders(plan)
+    order.stages.extend(stages_to_proto(plan.stages))
+    order.members.extend(members_to_proto(plan.members.values()))
+    return order
+
+
+def plan_without_holders(plan: Plan) -> coordinator_pb2.Plan:
+    """The plan but for its stages and members."""
     return coordinator_pb2.Plan(
         term=plan.term,
         generation=plan.generation,
         era=plan.era,
         step=plan.step,
-        stages=stages_to_proto(plan.stages),
-        members=members,
         reason=plan.reason,
         origin_step=plan.origin_step,
         origin=plan.origin,

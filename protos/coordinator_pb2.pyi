@@ -71,6 +71,7 @@ class Join(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     RUN_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    TAKES_CHANGES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     """Rises with every start of the process and whenever it was declared lost."""
@@ -84,6 +85,8 @@ class Join(_message.Message):
     """The highest term that the node has seen: a coordinator of a lower one steps down."""
     run: _builtins.str
     """The run that the node is for; empty: any. A coordinator of another run refuses it."""
+    takes_changes: _builtins.bool
+    """The node understands a Plan with a change."""
     @_builtins.property
     def machine(self) -> Global___Machine: ...
     def __init__(
@@ -98,10 +101,11 @@ class Join(_message.Message):
         term: _builtins.int = ...,
         run: _builtins.str = ...,
         machine: Global___Machine | None = ...,
+        takes_changes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "machine", b"machine", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "run", b"run", "term", b"term", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "machine", b"machine", "node", b"node", "pid", b"pid", "protocol_version", b"protocol_version", "run", b"run", "takes_changes", b"takes_changes", "term", b"term", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -768,6 +772,7 @@ class Plan(_message.Message):
     ORIGIN_STEP_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
@@ -785,6 +790,10 @@ class Plan(_message.Message):
     def target(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]:
         """Stages that are being prepared: their holders are seeded with their layers, and switch together at a commit."""
 
+    @_builtins.property
+    def change(self) -> Global___PlanChange:
+        """Set: stages and members are empty, and are those of the plan before on the same Attend stream, with this change."""
+
     def __init__(
         self,
         *,
@@ -798,14 +807,77 @@ class Plan(_message.Message):
         origin_step: _builtins.int = ...,
         origin: _builtins.str = ...,
         target: _abc.Iterable[Global___StagePlan] | None = ...,
+        change: Global___PlanChange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class PlanChange(_message.Message):
+    """What is different from the plan before: a loss moves few stages of many, and every node is told at once."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class StagesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        @_builtins.property
+        def value(self) -> Global___StagePlan: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: Global___StagePlan | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TERM_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STAGES_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    term: _builtins.int
+    """The plan before."""
+    generation: _builtins.int
+    @_builtins.property
+    def stages(self) -> _containers.MessageMap[_builtins.int, Global___StagePlan]:
+        """By index; there are as many stages as before."""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of members that are gone, and members that come after those that stay."""
+
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
+    def __init__(
+        self,
+        *,
+        term: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        stages: _abc.Mapping[_builtins.int, Global___StagePlan] | None = ...,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+        members: _abc.Iterable[Global___Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "gone", b"gone", "members", b"members", "stages", b"stages", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanChange: _TypeAlias = PlanChange  # noqa: Y015
 
 @_typing.final
 class Commit(_message.Message):

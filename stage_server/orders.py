@@ -10,6 +10,7 @@ import grpc
 
 from pipeline.channel import details
 from pipeline.errors import JobError
+from pipeline.plan_change import OtherPlan, whole
 from pipeline.tls import failed_handshake, open_channel
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
@@ -29,6 +30,12 @@ class Listener(Protocol):
     def heartbeat(self) -> pb.Heartbeat: ...
 
     def order(self, order: pb.AttendResponse) -> None: ...
+
+
+def _plans_in(order: pb.AttendResponse) -> list[pb.Plan]:
+    if order.HasField("plan"):
+        return [order.plan]
+    return [order.commit.next_plan] if order.HasField("commit") and order.commit.HasField("next_plan") else []
 
 
 class Orders:
@@ -142,8 +149,12 @@ class Orders:
             self._up = up
 
         self._call = call = stub.Attend(requests())
+        before = pb.Plan()
         try:
             for order in call:
+                for plan in _plans_in(order):
+                    plan.CopyFrom(whole(plan, before))
+                    before = plan
                 if order.WhichOneof("body") == "welcome":
                     if order.welcome.term < join.term:
                         log.warning("a coordinator of term %d is refused: %d was seen", order.welcome.term, join.term)
@@ -156,6 +167,8 @@ class Orders:
                     self._listener.attached(announce)
                 else:
                     self._listener.order(order)
+        except OtherPlan as error:  # the next stream begins with a whole one
+            log.warning("the order stream is opened anew: %s", error)
         finally:
             call.cancel()
             up.put(None)

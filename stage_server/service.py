@@ -220,6 +220,7 @@ class StageServer:
             run=self._settings.run,
             protocol_version=PROTOCOL_VERSION,
             term=self._node.term() if self._node is not None else 0,
+            takes_changes=True,
         )
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:

@@ -1,11 +1,15 @@
 """Keys and plans mean the same on both sides of the wire."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.keys import Key, Kind
 from pipeline.messages import key_from_proto, key_to_proto, plan_from_proto, plan_to_proto
 from pipeline.plan import Member, Plan, StagePlan, Standby
+from pipeline.plan_change import OtherPlan, change_of, whole
 from protos import coordinator_pb2, tensor_pb2
 
 SMALL = st.integers(0, 2**32 - 1)
@@ -39,6 +43,39 @@ def test_a_plan_survives_the_wire(plan: Plan) -> None:
 @given(plans)
 def test_the_wire_keeps_the_order_of_members(plan: Plan) -> None:
     assert list(plan_from_proto(plan_to_proto(plan)).members) == list(plan.members)
+
+
+@given(plans, plans, st.data())
+def test_a_plan_and_its_change_are_the_plan_after(before: Plan, other: Plan, data: st.DataObject) -> None:
+    mixed = tuple(data.draw(st.sampled_from(pair)) for pair in zip(before.stages, other.stages, strict=False))
+    stages = (*mixed, *before.stages[len(mixed) :])
+    members = {name: m for name, m in before.members.items() if data.draw(st.booleans())} | dict(other.members)
+    plan = replace(other, stages=stages, members=members)
+    change = change_of(plan, before)
+    if change is not None:
+        after = whole(coordinator_pb2.Plan.FromString(change.SerializeToString()), plan_to_proto(before))
+        assert after == plan_to_proto(plan)
+
+
+def test_a_loss_among_many_stages_is_a_small_change() -> None:
+    members = {f"n{s}": Member(f"n{s}", 1) for s in range(100)}
+    before = Plan(1, 1, 0, 0, tuple(StagePlan(s, s + 1, (f"n{s}",)) for s in range(100)), members)
+    stages = (before.stages[0], replace(before.stages[1], owners=("n0",)), *before.stages[2:])
+    plan = replace(before, generation=2, stages=stages, members={n: m for n, m in before.members.items() if n != "n1"})
+    change = change_of(plan, before)
+    assert change is not None
+    assert not change.stages
+    assert not change.members
+    assert (list(change.change.stages), list(change.change.gone)) == ([1], ["n1"])
+    assert plan_from_proto(whole(change, plan_to_proto(before))) == plan
+
+
+def test_a_change_of_another_plan_is_not_taken() -> None:
+    before = Plan(1, 1, 0, 0, (StagePlan(0, 1, ("n0",)),))
+    change = change_of(replace(before, generation=3), replace(before, generation=2))
+    assert change is not None
+    with pytest.raises(OtherPlan, match=r"a change of the plan \(1, 2\) has come after the plan \(1, 1\)"):
+        whole(change, plan_to_proto(before))
 
 
 def test_kinds_have_the_numbers_of_the_wire() -> None:
