@@ -147,7 +147,8 @@ def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[st
             staying = others
         if staying:
             kept = tuple(b for b in stages[s].standbys if b.node not in leaving)
-            stages = _with(stages, s, standbys=kept)
+            if kept != stages[s].standbys:
+                stages = _with(stages, s, standbys=kept)
     return stages, reasons
 
 

@@ -33,8 +33,8 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
 
     The owners keep their order, so that most layers stay where they are.
     """
-    order = list(dict.fromkeys(stage.owner for stage in stages if stage.owner in situation.nodes))
-    order += [n for n in situation.nodes if n not in order]
+    given = set(situation.nodes)
+    order = list(dict.fromkeys([*(stage.owner for stage in stages if stage.owner in given), *situation.nodes]))
     count = min(len(order), situation.most_stages, len(situation.layer_costs))
     if count == 0:
         return None
