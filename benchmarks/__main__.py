@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import failover, idle_cost, pipelining, plots, transport
+from benchmarks import coordination, failover, idle_cost, pipelining, plots, transport
 from benchmarks.measure import Measure
 from benchmarks.restarts import restarted
 from culm.kills import Kill
@@ -111,6 +111,7 @@ GROUPS: dict[str, Callable[[int], list[Measure]]] = {
     "failover": killed,
     "restart": restarted,
     "compute": computed,
+    "coordination": coordination.measures,
 }
 
 

@@ -34,6 +34,7 @@ class SimulatedNode:
         self._channel = grpc.aio.insecure_channel(address, options=options)
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()  # gRPC takes one message at a time
 
     async def attend(self, layers: int) -> None:
         """Joins and has the model built."""
@@ -55,7 +56,8 @@ class SimulatedNode:
         await self.say(pb.AttendRequest(available=available))
 
     async def say(self, request: pb.AttendRequest) -> None:
-        await self._call.write(request)
+        async with self._turn:
+            await self._call.write(request)
 
     async def _read(self) -> None:
         try:
@@ -96,7 +98,7 @@ class SimulatedNode:
         if self._call is not None:
             self._call.cancel()
         if self._reader is not None:
-            await self._reader
+            self._reader.cancel()
         await self._channel.close()
 
 

@@ -1,7 +1,7 @@
 """Puts on record what the ledger needs: what each node costs an hour, and where its time and its bytes went."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,6 +14,7 @@ log = logging.getLogger("culm.coordinator")
 
 FIRST_SECONDS, LAST_SECONDS = 5.0, 60.0  # between records of usage: more often at the start of a run
 SHARE = 20  # of the run's age that they are apart
+LOOK_SECONDS = 1.0  # between looks at all nodes, as long as the same ones are there
 
 
 class Billing:
@@ -25,24 +26,29 @@ class Billing:
         self._prices = load_prices(path)
         self._changed_at = self._file_time()
         self._tariff: dict[str, str] = {}
-        self._seen: dict[str, Node] = {}
+        self._seen: Mapping[str, Node] = {}  # the nodes as they were the last time
+        self._members: object = None  # what changes with them
+        self._next_look = 0.0
         self._reported: dict[tuple[str, int], float] = {}  # finished seconds of the last record, per incarnation
         self._begun: float | None = None
         self._next = 0.0
 
     def records(self, state: State, now: float) -> Iterator[Record]:
         """What is new, at ``now`` in seconds of any clock that never goes back."""
+        before, self._seen = self._seen, state.nodes
+        members = (len(state.nodes), len(state.fenced), state.changed_at)
+        if members == self._members and now < self._next_look and state.phase is not Phase.DONE:
+            return
+        self._members, self._next_look = members, now + LOOK_SECONDS
         yield from self._priced(state)
-        for name, node in list(self._seen.items()):
+        for name, node in before.items():
             here = state.nodes.get(name)
             if here is None or here.incarnation != node.incarnation:
-                del self._seen[name]
                 yield from self._usage(node)
-        self._seen |= {name: node for name, node in state.nodes.items() if node.attached_since is not None}
         self._begun = now if self._begun is None else self._begun
         if now >= self._next or state.phase is Phase.DONE:
             self._next = now + min(max((now - self._begun) / SHARE, FIRST_SECONDS), LAST_SECONDS)
-            for node in self._seen.values():
+            for node in state.nodes.values():
                 yield from self._usage(node)
 
     def _usage(self, node: Node) -> Iterator[Record]:

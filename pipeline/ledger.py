@@ -139,7 +139,9 @@ class Ledger:
             self._done = at
         elif event.kind in ENDS:
             if event.kind == "lost" and self._begun is not None:
-                self._pending.append(_Pending("loss", at, event.step, facts["node"]))
+                # Of the step that it happened in: by the time it is on record, that may be committed.
+                step = int(facts.get("step", event.step))
+                self._pending.append(_Pending("loss", at, step, facts["node"]))
                 if facts.get("stages"):
                     self._history.lost(at)
             self._end(at, facts["node"])

@@ -209,3 +209,14 @@ def test_with_checkpoints_a_loss_during_a_restart_begins_it_anew() -> None:
     for at in (30.0, 35.0):
         history.lost(at)
     assert with_checkpoints(history, 50.0, 2) == 45.0 + 25.0
+
+
+def test_a_loss_is_of_the_step_that_it_happened_in() -> None:
+    log = Log()
+    log.joins(0.0, "n0")
+    log.joins(0.0, "n1")
+    log.plan(0.0)
+    log.commits(10.0, 0)
+    log.happens(15.0, "lost", 2, node="n1", stages="0", step=1)  # the next commit was decided with it
+    log.commits(20.0, 1)
+    assert [x.step for x in log.figures(20.0).interruptions] == [1]
