@@ -24,15 +24,13 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from benchmarks.measure import Measure
 from benchmarks.paced import job_file
 from benchmarks.simulated import Herd
 from culm.cluster import LocalCluster
 from pipeline.job import load_job
-
-if TYPE_CHECKING:
-    from benchmarks.__main__ import Measure
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
@@ -145,10 +143,8 @@ def commit_round_trip_ms(count: int = COMMITS, nodes: int = SMALL) -> list[float
     return _apart(_commits, count, nodes)
 
 
-def measures(count: int) -> list["Measure"]:
+def measures(count: int) -> list[Measure]:
     """The group of measures of ``python -m benchmarks``: so many rounds, each on clusters of its own."""
-    from benchmarks.__main__ import Measure  # which imports this module
-
     cpu = Measure(f"coordinator, {NODES} nodes at a heartbeat a second", "% of a core", 50, 15)
     plan = Measure(f"a loss to the new plan at each of {NODES} nodes, p99", "ms", 200, 50)
     commit = Measure(f"the last Ready to the commit at each of {SMALL} nodes", "ms", 5, 2)

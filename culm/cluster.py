@@ -59,7 +59,8 @@ class LocalCluster:
         self._coordinator_failures = 0
 
     def __enter__(self) -> Self:
-        nursery.warm_up()  # while the others start
+        if self._wanted:
+            nursery.warm_up()  # while the others start
         self.folder.mkdir(parents=True)
         (self.folder / "job.toml").write_text(job_to_toml(self.job))
         (self.folder / "redis").mkdir()
