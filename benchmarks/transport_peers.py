@@ -52,7 +52,7 @@ class Taker:
     def received(self, peer: str, count: int) -> None: ...
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
-        self.receiver.acknowledge(peer, [key])
+        self.receiver.acknowledge(peer, key)
         if key.index + 1 == WARM:
             self.warm.set()
         if key.index + 1 == self._count:

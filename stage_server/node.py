@@ -190,7 +190,7 @@ class Node:
         if isinstance(effect, Send):
             self._senders[effect.peer].send(effect.key)
         elif isinstance(effect, Acknowledge):
-            self.receiver.acknowledge(effect.peer, [effect.key])
+            self.receiver.acknowledge(effect.peer, effect.key)
         elif isinstance(effect, Forfeit):
             self._forfeit(effect.why)
         elif isinstance(effect, SayHello):

@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -19,6 +20,9 @@ from stage_server.loan import Loan
 from stage_server.plane import Received, add_to_server
 
 log = logging.getLogger("culm.receiver")
+
+AFTERWARDS = 0.002  # seconds until a tensor is acknowledged: whoever computes with it goes first, and others go along
+Answers = queue.SimpleQueue[Key | stage_pb2.Synced | None]  # to one stream, in order; None: it has ended
 
 
 class Sink(Protocol):
@@ -52,22 +56,20 @@ class Receiver:
         self._sink = sink
         self._pace = Pace(seed_bytes_per_second)
         self._lock = threading.Lock()
-        self._answers: dict[str, queue.SimpleQueue[stage_pb2.DeliverResponse | None]] = {}
+        self._answers: dict[str, Answers] = {}
 
-    def acknowledge(self, peer: str, keys: list[Key]) -> None:
-        self._answer(peer, stage_pb2.DeliverResponse(acknowledged=[key_to_proto(k) for k in keys]))
+    def acknowledge(self, peer: str, key: Key) -> None:
+        self._answer(peer, key)
 
     def answer_hello(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
         term, generation = order
-        synced = stage_pb2.Synced(term=term, generation=generation, era=era, version=version)
-        self._answer(peer, stage_pb2.DeliverResponse(synced=synced))
+        self._answer(peer, stage_pb2.Synced(term=term, generation=generation, era=era, version=version))
 
-    def _answer(self, peer: str, response: stage_pb2.DeliverResponse) -> None:
-        response.incarnation = self._sink.incarnation
+    def _answer(self, peer: str, answer: "Key | stage_pb2.Synced") -> None:
         with self._lock:
             answers = self._answers.get(peer)
         if answers is not None:
-            answers.put(response)
+            answers.put(answer)
 
     def serve(self, server: grpc.Server) -> None:
         """Has the server call this for the Stage service."""
@@ -76,16 +78,24 @@ class Receiver:
     def _deliver(
         self, request_iterator: Iterator[Received], context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.DeliverResponse]:
-        answers: queue.SimpleQueue[stage_pb2.DeliverResponse | None] = queue.SimpleQueue()
+        answers: Answers = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(request_iterator, answers), name="receive", daemon=True).start()
-        while (answer := answers.get()) is not None:
-            yield answer
+        batch: list[Key | stage_pb2.Synced | None] = []
+        while not batch or batch[-1] is not None:
+            batch = [answers.get()]
+            if isinstance(batch[0], Key):
+                time.sleep(AFTERWARDS)
+            while not answers.empty():
+                batch.append(answers.get())
+            response = stage_pb2.DeliverResponse(incarnation=self._sink.incarnation)
+            for answer in batch:
+                if isinstance(answer, Key):
+                    response.acknowledged.append(key_to_proto(answer))
+                elif answer is not None:
+                    response.synced.CopyFrom(answer)  # of several the last: it answers to the newest plan
+            yield response
 
-    def _read(
-        self,
-        requests: Iterator[Received],
-        answers: queue.SimpleQueue[stage_pb2.DeliverResponse | None],
-    ) -> None:
+    def _read(self, requests: Iterator[Received], answers: "Answers") -> None:
         peer, incarnation, ended = "", 0, False
         assembler: Assembler | None = None
         try:
