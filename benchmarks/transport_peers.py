@@ -92,6 +92,8 @@ class Giver:
 
     def sent(self, peer: Member, count: int) -> None: ...
 
+    def went(self, count: int, seconds: float) -> None: ...
+
 
 def take(pipe: "Connection[Any, Any]", count: int) -> None:
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from coordinator import links, membership, takeover
+from coordinator import links, membership, redundancy, takeover
 from coordinator.decisions import Decision, commit_record, reason_of, with_plan, zones_of
 from coordinator.placement import natural_order, release, settle
 from coordinator.repartition import Situation, propose
@@ -72,9 +72,10 @@ def commit_if_ready(state: State, now: float) -> Decision:
         target, why = _target(state, plan, stages, facts, now)
         if target and complete(target, facts):
             stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
-        if stages != plan.stages or target != plan.target:
-            reason = reason_of([*reasons, why] if why else reasons)
-            state, next_plan, planned = with_plan(state, stages, reason, now, target)
+        state, chosen, pays = redundancy.reviewed(state, plan, now)
+        if stages != plan.stages or target != plan.target or pays:
+            reason = reason_of([*reasons, *filter(None, [why, pays])])
+            state, next_plan, planned = with_plan(state, stages, reason, now, target, chosen)
             records.extend(planned)
         state, farewell = membership.let_go(state, released)
         ended.extend(farewell)

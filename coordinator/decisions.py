@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from coordinator.state import Command, Commit, Layers, Record, State
 from coordinator.zones import Zones
-from pipeline.plan import Member, Plan, Stages, stages_to_lists
+from pipeline.plan import Member, Plan, Redundancy, Stages, stages_to_lists
 
 Decision = tuple[State, tuple[Command, ...]]
 
@@ -28,9 +28,9 @@ def reason_of(reasons: Sequence[str]) -> str:
 
 
 def with_plan(
-    state: State, stages: Stages, reason: str, now: float, target: Stages = ()
+    state: State, stages: Stages, reason: str, now: float, target: Stages = (), redundancy: Redundancy | None = None
 ) -> tuple[State, Plan, tuple[Command, ...]]:
-    """The state under the next plan, the plan, and what to record of it."""
+    """The state under the next plan, the plan, and what to record of it. The redundancy stays as it is by default."""
     generation = state.generation + 1
     before = state.plan
     if before is not None and before.era == state.era:
@@ -38,7 +38,9 @@ def with_plan(
     else:
         origin = (state.committed, state.checkpoints[-1][1] if state.committed > 0 else "")
     order = (state.term, generation, state.era, state.committed)
-    plan = Plan(*order, stages, members_of(state), reason, *origin, target)
+    if redundancy is None and before is not None:
+        redundancy = before.redundancy
+    plan = Plan(*order, stages, members_of(state), reason, *origin, target, redundancy)
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
     records: list[Command] = [plan_record(state, plan)]

@@ -69,7 +69,7 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
-        where = (times_from_proto(h.times), dict(h.sent_bytes))
+        where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second)
         return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations, *where)
     if body == "ready":
         r = request.ready

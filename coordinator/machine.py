@@ -114,6 +114,7 @@ def _heard(state: State, event: Heard) -> Decision:
             slowness=beat.slowness if reported else node.slowness,
             times=beat.times,
             sent_bytes=beat.sent_bytes,
+            bytes_per_second=beat.bytes_per_second,
         )
     return replace(state, nodes=nodes), tuple(records)
 

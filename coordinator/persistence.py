@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator import links
 from coordinator.state import Commit, Node, Phase, Settings, State
-from pipeline.plan import Member, Plan, stages_from_lists, stages_to_lists
+from pipeline.plan import Member, Plan, Redundancy, stages_from_lists, stages_to_lists
 
 Document = dict[str, Any]
 
@@ -67,6 +67,7 @@ def _plan_to(plan: Plan) -> Document:
         "origin": [plan.origin_step, plan.origin],
         "stages": stages_to_lists(plan.stages),
         "target": stages_to_lists(plan.target),
+        "redundancy": [plan.redundancy.eager, plan.redundancy.ship_every] if plan.redundancy is not None else None,
         "members": [[m.node, m.incarnation, m.address, m.zone] for m in plan.members.values()],
     }
 
@@ -76,7 +77,8 @@ def _plan_from(document: Document) -> Plan:
     stages, target = stages_from_lists(document["stages"]), stages_from_lists(document["target"])
     members = {m[0]: Member(*m) for m in document["members"]}
     order = (document["term"], document["generation"], document["era"], document["step"])
-    return Plan(*order, stages, members, document["reason"], origin_step, origin, target)
+    chosen = Redundancy(*document["redundancy"]) if document.get("redundancy") else None
+    return Plan(*order, stages, members, document["reason"], origin_step, origin, target, chosen)
 
 
 def _commit_to(commit: Commit) -> Document:
@@ -107,6 +109,7 @@ def without_volatile(state: State) -> State:
         norms={},
         losses=(),
         open_losses=(),
+        review=None,
         took_over_at=None,
         changed_at=0.0,
         losses_at=(),

@@ -40,6 +40,7 @@ class CoordinatorSettings:
             tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),
             clip_norm=job.train.clip_norm,
             redundancy=job.resilience.redundancy != "off",
+            auto=job.resilience.redundancy == "auto",
             nodes=self.nodes,
             most_stages=job.pipeline.most_stages or 0,
             spares=self.spares,

@@ -28,6 +28,7 @@ class Settings:
     steps: int
     clip_norm: float | None = None
     redundancy: bool = True
+    auto: bool = False  # which redundancy is chosen at run time
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     heartbeat_timeout: float = 2.0  # silence after which a node is lost
     most_stages: int = 0  # 0: as many as the job asks for
@@ -64,6 +65,7 @@ class Node:
     slowness: float = 1.0  # how many times slower it has become since it started
     times: TimeSplit = field(default_factory=TimeSplit)  # where its compute thread's time went
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
+    bytes_per_second: float = 0.0  # at which large ones went lately
     machine: Machine = field(default_factory=Machine)  # what it runs on
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
@@ -84,6 +86,16 @@ class Parted:
 
     peer: str
     until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """When it was last looked at which redundancy pays: under which plan, at which step, and the nodes' times then."""
+
+    generation: int
+    step: int
+    at: float
+    times: Mapping[tuple[str, int], TimeSplit]  # by node and incarnation
 
 
 Layers = Mapping[str, frozenset[int]]  # node -> layers
@@ -134,6 +146,7 @@ class State:
     changed_at: float = 0.0  # when the set of nodes changed last
     losses_at: tuple[float, ...] = ()  # when the last nodes were lost
     took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
+    review: Review | None = None
     detail: str = "waiting for nodes"
 
 
@@ -182,6 +195,7 @@ class Heartbeat:
     slowness: float = 1.0
     times: TimeSplit = field(default_factory=TimeSplit)
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
+    bytes_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

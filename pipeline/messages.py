@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from pipeline.keys import Key, Kind
 from pipeline.machine import Machine
-from pipeline.plan import Member, Plan, StagePlan, Stages, Standby
+from pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
 from pipeline.times import TimeSplit
 from protos import coordinator_pb2, tensor_pb2
 
@@ -59,7 +59,11 @@ def plan_to_proto(plan: Plan) -> coordinator_pb2.Plan:
 
 def plan_without_holders(plan: Plan) -> coordinator_pb2.Plan:
     """The plan but for its stages and members."""
+    chosen = plan.redundancy
     return coordinator_pb2.Plan(
+        redundancy=None
+        if chosen is None
+        else coordinator_pb2.Redundancy(eager=chosen.eager, ship_every=chosen.ship_every),
         term=plan.term,
         generation=plan.generation,
         era=plan.era,
@@ -84,6 +88,7 @@ def plan_from_proto(plan: coordinator_pb2.Plan) -> Plan:
         plan.origin_step,
         plan.origin,
         _stages_from_proto(plan.target),
+        Redundancy(plan.redundancy.eager, plan.redundancy.ship_every) if plan.HasField("redundancy") else None,
     )
 
 

@@ -78,6 +78,18 @@ def _no_members() -> Mapping[str, Member]:
     return MappingProxyType({})
 
 
+@dataclass(frozen=True, slots=True)
+class Redundancy:
+    """What standbys do before a loss, beyond applying every step: see ResilienceSection in pipeline.job."""
+
+    eager: bool = False
+    ship_every: int = 0
+
+    def __str__(self) -> str:
+        ships = f"gradients shipped every {self.ship_every}" if self.ship_every else ""
+        return ", ".join(filter(None, ["eager" if self.eager else "lazy", ships]))
+
+
 @dataclass(frozen=True)
 class Plan:
     """Who runs what from ``step`` on. Ordered by (term, generation); ``era`` rises with every rollback."""
@@ -92,6 +104,7 @@ class Plan:
     origin_step: int = 0  # where the era began, and the checkpoint it began from; empty: the initial state
     origin: str = ""
     target: Stages = ()  # other stages that are being prepared: whoever holds one there is seeded with its layers
+    redundancy: Redundancy | None = None  # chosen at run time; None: as the job says
 
     @property
     def order(self) -> PlanOrder:

@@ -240,6 +240,7 @@ class Heartbeat(_message.Message):
     SLOWNESS_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
     """The instruction being run, such as "2B3"; empty while it waits."""
@@ -253,6 +254,8 @@ class Heartbeat(_message.Message):
     samples: _builtins.int
     slowness: _builtins.float
     """How many times slower the node has become since it started; 1 as long as that is not beyond doubt."""
+    bytes_per_second: _builtins.float
+    """At which large tensors went to a peer lately; 0: there was none."""
     @_builtins.property
     def times(self) -> Global___TimeSplit: ...
     @_builtins.property
@@ -272,10 +275,11 @@ class Heartbeat(_message.Message):
         slowness: _builtins.float = ...,
         times: Global___TimeSplit | None = ...,
         sent_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        bytes_per_second: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -773,6 +777,7 @@ class Plan(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
+    REDUNDANCY_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
@@ -794,6 +799,10 @@ class Plan(_message.Message):
     def change(self) -> Global___PlanChange:
         """Set: stages and members are empty, and are those of the plan before on the same Attend stream, with this change."""
 
+    @_builtins.property
+    def redundancy(self) -> Global___Redundancy:
+        """Chosen at run time; unset: as the job says."""
+
     def __init__(
         self,
         *,
@@ -808,14 +817,41 @@ class Plan(_message.Message):
         origin: _builtins.str = ...,
         target: _abc.Iterable[Global___StagePlan] | None = ...,
         change: Global___PlanChange | None = ...,
+        redundancy: Global___Redundancy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "redundancy", b"redundancy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Redundancy(_message.Message):
+    """What standbys do before a loss, beyond applying every step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EAGER_FIELD_NUMBER: _builtins.int
+    SHIP_EVERY_FIELD_NUMBER: _builtins.int
+    eager: _builtins.bool
+    """Run forwards of the stage in the bubbles."""
+    ship_every: _builtins.int
+    """Microbatches after which they are sent what the stage's gradients have come to; 0: when those are whole."""
+    def __init__(
+        self,
+        *,
+        eager: _builtins.bool = ...,
+        ship_every: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["eager", b"eager", "ship_every", b"ship_every"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Redundancy: _TypeAlias = Redundancy  # noqa: Y015
 
 @_typing.final
 class PlanChange(_message.Message):

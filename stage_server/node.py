@@ -294,6 +294,9 @@ class Node:
     def sent(self, peer: Member, count: int) -> None:
         self._traffic.sent(peer.node, count)
 
+    def went(self, count: int, seconds: float) -> None:
+        self._traffic.went(count, seconds)
+
     # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
@@ -403,6 +406,7 @@ class Node:
             slowness=self._durations.slowness(),
             times=times_to_proto(self._times.split(time.monotonic())),
             sent_bytes=self._traffic.sent_by_peer(),
+            bytes_per_second=self._traffic.bytes_per_second(),
         )
 
     def reading(self) -> Reading:

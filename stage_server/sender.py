@@ -3,6 +3,7 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -23,6 +24,7 @@ from stage_server.plane import deliver, encode, encode_chunk
 
 log = logging.getLogger("culm.sender")
 
+LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
 
 
@@ -45,6 +47,10 @@ class Source(Protocol):
 
     def sent(self, peer: Member, count: int) -> None:
         """So many bytes of a tensor go to the stream."""
+        ...
+
+    def went(self, count: int, seconds: float) -> None:
+        """So many bytes in a row took the stream so long to take."""
         ...
 
 
@@ -136,7 +142,10 @@ class Sender:
             return
         value, (term, generation) = found
         wire_key = key_to_proto(key)
+        began = time.monotonic()
+        total = 0
         for offset, payload in chunks(value):
+            total = offset + sum(map(len, payload))
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term)
             if offset == 0:
                 chunk.header.CopyFrom(header_of(value))
@@ -147,3 +156,5 @@ class Sender:
             else:
                 op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
                 self._faults.at(key.step, "send", str(op))
+        if total >= LARGE:
+            self._source.went(total, time.monotonic() - began)

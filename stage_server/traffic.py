@@ -1,6 +1,10 @@
 """Bytes of tensors that a node exchanged with each peer on Deliver streams; state for seeding is not among them."""
 
 import threading
+from collections import deque
+from statistics import median
+
+SPEEDS = 16  # of the last large tensors
 
 
 class Traffic:
@@ -10,10 +14,21 @@ class Traffic:
         self._lock = threading.Lock()
         self._sent: dict[str, int] = {}
         self._received: dict[str, int] = {}
+        self._speeds: deque[float] = deque(maxlen=SPEEDS)
 
     def sent(self, peer: str, count: int) -> None:
         with self._lock:  # an old sender to a peer may be ending while the next one begins
             self._sent[peer] = self._sent.get(peer, 0) + count
+
+    def went(self, count: int, seconds: float) -> None:
+        """So many bytes in a row took the stream so long to take."""
+        with self._lock:
+            self._speeds.append(count / seconds)
+
+    def bytes_per_second(self) -> float:
+        """At which large tensors went lately; 0 if there was none."""
+        with self._lock:
+            return median(self._speeds) if self._speeds else 0.0
 
     def received(self, peer: str, count: int) -> None:
         with self._lock:

@@ -67,6 +67,8 @@ class Worker(StandbyDuty[V]):
         if self._is_stale(plan):
             return
         self.term, self.plan = max(self.term, plan.term), plan
+        if plan.redundancy is not None:
+            self.eager, self.ship_every = plan.redundancy.eager, plan.redundancy.ship_every
         anew = before is None or plan.era != self.era
         if anew:
             self._begin_era(plan)

@@ -11,6 +11,7 @@ from culm.kills import Kill
 from culm.plain_loop import PlainResult, run_plain
 from culm.training import train
 from pipeline.job import Job, load_job
+from protos import coordinator_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
 STAGES, MICROBATCHES = 3, 6
@@ -49,3 +50,18 @@ def test_a_limit_on_what_is_kept_stops_redundant_forwards_and_says_so(tmp_path: 
     assert outcome.sha256 == run_plain(job).sha256
     logs = "".join((tmp_path / "run" / f"n{i}.log").read_text() for i in range(2))
     assert "the rest of each step goes without" in logs
+
+
+def test_auto_fills_the_bubbles_once_nodes_are_lost(tmp_path: Path) -> None:
+    settings = {"steps": 60, "stages": STAGES, "microbatches": MICROBATCHES, "redundancy": "auto"}
+    job = load_job(job_file(tmp_path, forward=0.005, backward=0.01, **settings))
+    reasons: list[str] = []
+
+    def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+        reasons.extend(event.text for event in events if event.kind == "plan")
+
+    kills = [Kill("n1", 5, "1B2")]
+    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+        outcome = train(cluster, note)
+    assert outcome.sha256 == run_plain(job).sha256
+    assert any("eager: with a loss every" in reason for reason in reasons), reasons

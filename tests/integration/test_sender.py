@@ -68,6 +68,8 @@ class Giver:
 
     def sent(self, peer: Member, count: int) -> None: ...
 
+    def went(self, count: int, seconds: float) -> None: ...
+
     def peer_lost(self, peer: Member, why: str) -> None:
         self.missed.put(why)
 

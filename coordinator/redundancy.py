@@ -1,0 +1,144 @@
+"""Which redundancy pays: what it takes of a step, off the bubbles, against what a loss is expected to cost."""
+
+from dataclasses import dataclass, replace
+
+from coordinator.state import Review, State
+from pipeline.plan import Plan, Redundancy
+from pipeline.times import TimeSplit
+
+REVIEW_STEPS = 20  # between two looks
+GRADIENT_BYTES = 4  # of a parameter
+WORTHWHILE = 0.001  # of a step that another choice has to save: below that the present one stays
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """Of the last steps: times in seconds a step, those of the busiest node."""
+
+    step: float
+    forward: float
+    backward: float
+    bubble: float  # what the node waited for tensors, or ran ahead meanwhile
+    microbatches: int
+    gradient_bytes: float = 0.0  # of the largest stage
+    bytes_per_second: float = 0.0  # of the slowest link; 0: nothing large enough has been sent to tell
+    losses_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a choice takes of every step, and of a step in which a node is lost; seconds."""
+
+    choice: Redundancy
+    of_step: float
+    of_loss: float
+
+    def expected(self, seen: Observed) -> float:
+        return self.of_step + seen.losses_per_second * seen.step * self.of_loss
+
+
+def prices(seen: Observed) -> list[Price]:
+    """Of every choice, the simpler ones first.
+
+    A loss comes in the middle of a stage's work on average, and its heir redoes that half: with shipped gradients half
+    of what lies between two shipments. Forwards that were run ahead are not redone; as many are as the bubbles hold.
+    Shipping takes the time of its bytes on the link, but for what is left of the bubbles.
+    """
+    fits = min(1.0, seen.bubble / seen.forward) if seen.forward else 0.0
+    found = []
+    for every in [0, *_periods(seen)]:
+        part = every / seen.microbatches if every else 1.0
+        for eager in (False, True) if fits > 0.0 else (False,):
+            ahead = fits if eager else 0.0
+            redone = part / 2 * (seen.forward * (1.0 - ahead) + seen.backward)
+            left = seen.bubble - ahead * seen.forward
+            found.append(Price(Redundancy(eager, every), max(0.0, _link_seconds(seen, every) - left), redone))
+    return found
+
+
+def _periods(seen: Observed) -> list[int]:
+    if not seen.bytes_per_second:
+        return []
+    return [k for k in (8, 4, 2, 1) if k < seen.microbatches]
+
+
+def _link_seconds(seen: Observed, every: int) -> float:
+    """What a step's shipments take before the last gradient, which is sent anyhow."""
+    if not every:
+        return 0.0
+    return ((seen.microbatches - 1) // every) * seen.gradient_bytes / seen.bytes_per_second
+
+
+def choose(seen: Observed, present: Redundancy) -> tuple[Redundancy, str]:
+    """What pays most, and why; the present choice if nothing saves enough over it."""
+    found = prices(seen)
+    best = min(found, key=lambda price: price.expected(seen))
+    now = next((price for price in found if price.choice == present), None)
+    if now is not None and now.expected(seen) - best.expected(seen) < WORTHWHILE * seen.step:
+        return present, ""
+    interval = f"a loss every {1 / seen.losses_per_second:.0f} s" if seen.losses_per_second else "no loss so far"
+    why = (
+        f"{best.choice}: with {interval}, a step of {seen.step * 1e3:.0f} ms and bubbles of {seen.bubble * 1e3:.0f} ms "
+        f"it takes {best.of_step * 1e3:.1f} ms of a step and leaves {best.of_loss * 1e3:.0f} ms to redo after a loss"
+    )
+    return best.choice, why
+
+
+def reviewed(state: State, plan: Plan, now: float) -> tuple[State, Redundancy | None, str]:
+    """Every so many calm steps: the state with the moment noted, what is chosen then, and why if that is new."""
+    if not state.settings.auto:
+        return state, plan.redundancy, ""
+    present = plan.redundancy or Redundancy()
+    last = state.review
+    if last is not None and last.generation == plan.generation and state.committed - last.step < REVIEW_STEPS:
+        return state, present, ""
+    times = {(node.node, node.incarnation): node.times for node in state.nodes.values()}
+    state = replace(state, review=Review(plan.generation, state.committed, now, times))
+    if last is None or last.generation != plan.generation:
+        return state, present, ""
+    seen = observe(state, plan, last, now)
+    if seen is None:
+        return state, present, ""
+    return state, *choose(seen, present)
+
+
+def observe(state: State, plan: Plan, last: Review, now: float) -> Observed | None:
+    """What the steps since the last look have shown; None if their nodes have told nothing of it."""
+    steps = state.committed - last.step
+    owners = {stage.owner for stage in plan.stages}
+    spent = [
+        _since(node.times, last.times[node.node, node.incarnation])
+        for node in state.nodes.values()
+        if node.node in owners and (node.node, node.incarnation) in last.times
+    ]
+    busiest = max(spent, key=lambda times: times.forward + times.backward, default=None)
+    if busiest is None or busiest.forward <= 0.0 or steps < 1:
+        return None
+    speeds = [node.bytes_per_second for node in state.nodes.values() if node.node in owners]
+    parameters = max(sum(state.layer_costs[layer] for layer in stage.layers) for stage in plan.stages)
+    ahead = busiest.redundant if plan.redundancy is not None and plan.redundancy.eager else 0.0
+    return Observed(
+        step=(now - last.at) / steps,
+        forward=busiest.forward / steps,
+        backward=busiest.backward / steps,
+        bubble=(busiest.bubble + ahead) / steps,
+        microbatches=state.settings.microbatches,
+        gradient_bytes=GRADIENT_BYTES * parameters,
+        bytes_per_second=min(filter(None, speeds), default=0.0),
+        losses_per_second=_losses_per_second(state, now),
+    )
+
+
+def _since(now: TimeSplit, then: TimeSplit) -> TimeSplit:
+    return TimeSplit(
+        forward=now.forward - then.forward,
+        backward=now.backward - then.backward,
+        redundant=now.redundant - then.redundant,
+        bubble=now.bubble - then.bubble,
+    )
+
+
+def _losses_per_second(state: State, now: float) -> float:
+    """Of an owner, as often as nodes were lost lately."""
+    losses = state.losses_at
+    return len(losses) / max(1.0, now - losses[0]) if losses else 0.0
