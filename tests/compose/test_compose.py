@@ -51,7 +51,7 @@ def status() -> dict[str, Any]:
     return told
 
 
-def until(what: Callable[[dict[str, Any]], bool], seconds: float = 240.0) -> dict[str, Any]:
+def until(what: Callable[[dict[str, Any]], bool], seconds: float = 600.0) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     while not what(told := status()):
         assert time.monotonic() < deadline, f"still {told}"
