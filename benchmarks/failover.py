@@ -1,7 +1,7 @@
 """What one kill -9 costs: from the kill to the next commit, less a calm step, in steps; paced layers, P = 4, M = 8.
 
-``python -m benchmarks.failover`` kills a node at another instruction in each round, lazily and eagerly redundant in
-turn.
+``python -m benchmarks.failover`` kills a node at another instruction in each round: lazily and eagerly redundant, and
+with gradients shipped every two microbatches, in turn.
 """
 
 import argparse
@@ -32,15 +32,20 @@ class Loss(NamedTuple):
     calm: float  # seconds of a calm step
 
 
-def steps_lost(redundancy: str, kill: Kill) -> Loss:
-    """What the kill cost a run of STEPS paced steps.
+WAYS = {"lazy": ("lazy", 0), "eager": ("eager", 0), "k = 2": ("lazy", 2)}  # redundancy, and ship_every
+
+
+def steps_lost(way: str, kill: Kill) -> Loss:
+    """What the kill cost a run of STEPS paced steps, in one of WAYS.
 
     The kill's own time is the launcher's, which sees the process end.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        redundancy, every = WAYS[way]
         settings = {"steps": STEPS, "stages": STAGES, "microbatches": MICROBATCHES, "redundancy": redundancy}
-        job = load_job(job_file(folder, forward=FORWARD, backward=BACKWARD, **settings))
+        path = job_file(folder, forward=FORWARD, backward=BACKWARD, **settings)
+        job = load_job(path, [f"resilience.ship_every={every}"])
         commits: list[float] = []
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
@@ -62,7 +67,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
-    found: dict[str, list[Loss]] = {"lazy": [], "eager": []}
+    found: dict[str, list[Loss]] = {way: [] for way in WAYS}
     for number in range(arguments.rounds):
         stage = draw.randrange(STAGES)
         at = draw.choice(one_f_one_b(stage, STAGES, MICROBATCHES))
