@@ -13,8 +13,25 @@ import torch.distributed as dist
 from torch import multiprocessing
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
+from benchmarks.paced import BACKWARD, FORWARD, Numbers, Paced, dataset
 from culm.ports import free_port
+
+
+def batch(data: Numbers, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets of so many samples, each [count, WIDTH]."""
+    samples = [data[first + i] for i in range(count)]
+    x, target = (torch.stack(part) for part in zip(*samples, strict=True))
+    return x, target
+
+
+def feed(schedule: Schedule1F1B, rank: int, stages: int, x: torch.Tensor, target: torch.Tensor) -> None:
+    """Runs a step: the first rank takes the inputs, the last one the targets."""
+    if rank == 0:
+        schedule.step(x)
+    elif rank == stages - 1:
+        schedule.step(target=target)
+    else:
+        schedule.step()
 
 
 def work(rank: int, stages: int, microbatches: int, steps: int, warm: int, port: int) -> None:
@@ -28,18 +45,11 @@ def work(rank: int, stages: int, microbatches: int, steps: int, warm: int, port:
     data = dataset()
     times = []
     for step in range(steps):
-        samples = [data[step * microbatches + i] for i in range(microbatches)]
-        x, target = (torch.stack(part) for part in zip(*samples, strict=True))
-        assert x.shape == (microbatches, WIDTH)
+        x, target = batch(data, step * microbatches, microbatches)
         dist.barrier()
         began = time.perf_counter()
         optimizer.zero_grad()
-        if rank == 0:
-            schedule.step(x)
-        elif rank == stages - 1:
-            schedule.step(target=target)
-        else:
-            schedule.step()
+        feed(schedule, rank, stages, x, target)
         optimizer.step()
         dist.barrier()
         times.append(time.perf_counter() - began)

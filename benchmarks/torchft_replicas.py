@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.paced import BACKWARD, FORWARD, Paced, dataset
+from benchmarks.torch_pipelining import batch, feed
 
 GROUPS, STAGES, MICROBATCHES = 2, 4, 8
 WARM = 4  # steps that do not count
@@ -67,15 +68,9 @@ def work(folder: Path, group: int, victim: int, moment: float) -> None:
         if (group, rank, step) == (1, victim, KILLED):
             threading.Timer(moment, die, (folder,)).start()
         first = (step * GROUPS + group) * MICROBATCHES
-        samples = [data[first + i] for i in range(MICROBATCHES)]
-        x, target = (torch.stack(part) for part in zip(*samples, strict=True))  # [MICROBATCHES, WIDTH]
+        x, target = batch(data, first, MICROBATCHES)
         optimizer.zero_grad()
-        if rank == 0:
-            schedule.step(x)
-        elif rank == stages - 1:
-            schedule.step(target=target)
-        else:
-            schedule.step()
+        feed(schedule, rank, stages, x, target)
         for reduction in [manager.allreduce(p.grad) for p in module.parameters()]:
             reduction.wait()
         optimizer.step()

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.paced import BACKWARD, FORWARD, Paced, dataset
+from benchmarks.torch_pipelining import batch, feed
 
 STAGES, MICROBATCHES = 4, 8
 WARM = 4  # steps that do not count
@@ -75,15 +76,9 @@ def work(folder: Path, victim: int, kill_step: int, moment: float) -> None:
     for step in range(begin, kill_step + 1 + AFTER):
         if rank == victim and step == kill_step and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             threading.Timer(moment, die, (folder,)).start()
-        samples = [data[step * MICROBATCHES + i] for i in range(MICROBATCHES)]
-        x, target = (torch.stack(part) for part in zip(*samples, strict=True))  # [MICROBATCHES, WIDTH]
+        x, target = batch(data, step * MICROBATCHES, MICROBATCHES)
         optimizer.zero_grad()
-        if rank == 0:
-            schedule.step(x)
-        elif rank == stages - 1:
-            schedule.step(target=target)
-        else:
-            schedule.step()
+        feed(schedule, rank, stages, x, target)
         optimizer.step()
         if rank == 0:  # the last to be done with a step
             with (folder / "steps").open("a") as log:

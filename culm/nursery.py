@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -21,8 +22,6 @@ _context.set_forkserver_preload(["culm.preloaded"])
 
 def warm_up() -> None:
     """Has the process begin to import torch, and does not wait for it."""
-    from multiprocessing import forkserver
-
     forkserver.ensure_running()
 
 

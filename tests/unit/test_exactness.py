@@ -185,6 +185,15 @@ def digest(held: list[HeldLayer]) -> str:
     return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])
 
 
+def gives_the_plain_loops_bits(job: Job) -> None:
+    source = ModelSource(job)
+    held = build_all(source)
+    losses = run_stages(job, held, source, range(job.job.steps))
+    plain = run_plain(job)
+    assert [x.hex() for x in losses] == [x.hex() for x in plain.losses]
+    assert digest(held) == plain.sha256
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
 @pytest.mark.parametrize(("optimizer", "clip"), [(ADAMW, True), (ADAMW, False), (SGD, True), (SGD, False)])
@@ -192,12 +201,7 @@ def test_the_calm_pipeline_is_the_plain_loop(
     stages: int, microbatches: int, optimizer: tuple[str, str], clip: bool
 ) -> None:
     job = make_job(stages, microbatches, optimizer, clip, count=7)
-    source = ModelSource(job)
-    held = build_all(source)
-    losses = run_stages(job, held, source, range(job.job.steps))
-    plain = run_plain(job)
-    assert [x.hex() for x in losses] == [x.hex() for x in plain.losses]
-    assert digest(held) == plain.sha256
+    gives_the_plain_loops_bits(job)
 
 
 @pytest.mark.parametrize("layers", ["layers", "varied_layers", "careless_layers"])
@@ -208,12 +212,7 @@ def test_backwards_in_two_halves_give_the_same_bits(stages: int, layers: str) ->
     model = job.model.model_copy(update={"layers": f"tests.unit.test_exactness:{layers}", "args": args})
     split = job.pipeline.model_copy(update={"schedule": "zb-h1"})
     job = job.model_copy(update={"model": model, "pipeline": split})
-    source = ModelSource(job)
-    held = build_all(source)
-    losses = run_stages(job, held, source, range(job.job.steps))
-    plain = run_plain(job)
-    assert [x.hex() for x in losses] == [x.hex() for x in plain.losses]
-    assert digest(held) == plain.sha256
+    gives_the_plain_loops_bits(job)
 
 
 @pytest.mark.parametrize("optimizer", [ADAMW, SGD, NADAM, ADAGRAD])
