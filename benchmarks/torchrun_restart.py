@@ -60,7 +60,7 @@ def work(folder: Path, victim: int, kill_step: int, moment: float) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     saving = dist.new_group(backend="gloo")  # what saves beside the training talks among itself
-    rank, stages = dist.get_rank(), dist.get_world_size()
+    rank, stages, life = dist.get_rank(), dist.get_world_size(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     layer = Paced(FORWARD, BACKWARD)
     model = torch.nn.ModuleDict({str(rank): layer})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -74,7 +74,7 @@ def work(folder: Path, victim: int, kill_step: int, moment: float) -> None:
     data = dataset()
     saved: Future[Any] | None = None
     for step in range(begin, kill_step + 1 + AFTER):
-        if rank == victim and step == kill_step and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if rank == victim and step == kill_step and life == 0:
             threading.Timer(moment, die, (folder,)).start()
         x, target = batch(data, step * MICROBATCHES, MICROBATCHES)
         optimizer.zero_grad()
@@ -82,7 +82,7 @@ def work(folder: Path, victim: int, kill_step: int, moment: float) -> None:
         optimizer.step()
         if rank == 0:  # the last to be done with a step
             with (folder / "steps").open("a") as log:
-                log.write(f"{step} {time.time()!r}\n")
+                log.write(f"{life} {step} {time.time()!r}\n")
         if (step + 1) % EVERY == 0:
             if saved is not None:
                 saved.result()
@@ -97,7 +97,8 @@ def work(folder: Path, victim: int, kill_step: int, moment: float) -> None:
 
 
 def lost_seconds(victim: int, offset: int, share: float) -> float:
-    """From the kill -9 of one rank to the first step done that was not done before it, less a calm step.
+    """From the kill -9 of one rank to the first step done by the ranks that were started again and not before, less a
+    calm step. A step that the others end after the kill is lost: the checkpoint is behind it.
 
     ``offset``: the kill's distance in steps from the last checkpoint, 0 to EVERY - 1; ``share``: how much of the
     ideal step's time has passed at the kill, 0 to 1. Raises CalledProcessError with torchrun's output if it gave up.
@@ -117,10 +118,10 @@ def lost_seconds(victim: int, offset: int, share: float) -> float:
         subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True, text=True, timeout=LIMIT)
         killed = float((folder / "killed").read_text())
         told = [line.split() for line in (folder / "steps").read_text().splitlines()]
-    done = [(int(step), float(at)) for step, at in told]
-    before = [(step, at) for step, at in done if at <= killed]
+    done = [(int(life), int(step), float(at)) for life, step, at in told]
+    before = [(step, at) for life, step, at in done if life == 0 and at <= killed]
     calm = statistics.median(b - a for (_, a), (_, b) in pairwise(before[WARM:]))
-    new = next(at for step, at in done if step > before[-1][0])
+    new = next(at for life, step, at in done if life > 0 and step > before[-1][0])
     return new - killed - calm
 
 
