@@ -36,30 +36,50 @@ redundancy = "{redundancy}"
 
 
 OVERSHOOT = 0.0005  # seconds that a sleep may take longer than asked for
+YIELD = 0.0001  # the same of a sleep of no time
 
 
-def take(seconds: float) -> None:
-    """This long and no longer: an accelerator does not oversleep. The interpreter is free meanwhile."""
-    end = time.perf_counter() + seconds
-    if seconds > OVERSHOOT:
-        time.sleep(seconds - OVERSHOOT)
-    while time.perf_counter() < end:
-        time.sleep(0)
+def take_until(end: float) -> None:
+    """Until then and no longer: an accelerator does not oversleep. The interpreter is free meanwhile."""
+    while (left := end - time.perf_counter()) > 0:
+        if left > YIELD:
+            time.sleep(max(0.0, left - OVERSHOOT))
+
+
+class Device:
+    """An accelerator's clock: work takes a set time from when it is asked for, what the module itself does included."""
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+
+    def begin(self) -> None:
+        """What follows is timed from now on."""
+        self._free_at = time.perf_counter()
+
+    def take(self, seconds: float) -> None:
+        """Ends so long after what was before; a second half that comes later, so long after now."""
+        now = time.perf_counter()
+        self._free_at = (self._free_at if now - self._free_at < OVERSHOOT else now) + seconds
+        take_until(self._free_at)
 
 
 class Pace(torch.autograd.Function):
     """The identity, but slow."""
 
     @staticmethod
-    def forward(context: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
-        context.backward_seconds = backward
-        take(forward)
+    def forward(
+        context: Any, x: torch.Tensor, device: Device, forward: float, backward: float, last: bool
+    ) -> torch.Tensor:
+        context.device, context.seconds, context.last = device, backward, last
+        device.take(forward)
         return x.view_as(x)
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        take(context.backward_seconds)
-        return gradients[0], None, None
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        if context.last:
+            context.device.begin()
+        context.device.take(context.seconds)
+        return gradients[0], None, None, None, None
 
 
 class Paced(nn.Module):
@@ -73,13 +93,16 @@ class Paced(nn.Module):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.seconds = (forward, backward / 2)
+        self.device = Device()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, WIDTH] -> [B, WIDTH]
         forward, half = self.seconds
-        weight = Pace.apply(self.linear.weight, 0.0, half)  # type: ignore[no-untyped-call]
+        self.device.begin()
+        weight = Pace.apply(self.linear.weight, self.device, 0.0, half, False)  # type: ignore[no-untyped-call]
         # Slow after the linear layer, so that also the first stage's backward has something to wait for.
-        out: torch.Tensor = Pace.apply(functional.linear(x, weight, self.linear.bias), forward, half)  # type: ignore[no-untyped-call]
-        return out
+        out = functional.linear(x, weight, self.linear.bias)
+        slow: torch.Tensor = Pace.apply(out, self.device, forward, half, True)  # type: ignore[no-untyped-call]
+        return slow
 
 
 def layers(count: int, forward: float, backward: float) -> list[Any]:

@@ -9,12 +9,15 @@ from pipeline.data import Microbatches
 from pipeline.job import Job
 from pipeline.model import ModelSource
 from pipeline.values import Value
-from stage_server.instructions import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
+from stage_server.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
 from stage_server.keeping import Keeping
 from stage_server.layer import HeldLayer
 from stage_server.stage import Stage
 
 log = logging.getLogger("culm.compute")
+
+
+Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Compute:
         self._ranges: dict[int, tuple[int, int]] = {}
         self._begun: dict[int, int] = {}  # stage -> step that its accumulators belong to
         self._microbatches: Microbatches | None = None
+        self._loaded: dict[Load, Samples] = {}
 
     def warm_up(self) -> None:
         """Takes one step of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
@@ -54,10 +58,13 @@ class Compute:
     def layer(self, index: int) -> HeldLayer:
         return self._layers[index]
 
-    def do(self, work: Work[Value]) -> Result:
+    def do(self, work: Work[Value] | Load) -> Result:
         """Runs one piece of work to its end."""
         if isinstance(work, Run):
             return self._run(work)
+        if isinstance(work, Load):
+            self._loaded[work] = self._load(work)
+            return Result()
         if isinstance(work, Resume):
             self._begin(work.stage, work.step).resume(work.count, work.accumulated)
             return Result()
@@ -69,6 +76,7 @@ class Compute:
             if not work.catch_up:  # that one comes in the middle of a step, whose graphs are still needed
                 for stage in self._stages.values():
                     stage.end_step()
+                self._loaded = {load: found for load, found in self._loaded.items() if load.step > work.step}
             for layer, gradient in work.gradients:
                 self._layers[layer].apply(gradient, work.scale)
         elif isinstance(work, Install):
@@ -100,6 +108,9 @@ class Compute:
                 self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss, splits)
         self._ranges = owned
 
+    def _holds_last(self) -> bool:
+        return any(end == self._source.layer_count for _, end in self._ranges.values())
+
     def _begin(self, stage: int, step: int) -> Stage:
         runner = self._stages[stage]
         if self._begun.get(stage) != step:
@@ -107,10 +118,21 @@ class Compute:
             self._begun[stage] = step
         return runner
 
-    def _data(self, step: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def has_loaded(self, load: Load) -> bool:
+        return load in self._loaded
+
+    def _load(self, load: Load) -> Samples:
         if self._microbatches is None:
             self._microbatches = Microbatches(self._job, self._source.dataset())
-        return self._microbatches.microbatch(step, 0, microbatch)
+        return self._microbatches.microbatch(load.step, 0, load.microbatch)
+
+    def _samples(self, load: Load, wanted_again: bool) -> Samples:
+        found = self._loaded.get(load) or self._load(load)
+        if wanted_again:
+            self._loaded[load] = found
+        else:
+            self._loaded.pop(load, None)
+        return found
 
     def _run(self, work: Run[Value]) -> Result:
         stage, m = work.instruction.stage, work.instruction.microbatch
@@ -119,10 +141,12 @@ class Compute:
         last = end == self._source.layer_count
         operand = work.operand.tensor() if work.operand is not None and work.operand.tensors else None
         if work.instruction.op == "F":
-            if first == 0:
-                operand = self._data(work.step, m)[0]
+            target = None
+            if first == 0 or last:
+                inputs, targets = self._samples(Load(work.step, m), wanted_again=not last and self._holds_last())
+                operand = inputs if first == 0 else operand
+                target = targets.to(self._device) if last else None
             assert operand is not None, f"{work.instruction} has no input"
-            target = self._data(work.step, m)[1].to(self._device) if last else None
             with Keeping(self._device, work.redundant) as kept:
                 output = runner.forward(0, m, operand.to(self._device), target)
             return Result(value=Value.single(output), kept_bytes=kept.size)

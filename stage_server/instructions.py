@@ -113,6 +113,17 @@ class Save:
     layers: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Take a microbatch's samples from the dataset before a forward wants them, while there is nothing to do."""
+
+    step: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"loading microbatch {self.microbatch}"
+
+
 Work = Arrange | Run[V] | Resume[V] | Reduce | Apply[V] | Install[V] | Save
 
 # ---- sent -----------------------------------------------------------------------------------------------------------

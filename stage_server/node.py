@@ -28,6 +28,7 @@ from stage_server.instructions import (
     Effect,
     FetchLayers,
     Forfeit,
+    Load,
     ReportCaughtUp,
     ReportReady,
     RestoreLayers,
@@ -93,10 +94,12 @@ class Node:
         """Computes until ``stop``."""
         while True:
             with self._changed:
-                work = None
+                work: Work[Value] | Load | None = None
                 while work is None and not self._stopped:
                     if not self._loans or self.worker.must_arrange:
                         work = self._next()
+                    if work is None:
+                        work = self._load()
                     if work is None:
                         work = self._redundant()
                     if work is None:
@@ -107,7 +110,7 @@ class Node:
                 self._busy = True
                 share = redundant_share(work, self._ranges.values())
                 self._times.turn(phase_of(work), time.monotonic(), share)
-                self._running = str(work.instruction) if isinstance(work, Run) else ""
+                self._running = str(work.instruction if isinstance(work, Run) else work if isinstance(work, Load) else "")
                 if isinstance(work, Run) and not work.redundant:
                     self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
             self._fault_before(work)
@@ -123,8 +126,9 @@ class Node:
                 self._running = ""
                 if isinstance(work, Save) and self._checkpointer is not None:
                     self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
-                self.worker.finish(work, result.value, result.reduced, result.accumulated)
-                self._carry_out()
+                if not isinstance(work, Load):
+                    self.worker.finish(work, result.value, result.reduced, result.accumulated)
+                    self._carry_out()
                 self._changed.notify_all()
             self._fault_after(work)
         for sender in self._senders.values():
@@ -145,6 +149,12 @@ class Node:
         work = self.worker.next_work()
         self._carry_out()
         return work
+
+    def _load(self) -> Load | None:
+        """What can be loaded while the node waits, so that no forward waits for it."""
+        if self._loans or self.worker.must_arrange:
+            return None
+        return next((load for load in self.worker.next_loads() if not self._compute.has_loaded(load)), None)
 
     def _redundant(self) -> Work[Value] | None:
         """A forward for a stage that this node stands by for, if one is expected to be over before it is waited for."""
@@ -171,12 +181,12 @@ class Node:
                     self._limit // 10**6,
                 )
 
-    def _fault_before(self, work: Work[Value]) -> None:
+    def _fault_before(self, work: Work[Value] | Load) -> None:
         if isinstance(work, Run) and not work.redundant:
             kind = "forward" if work.instruction.op == "F" else "backward"
             self._faults.at(work.step, kind, str(work.instruction))
 
-    def _fault_after(self, work: Work[Value]) -> None:
+    def _fault_after(self, work: Work[Value] | Load) -> None:
         if isinstance(work, Apply) and not work.catch_up:
             self._faults.at(work.step, "commit")
 

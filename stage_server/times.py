@@ -5,22 +5,26 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from pipeline.times import TimeSplit
-from stage_server.instructions import Apply, Facts, Install, Reduce, Run, Work
+from stage_server.instructions import Apply, Facts, Install, Load, Reduce, Run, Work
 
 V = TypeVar("V", bound=Facts)
 Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
 
 
-def phase_of(work: Work[V]) -> Phase:
-    """What a piece of work counts as. Giving a stage's reduced gradient ends its backwards."""
+def phase_of(work: Work[V] | Load) -> Phase:
+    """What a piece of work counts as. Samples are for forwards; giving a stage's reduced gradient ends its
+    backwards.
+    """
     if isinstance(work, Run) and work.redundant:
         return "redundant"
+    if isinstance(work, Load):
+        return "forward"
     if isinstance(work, Run):
         return "forward" if work.instruction.op == "F" else "backward"
     return "backward" if isinstance(work, Reduce) else "apply"
 
 
-def redundant_share(work: Work[V], owned: Collection[range]) -> float:
+def redundant_share(work: Work[V] | Load, owned: Collection[range]) -> float:
     """The part of a piece of work that is for stages which the node stands by for, by layers."""
     if isinstance(work, Apply):
         layers = [layer for layer, _ in work.gradients]

@@ -5,7 +5,7 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pipeline.keys import Key, Kind, consumers
@@ -20,6 +20,7 @@ from stage_server.instructions import (
     Effect,
     Forfeit,
     Install,
+    Load,
     Reduce,
     ReportCaughtUp,
     ReportReady,
@@ -220,6 +221,14 @@ class Worker(StandbyDuty[V]):
         if plan is None or self._arrange is not None or self._commits or self.version >= self.steps:
             return None
         return self._redundant(plan)
+
+    def next_loads(self) -> Iterator[Load]:
+        """The microbatches that this node's forwards will take from the dataset, of the next step once this is done."""
+        ends = [s for s in self.tenure if self.plan is not None and s in (0, len(self.plan.stages) - 1)]
+        step = self.version + self.waits_for_commit
+        for m in range(self.microbatches if ends and step < self.steps else 0):
+            if step > self.version or any(Instruction(s, "F", m) not in self._done for s in ends):
+                yield Load(step, m)
 
     def _run(self, instruction: Instruction) -> Run[V] | None:
         s, m = instruction.stage, instruction.microbatch
