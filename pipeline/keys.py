@@ -1,8 +1,8 @@
 """The names of tensors: what a key is, who produces it and who consumes it under a plan."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from pipeline.plan import Plan
 
@@ -17,8 +17,7 @@ class Kind(IntEnum):
     ACCUMULATED = 5
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Key:
+class Key(NamedTuple):
     """Names one tensor of the run; its value never changes.
 
     ``index`` is a microbatch; for REDUCED a bucket, which is one layer by its index in the model; for ACCUMULATED the
@@ -30,7 +29,7 @@ class Key:
     pipeline: int
     kind: Kind
     stage: int
-    index: int
+    index: int  # type: ignore[assignment]  # tuple.index goes: nobody looks for a place in a key
 
     def __str__(self) -> str:
         return f"{self.kind.name}({self.stage},{self.index})@{self.era}.{self.step}"
@@ -40,7 +39,7 @@ def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
     """What nobody wants once this key is here: of a stage's ACCUMULATED in a step the latest is enough."""
     if key.kind is not Kind.ACCUMULATED:
         return set()
-    return {k for k in others if k < key and replace(k, index=key.index) == key}
+    return {k for k in others if k < key and k._replace(index=key.index) == key}
 
 
 def producer(key: Key, plan: Plan) -> str | None:

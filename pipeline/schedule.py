@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Pass = Literal["F", "B", "W"]
 
@@ -21,8 +21,7 @@ BACKWARD_COST = 2.0
 SPLIT_COST = 1.0  # of either half of a backward
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Instruction:
+class Instruction(NamedTuple):
     """One unit of work: a stage's forward or backward of one microbatch. Prints and parses as ``2B3``.
 
     Where the schedule splits backwards, B is the gradient of the input and W, later, that of the parameters.

@@ -110,7 +110,7 @@ class Node:
                 self._busy = True
                 share = redundant_share(work, self._ranges.values())
                 self._times.turn(phase_of(work), time.monotonic(), share)
-                self._running = str(work.instruction if isinstance(work, Run) else work if isinstance(work, Load) else "")
+                self._running = _words(work)
                 if isinstance(work, Run) and not work.redundant:
                     self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
             self._fault_before(work)
@@ -455,6 +455,13 @@ class Node:
     def _after_event(self) -> None:
         self._carry_out()
         self._changed.notify_all()
+
+
+def _words(work: Work[Value] | Load) -> str:
+    """What heartbeats and errors call it; nothing for what is over in a moment."""
+    if isinstance(work, Run):
+        return str(work.instruction)
+    return str(work) if isinstance(work, Load) else ""
 
 
 def _commit_to_proto(commit: CommitOrder) -> pb.Commit:

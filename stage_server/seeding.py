@@ -67,7 +67,9 @@ class Seeding(Generic[V]):
 
     def fetches(self, plan: Plan, node: str) -> list[FetchLayers]:
         """What to ask for now: layers without state that nobody was asked for, from the owner or a hot standby."""
-        out = []
+        out: list[FetchLayers] = []
+        if None not in self._versions.values():
+            return out
         mine = plan.layers_of(node)
         for stage in plan.stages:
             wanted = tuple(x for x in stage.layers if x in mine and self._versions[x] is None and x not in self._asked)

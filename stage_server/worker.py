@@ -6,7 +6,6 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan, PlanOrder
@@ -166,7 +165,8 @@ class Worker(StandbyDuty[V]):
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: V) -> None:
         """A tensor has arrived from a peer."""
         self._arrive(Arrival(peer, incarnation, order, key, value))
-        self._progress()
+        if key.kind is Kind.REDUCED:
+            self._progress()
 
     @property
     def must_arrange(self) -> bool:
@@ -268,8 +268,8 @@ class Worker(StandbyDuty[V]):
         # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
         # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
         here = (*self.mailbox, *self._early.keys())
-        later = {replace(key, step=0) for key in here if key.step > self.version}
-        passed = any(replace(key, step=0) in later for key in missing)
+        later = {key._replace(step=0) for key in here if key.step > self.version}
+        passed = any(key._replace(step=0) in later for key in missing)
         return bool(missing) and not passed and len(self._commits) <= COMMITS_TO_WAIT
 
     def _apply(self, commit: CommitOrder) -> Apply[V]:
@@ -294,15 +294,10 @@ class Worker(StandbyDuty[V]):
         accumulated: V | None = None,
     ) -> None:
         """Takes what the work gave. The result of work that is no longer this node's is dropped."""
-        if isinstance(work, Run) and work.redundant:
-            self._ran_ahead(work, result)
-        elif isinstance(work, Run):
-            if self._is_current(work.instruction.stage, work.step, work.tenure):
-                self._done.add(work.instruction)
-                self._put_result(work.instruction, result)
-                if accumulated is not None:
-                    self._put_out(self._key(Kind.ACCUMULATED, work.instruction.stage, work.ships), accumulated)
-        elif isinstance(work, Reduce):
+        if isinstance(work, Run):
+            self._ran(work, result, accumulated)
+            return
+        if isinstance(work, Reduce):
             if self._is_current(work.stage, work.step, work.tenure):
                 for layer, value in reduced:
                     self.mailbox.put(self._key(Kind.REDUCED, work.stage, layer), value)
@@ -317,6 +312,15 @@ class Worker(StandbyDuty[V]):
         elif isinstance(work, Apply) and self._commits and self._commits[0].step == work.step == self.version:
             self._applied(self._commits.popleft(), work)
         self._progress()
+
+    def _ran(self, work: Run[V], result: V | None, accumulated: V | None) -> None:
+        if work.redundant:
+            self._ran_ahead(work, result)
+        elif self._is_current(work.instruction.stage, work.step, work.tenure):
+            self._done.add(work.instruction)
+            self._put_result(work.instruction, result)
+            if accumulated is not None:
+                self._put_out(self._key(Kind.ACCUMULATED, work.instruction.stage, work.ships), accumulated)
 
     def _note_caught_up(self, layers: Iterable[int]) -> None:
         """Its gradients may come after their commits for ever: the coordinator is to wait for this node, too."""

@@ -29,7 +29,7 @@ class WithoutEra(Worker[Number]):
     """Rule 1 off: keys forget their era."""
 
     def _key(self, kind: Kind, stage: int, index: int) -> Key:
-        return replace(super()._key(kind, stage, index), era=0)
+        return super()._key(kind, stage, index)._replace(era=0)
 
     def _of_this_era(self, key: Key) -> bool:
         return True
