@@ -54,8 +54,7 @@ class Leader:
         self._store = store
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
-        self._shown = self._state  # what viewers are told: all of it is on record
-        self._turn = asyncio.Lock()
+        self._unwritten: co.State | None = None  # what a successor needs and is not yet on its way to the store
         self._heartbeats: list[tuple[float, co.Heartbeat]] = []  # not yet decided on, with the time when each came
         self._background: set[asyncio.Task[None]] = set()
         self.ledger = Ledger()
@@ -81,7 +80,6 @@ class Leader:
             self._state = from_document(document, settings, self.term, time.monotonic())
             log.info("going on from step %d in term %d", self._state.committed, self.term)
             await self._read_events()
-        self._shown = self._state
 
     def _resumed(self) -> co.State:
         """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
@@ -114,11 +112,11 @@ class Leader:
         self._streams[stream.node] = stream
         return True
 
-    async def detach(self, stream: OrderStream, why: str) -> None:
+    def detach(self, stream: OrderStream, why: str) -> None:
         """The stream ended without a word. One that was replaced says nothing about the node."""
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
-            await self.take(co.StreamBroken(stream.node, stream.incarnation, why))
+            self.take(co.StreamBroken(stream.node, stream.incarnation, why))
 
     async def step_down(self, term: int) -> None:
         """A node has seen a later leader (rule 12). Whoever takes the lease next has a higher term than both."""
@@ -152,29 +150,27 @@ class Leader:
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
-    async def take(self, event: co.Event) -> None:
-        """Decides on an event and carries the commands out in order."""
-        async with self._turn:
-            try:
-                heartbeats, self._heartbeats = self._heartbeats, []
-                for each in [co.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
-                    self._state, commands = advance(self._state, each, time.monotonic())
-                    if self._validates:
-                        validate(self._state)
-                    for command in commands:
-                        await self._carry_out(command)
-                if isinstance(event, co.Tick | co.Joined):
-                    for record in self._billing.records(self._state, time.monotonic()):
-                        self._record(record)
-                self._shown = self._state
-            except Exception as error:
-                self.failure = error
-                log.exception("cannot decide on %s", event)
-                raise
+    def take(self, event: co.Event) -> None:
+        """Decides on an event and carries the commands out in order: as a whole, since nothing in it waits."""
+        try:
+            heartbeats, self._heartbeats = self._heartbeats, []
+            for each in [co.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
+                self._state, commands = advance(self._state, each, time.monotonic())
+                if self._validates:
+                    validate(self._state)
+                for command in commands:
+                    self._carry_out(command)
+            if isinstance(event, co.Tick | co.Joined):
+                for record in self._billing.records(self._state, time.monotonic()):
+                    self._record(record)
+        except Exception as error:
+            self.failure = error
+            log.exception("cannot decide on %s", event)
+            raise
 
-    async def _carry_out(self, command: co.Command) -> None:
+    def _carry_out(self, command: co.Command) -> None:
         if isinstance(command, co.Persist):
-            await self._store.save(to_document(command.state))
+            self._persist(command.state)
         elif isinstance(command, co.Record):
             self._record(command)
         elif isinstance(command, co.WriteManifest):
@@ -183,6 +179,23 @@ class Leader:
             task.add_done_callback(self._background.discard)
         else:
             self._send(command)
+
+    def _persist(self, state: co.State) -> None:
+        """Once the orders are on their way: nodes wait for those, and tell a successor what it cannot read (rule 8)."""
+        if self._unwritten is None:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._write)  # the streams' turn comes in between
+        self._unwritten = state
+
+    def _write(self) -> None:
+        if self._unwritten is not None:
+            self._store.save(to_document(self._unwritten))
+            self._unwritten = None
+
+    async def close(self) -> None:
+        """What is to outlive this coordinator is written, and the lease given back."""
+        self._write()
+        await self._store.close()
 
     def _send(self, command: co.Command) -> None:
         """The order goes to whom it is for: one and the same message to all who were sent the same plan last."""
@@ -220,7 +233,7 @@ class Leader:
         except (OSError, JobError) as error:
             log.warning("the checkpoint of step %d is not completed: %s", command.step, error)
             return
-        await self.take(co.Checkpointed(command.step, kept))
+        self.take(co.Checkpointed(command.step, kept))
 
     def _record(self, record: co.Record) -> None:
         state = self._state
@@ -262,7 +275,7 @@ class Leader:
 
     def status(self) -> pb.GetStatusResponse:
         now, wall = time.monotonic(), time.time()
-        state, _ = advance(self._shown, co.Heard(tuple(self._heartbeats)), now)
+        state, _ = advance(self._state, co.Heard(tuple(self._heartbeats)), now)
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,

@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from coordinator.store import LostLease
 
 log = logging.getLogger("culm.store")
 
-PATIENCE = 0.05  # seconds that a caller waits for a write
+PATIENCE = 1.0  # seconds that an orderly end waits for what is to be written
 TOGETHER = 256  # writes that go at once
 BEATS_SECONDS = 0.25  # in which heartbeats are gathered
 STREAM_LENGTH = 100_000
@@ -94,7 +95,6 @@ class RedisStore:
         self._queue: deque[_Write] = deque()
         self._serial = 0
         self._sending = 0  # of the queue's writes: those that may be on their way
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()  # for the write of that serial number
         self._beats: dict[str, float] = {}  # node -> seconds for which it counts as heard
         self._beats_due = False
         self._wake = asyncio.Event()
@@ -146,20 +146,12 @@ class RedisStore:
                 await asyncio.sleep(0.2)
         return json.loads(text) if text else None
 
-    async def save(self, document: Document) -> None:
+    def save(self, document: Document) -> None:
         name = f"{self._prefix}state"
-        if self._away:  # only the newest state counts, but for what may be on its way already
-            waiting = [w for w in list(self._queue)[self._sending :] if w.command[:2] != ("SET", name)]
-            self._queue = deque([*list(self._queue)[: self._sending], *waiting])
+        # Only the newest state counts, but for what may be on its way already.
+        waiting = [w for w in list(self._queue)[self._sending :] if w.command[:2] != ("SET", name)]
+        self._queue = deque([*list(self._queue)[: self._sending], *waiting])
         self._put(("SET", name, json.dumps(document)))
-        if self._away:
-            return
-        written = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._serial, written))
-        try:
-            await asyncio.wait_for(written, PATIENCE)
-        except TimeoutError:
-            log.warning("Redis is slow: the state is written later")
 
     def heartbeat(self, node: str, ttl_seconds: float) -> None:
         if self._away:  # an old sign of life is of no use later
@@ -211,7 +203,6 @@ class RedisStore:
         if done:
             for _ in writes:
                 self._queue.popleft()
-            self._tell(writes[-1].serial)
 
     async def _send_beats(self) -> None:
         beats, self._beats, self._beats_due = self._beats, {}, False
@@ -234,7 +225,6 @@ class RedisStore:
                 self._queue.clear()
                 self._beats.clear()
                 self._beats_due = False
-                self._tell(self._serial)
                 return False
             if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
                 log.warning("Redis takes no writes, they are queued: %s", error)
@@ -246,17 +236,14 @@ class RedisStore:
         self._away = False
         return True
 
-    def _tell(self, serial: int) -> None:
-        """Whoever waits for a write up to this one goes on."""
-        while self._waiting and self._waiting[0][0] <= serial:
-            _, written = self._waiting.popleft()
-            if not written.done():
-                written.set_result(None)
-
     async def close(self) -> None:
-        """Gives the lease back and ends."""
         if self._writer is not None:
             self._writer.cancel()
+            await asyncio.wait({self._writer})
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PATIENCE):
+                    while self._queue and not self._away and self._lost is None:
+                        await self._send_writes()
         try:
             await self._redis.eval(RELEASE, 1, self._keys[0], self._lease)
         except RedisError:

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -44,19 +44,11 @@ class Service(CoordinatorServicer):
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._settings = leader.settings
-        self._deciding: set[asyncio.Task[None]] = set()
         self._welcome = pb.Welcome(
             job_toml=job_to_toml(leader.settings.job),
             term=leader.term,
             heartbeat_seconds=leader.settings.heartbeat_seconds,
         )
-
-    async def _whole(self, decision: Coroutine[None, None, None]) -> None:
-        """Carries a decision out whole: the node that caused it may die while a commit for all is being persisted."""
-        deciding = asyncio.create_task(decision)
-        self._deciding.add(deciding)
-        deciding.add_done_callback(self._deciding.discard)
-        await asyncio.shield(deciding)
 
     async def Attend(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
@@ -94,7 +86,7 @@ class Service(CoordinatorServicer):
                 await context.write(order)
         finally:
             reader.cancel()
-            await self._whole(self._leader.detach(stream, "it broke"))
+            self._leader.detach(stream, "it broke")
 
     async def _read(
         self, stream: OrderStream, joined: co.Joined, context: grpc.aio.ServicerContext[object, object]
@@ -102,19 +94,19 @@ class Service(CoordinatorServicer):
         """Turns what the node reports into events, until its stream ends."""
         why = "it broke"
         try:
-            await self._whole(self._leader.take(joined))
+            self._leader.take(joined)
             while (request := await context.read()) is not grpc.aio.EOF:
                 assert isinstance(request, pb.AttendRequest)
                 event = event_of(stream.node, stream.incarnation, request)
                 if isinstance(event, co.Heartbeat):
                     self._leader.heard(event)
                 elif event is not None:
-                    await self._whole(self._leader.take(event))
+                    self._leader.take(event)
             why = "it ended"
         except (grpc.RpcError, grpc.aio.UsageError):
             log.debug("the order stream of %s broke", stream.node)
         finally:
-            await self._whole(self._leader.detach(stream, why))
+            self._leader.detach(stream, why)
             stream.queue.put_nowait(None)
 
     async def GetStatus(  # noqa: N802
@@ -159,7 +151,7 @@ class Service(CoordinatorServicer):
         if request.node not in self._leader.state.nodes:
             known = ", ".join(self._leader.state.nodes) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} takes part; there are: {known}")
-        await self._leader.take(co.Draining(request.node, request.why or "an operator asked for it"))
+        self._leader.take(co.Draining(request.node, request.why or "an operator asked for it"))
         return pb.DrainResponse()
 
 
@@ -204,7 +196,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     await asyncio.wait({leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
     if not leading.done():  # told to stop while another coordinator leads
         leading.cancel()
-        await store.close()
+        await leader.close()
         return 0
     await leading
     add_CoordinatorServicer_to_server(Service(leader), server)
@@ -229,7 +221,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         lead.cancel()
         leader.end_streams(pb.AttendResponse(dismiss=pb.Dismiss(goodbye=True)))
     await server.stop(GRACE_SECONDS)
-    await store.close()
+    await leader.close()
     if exposition is not None:
         exposition.close()
     return code
@@ -257,7 +249,7 @@ async def _lead(leader: Leader, store: Store) -> None:
         await asyncio.sleep(TICK_SECONDS)
         if leader.failure is not None:
             raise leader.failure
-        await leader.take(co.Tick())
+        leader.take(co.Tick())
         if loop.time() - last > leader.settings.lease_seconds / 4:
             last = loop.time()
             await store.renew()

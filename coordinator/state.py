@@ -410,7 +410,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write the state that a successor needs, before what follows it in the list becomes visible."""
+    """Write the state that a successor needs, soon: what of it is lost the nodes tell (rule 8)."""
 
     state: State
 

@@ -26,8 +26,8 @@ class Store(Protocol):
 
     async def load(self) -> Document | None: ...
 
-    async def save(self, document: Document) -> None:
-        """Persists the state; waits a moment for it, but not for an outage to end."""
+    def save(self, document: Document) -> None:
+        """Persists the state; of several that wait the last."""
         ...
 
     def heartbeat(self, node: str, ttl_seconds: float) -> None: ...
@@ -40,7 +40,9 @@ class Store(Protocol):
         """All entries of a stream, in order, values as text; nothing where the store is away."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Waits a moment for what is on its way, and gives the lease back."""
+        ...
 
 
 class MemoryStore:
@@ -64,7 +66,7 @@ class MemoryStore:
     async def load(self) -> Document | None:
         return self.document
 
-    async def save(self, document: Document) -> None:
+    def save(self, document: Document) -> None:
         self.document = document
 
     def heartbeat(self, node: str, ttl_seconds: float) -> None:

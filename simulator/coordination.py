@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from simulator.node import SimulatedNode
 
 COORDINATOR = "coordinator"  # its name in the network
+WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
 
 
 class SimulatedRedis:
-    """What leaders persist; while it is away their writes wait, and die with a leader that dies."""
+    """What leaders persist. Their writes take a moment, or an outage, and die with a leader that dies."""
 
     def __init__(self) -> None:
         self.document: Document | None = None
@@ -82,11 +83,16 @@ class Leader:
 
     def redis_is_back(self) -> None:
         """Writes catch up, unless another leads by now."""
-        if not self.alive or self.cut_from_redis:
+        if self.redis.term > self.term and self.alive and not self.cut_from_redis:
+            self.end()
+        self._write()
+
+    def _write(self) -> None:
+        if self._pending is None or not self.alive or self.redis.away or self.cut_from_redis:
             return
         if self.redis.term > self.term:
             self.end()
-        elif self._pending is not None:
+        else:
             self.redis.document, self._pending = self._pending, None
 
     def _tick(self) -> None:
@@ -96,13 +102,9 @@ class Leader:
 
     def _carry_out(self, command: co.Command) -> None:
         if isinstance(command, co.Persist):
-            document = to_document(command.state)
-            if self.redis.away or self.cut_from_redis:
-                self._pending = document
-            elif self.redis.term > self.term:
-                self.end()
-            else:
-                self.redis.document = document
+            if self._pending is None:
+                self.cluster.clock.after(WRITE_SECONDS, self._write)
+            self._pending = to_document(command.state)
         elif isinstance(command, co.Publish):
             for name in list(self.streams):
                 self._order_plan(name, command)

@@ -16,7 +16,6 @@ import pytest
 from redis import Redis
 
 from coordinator.leader import Leader
-from coordinator.persistence import Document
 from coordinator.service import Service
 from coordinator.settings import CoordinatorSettings
 from coordinator.state import Phase
@@ -36,21 +35,6 @@ JOB = load_job(ROOT / "examples" / "digits_mlp.toml", ["pipeline.stages=2", "job
 DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
 
 Call = grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendResponse]
-
-
-class GatedStore(MemoryStore):
-    """A store whose writes take as long as the test wants."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open = asyncio.Event()
-        self.open.set()
-        self.saving = asyncio.Event()
-
-    async def save(self, document: Document) -> None:
-        self.saving.set()
-        await self.open.wait()
-        await super().save(document)
 
 
 @dataclass
@@ -263,48 +247,6 @@ def test_a_broken_stream_and_a_neighbours_report_are_enough_to_promote() -> None
         assert plan.reason == "n1 runs stage 0 for n0, whose standby it was; stage 1 lost a standby"
 
     run(scenario)
-
-
-def test_a_commit_reaches_all_though_the_last_to_report_dies_while_it_is_persisted() -> None:
-    store = GatedStore()
-
-    async def scenario(running: Cluster) -> None:
-        n0, n1 = await running.pair()
-        await n0.ready(0)
-        await n0.ready(1)
-        await n1.ready(0)
-        while sum(map(len, running.leader.state.facts.values())) < 5:
-            await running.stub.GetStatus(pb.GetStatusRequest())
-        store.saving.clear()
-        store.open.clear()
-        await n1.ready(1)
-        await store.saving.wait()
-        n1.call.cancel()
-        assert running.leader.state.committed == 1
-        while await running.reaches("n1"):
-            pass
-        store.open.set()
-        assert (await n0.hear("commit")).commit.step == 0
-
-    run(scenario, store, allow_kill=True)
-
-
-def test_a_node_that_goes_while_its_joining_is_persisted_is_detached() -> None:
-    store = GatedStore()
-
-    async def scenario(running: Cluster) -> None:
-        await running.pair()
-        store.saving.clear()
-        store.open.clear()
-        anew = await running.open("n1", incarnation=2)  # the loss of the incarnation before is persisted
-        await store.saving.wait()
-        anew.call.cancel()
-        while await running.reaches("n1"):
-            pass
-        store.open.set()
-        await running.until(lambda s: [n.state for n in s.nodes if n.incarnation == 2] == ["detached"])
-
-    run(scenario, store, allow_kill=True)
 
 
 def test_killing_is_refused_unless_it_is_allowed() -> None:
