@@ -15,7 +15,7 @@ from pipeline.job import Job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.25
 CHECKPOINT_SECONDS = 60.0
 
 

@@ -29,6 +29,7 @@ from stage_server.instructions import (
     FetchLayers,
     Forfeit,
     Load,
+    Reduce,
     ReportCaughtUp,
     ReportReady,
     RestoreLayers,
@@ -50,6 +51,7 @@ from stage_server.worker import Worker
 
 log = logging.getLogger("culm.node")
 
+GIVE_WAY = 0.0005  # seconds that a reduction waits while the last gradient goes out: a peer waits for that one
 CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
 
 
@@ -80,6 +82,7 @@ class Node:
         self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
         self._running = ""
+        self._has_sent = False  # a tensor since the last piece of work
         self._busy = False
         self._loans = 0  # loans that wait for a moment between two pieces of work
         self._finished = 0
@@ -113,6 +116,9 @@ class Node:
                 self._running = _words(work)
                 if isinstance(work, Run) and not work.redundant:
                     self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
+            if isinstance(work, Reduce) and self._has_sent:
+                time.sleep(GIVE_WAY)
+            self._has_sent = False
             self._fault_before(work)
             began = time.monotonic()
             result = self._compute.do(work)
@@ -198,6 +204,7 @@ class Node:
 
     def _effect(self, effect: Effect) -> None:
         if isinstance(effect, Send):
+            self._has_sent = True
             self._senders[effect.peer].send(effect.key)
         elif isinstance(effect, Acknowledge):
             self.receiver.acknowledge(effect.peer, effect.key)
