@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 
-from coordinator.state import Node, Phase, Record, State
+from coordinator.commands import Record
+from coordinator.state import Node, Phase, State
 from pipeline.errors import JobError
 from pipeline.ledger import SENT, USES, Ledger
 from pipeline.prices import PriceTable, load_prices

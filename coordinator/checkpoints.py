@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+from coordinator.commands import Persist, Record, WriteManifest
 from coordinator.decisions import Decision
+from coordinator.events import CheckpointBad, Checkpointed, Saved
 from coordinator.membership import roll_back
-from coordinator.state import CheckpointBad, Checkpointed, Persist, Record, Saved, State, WriteManifest
+from coordinator.state import State
 from pipeline.manifest import folder_of
 
 
@@ -32,7 +34,7 @@ def checkpointed(state: State, event: Checkpointed) -> Decision:
         saved={step: files for step, files in state.saved.items() if step > event.step},
     )
     text = f"the checkpoint of step {event.step} is whole: {folder}"
-    return state, (Persist(state), Record("checkpoint", text, {"step": str(event.step), "folder": folder}))
+    return state, (Persist(), Record("checkpoint", text, {"step": str(event.step), "folder": folder}))
 
 
 def bad(state: State, event: CheckpointBad) -> Decision:
@@ -41,5 +43,5 @@ def bad(state: State, event: CheckpointBad) -> Decision:
         return state, ()
     state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c[0] != event.step))
     if state.plan is None or state.plan.origin_step != event.step or state.committed != event.step:
-        return state, (Persist(state),)
+        return state, (Persist(),)
     return roll_back(state, f"{event.node} cannot read the checkpoint of step {event.step}: {event.why}")

@@ -4,10 +4,11 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from coordinator import links, membership, redundancy, takeover
+from coordinator.commands import Command, Commit, Persist, Record
 from coordinator.decisions import Decision, commit_record, reason_of, with_plan, zones_of
 from coordinator.placement import natural_order, release, settle
 from coordinator.repartition import Situation, propose
-from coordinator.state import Command, Commit, Layers, Loss, Persist, Phase, Record, State
+from coordinator.state import Layers, Loss, Phase, State
 from pipeline.clip import clip_scale
 from pipeline.plan import Plan, Stages
 
@@ -81,7 +82,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         ended.extend(farewell)
     commit = Commit(state.term, state.era, step, scale, loss, next_plan)
     state = replace(state, last_commit=commit)
-    return state, (Persist(state), commit, commit_record(commit), *recovered, *records, *ended)
+    return state, (Persist(), commit, commit_record(commit), *recovered, *records, *ended)
 
 
 def _rearranged(

@@ -4,7 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.state import Command, Commit, Layers, Record, State
+from coordinator.commands import Command, Commit, Record
+from coordinator.state import Layers, State
 from coordinator.zones import Zones
 from pipeline.plan import Member, Plan, Redundancy, Stages, stages_to_lists
 

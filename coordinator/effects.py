@@ -1,6 +1,7 @@
 """From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
 
-from coordinator import state as co
+from coordinator import commands as cmd
+from coordinator import events as ev
 from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto, times_from_proto
 from pipeline.plan import Plan
@@ -8,26 +9,26 @@ from pipeline.plan_change import change_of
 from protos import coordinator_pb2 as pb
 
 
-def commit_from_proto(commit: pb.Commit) -> co.Commit:
+def commit_from_proto(commit: pb.Commit) -> cmd.Commit:
     next_plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
-    return co.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan)
+    return cmd.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan)
 
 
-def addressee(command: co.Command) -> str | None:
+def addressee(command: cmd.Command) -> str | None:
     """The node that the order is for; None: all that attend."""
-    return command.node if isinstance(command, co.SendPlan | co.SendCommit | co.Ask | co.Dismiss) else None
+    return command.node if isinstance(command, cmd.SendPlan | cmd.SendCommit | cmd.Ask | cmd.Dismiss) else None
 
 
-def plan_in(command: co.Command) -> Plan | None:
+def plan_in(command: cmd.Command) -> Plan | None:
     """The plan that the order brings, if any."""
-    if isinstance(command, co.Publish | co.SendPlan):
+    if isinstance(command, cmd.Publish | cmd.SendPlan):
         return command.plan
-    if isinstance(command, co.SendCommit):
+    if isinstance(command, cmd.SendCommit):
         return command.commit.next_plan
-    return command.next_plan if isinstance(command, co.Commit) else None
+    return command.next_plan if isinstance(command, cmd.Commit) else None
 
 
-def commit_order(commit: co.Commit, before: Plan | None = None) -> pb.AttendResponse:
+def commit_order(commit: cmd.Commit, before: Plan | None = None) -> pb.AttendResponse:
     order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(_plan(commit.next_plan, before))
@@ -39,23 +40,23 @@ def _plan(plan: Plan, before: Plan | None) -> pb.Plan:
     return change if change is not None else plan_to_proto(plan)
 
 
-def order_of(command: co.Command, before: Plan | None = None) -> pb.AttendResponse | None:
+def order_of(command: cmd.Command, before: Plan | None = None) -> pb.AttendResponse | None:
     """The order, None for a command that is none; ``before``: the plan that was sent last, if a change will do."""
-    if isinstance(command, co.Publish | co.SendPlan):
+    if isinstance(command, cmd.Publish | cmd.SendPlan):
         return pb.AttendResponse(plan=_plan(command.plan, before))
-    if isinstance(command, co.Commit):
+    if isinstance(command, cmd.Commit):
         return commit_order(command, before)
-    if isinstance(command, co.SendCommit):
+    if isinstance(command, cmd.SendCommit):
         return commit_order(command.commit, before)
-    if isinstance(command, co.Ask):
+    if isinstance(command, cmd.Ask):
         return pb.AttendResponse(ask=pb.Ask())
-    if isinstance(command, co.Dismiss):
+    if isinstance(command, cmd.Dismiss):
         dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
         return pb.AttendResponse(dismiss=dismiss)
     return None
 
 
-def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event | None:
+def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event | None:
     """The event behind a report; None for a Join, which opens the stream, and for what this version does not know."""
     body = request.WhichOneof("body")
     if body == "available":
@@ -65,37 +66,37 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> co.Event
         commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
         layers = frozenset(a.layers)
         standing = (a.era, a.version, a.holds_state, plan, commit, layers)
-        return co.Available(node, incarnation, costs, a.fingerprint, *standing)
+        return ev.Available(node, incarnation, costs, a.fingerprint, *standing)
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
         where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second)
-        return co.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations, *where)
+        return ev.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations, *where)
     if body == "ready":
         r = request.ready
         norms, losses = tuple(r.squared_norms), tuple(r.losses)
-        return co.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
+        return ev.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
     if body == "resumed":
-        return co.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
+        return ev.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
     if body == "peer_lost":
         p = request.peer_lost
-        return co.PeerLost(node, incarnation, p.node, p.incarnation, p.why)
+        return ev.PeerLost(node, incarnation, p.node, p.incarnation, p.why)
     if body == "failed":
-        return co.NodeFailed(node, incarnation, request.failed.why)
+        return ev.NodeFailed(node, incarnation, request.failed.why)
     if body == "draining":
-        return co.Draining(node, request.draining.why, request.draining.seconds_left or None)
+        return ev.Draining(node, request.draining.why, request.draining.seconds_left or None)
     if body == "caught_up":
         c = request.caught_up
-        return co.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer)
+        return ev.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer)
     if body == "warned":
-        return co.Warned(node, request.warned.why)
+        return ev.Warned(node, request.warned.why)
     if body == "saved":
         files: dict[int, tuple[File, ...]] = {}
         for f in request.saved.files:
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
-        return co.Saved(node, incarnation, request.saved.era, request.saved.step, files)
+        return ev.Saved(node, incarnation, request.saved.era, request.saved.step, files)
     if body == "checkpoint_bad":
-        return co.CheckpointBad(node, request.checkpoint_bad.step, request.checkpoint_bad.why)
+        return ev.CheckpointBad(node, request.checkpoint_bad.step, request.checkpoint_bad.why)
     if body == "leave":
-        return co.Left(node, incarnation, request.leave.why)
+        return ev.Left(node, incarnation, request.leave.why)
     return None

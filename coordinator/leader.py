@@ -8,6 +8,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 
+from coordinator import commands as cmd
+from coordinator import events as ev
 from coordinator import state as co
 from coordinator.billing import Billing
 from coordinator.decisions import commit_record
@@ -54,8 +56,8 @@ class Leader:
         self._store = store
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
-        self._unwritten: co.State | None = None  # what a successor needs and is not yet on its way to the store
-        self._heartbeats: list[tuple[float, co.Heartbeat]] = []  # not yet decided on, with the time when each came
+        self._unwritten = False  # whether a successor needs what is not yet on its way to the store
+        self._heartbeats: list[tuple[float, ev.Heartbeat]] = []  # not yet decided on, with the time when each came
         self._background: set[asyncio.Task[None]] = set()
         self.ledger = Ledger()
         self._billing = Billing(settings.prices, self.ledger)
@@ -116,7 +118,7 @@ class Leader:
         """The stream ended without a word. One that was replaced says nothing about the node."""
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
-            self.take(co.StreamBroken(stream.node, stream.incarnation, why))
+            self.take(ev.StreamBroken(stream.node, stream.incarnation, why))
 
     async def step_down(self, term: int) -> None:
         """A node has seen a later leader (rule 12). Whoever takes the lease next has a higher term than both."""
@@ -143,24 +145,24 @@ class Leader:
             stream.queue.put_nowait(None)
         self._streams.clear()
 
-    def heard(self, heartbeat: co.Heartbeat) -> None:
+    def heard(self, heartbeat: ev.Heartbeat) -> None:
         """A heartbeat: kept for the next decision, whatever that is on, and told to those who look into Redis."""
         self._store.heartbeat(heartbeat.node, self.settings.heartbeat_timeout)
         self._heartbeats.append((time.monotonic(), heartbeat))
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
-    def take(self, event: co.Event) -> None:
+    def take(self, event: ev.Event) -> None:
         """Decides on an event and carries the commands out in order: as a whole, since nothing in it waits."""
         try:
             heartbeats, self._heartbeats = self._heartbeats, []
-            for each in [co.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
+            for each in [ev.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
                 self._state, commands = advance(self._state, each, time.monotonic())
                 if self._validates:
                     validate(self._state)
                 for command in commands:
                     self._carry_out(command)
-            if isinstance(event, co.Tick | co.Joined):
+            if isinstance(event, ev.Tick | ev.Joined):
                 for record in self._billing.records(self._state, time.monotonic()):
                     self._record(record)
         except Exception as error:
@@ -168,38 +170,38 @@ class Leader:
             log.exception("cannot decide on %s", event)
             raise
 
-    def _carry_out(self, command: co.Command) -> None:
-        if isinstance(command, co.Persist):
-            self._persist(command.state)
-        elif isinstance(command, co.Record):
+    def _carry_out(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.Persist):
+            self._persist()
+        elif isinstance(command, cmd.Record):
             self._record(command)
-        elif isinstance(command, co.WriteManifest):
+        elif isinstance(command, cmd.WriteManifest):
             task = asyncio.create_task(self._complete_checkpoint(command))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
         else:
             self._send(command)
 
-    def _persist(self, state: co.State) -> None:
+    def _persist(self) -> None:
         """Once the orders are on their way: nodes wait for those, and tell a successor what it cannot read (rule 8)."""
-        if self._unwritten is None:
+        if not self._unwritten:
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._write)  # the streams' turn comes in between
-        self._unwritten = state
+        self._unwritten = True
 
     def _write(self) -> None:
-        if self._unwritten is not None:
-            self._store.save(to_document(self._unwritten))
-            self._unwritten = None
+        if self._unwritten:
+            self._store.save(to_document(self._state))
+            self._unwritten = False
 
     async def close(self) -> None:
         """What is to outlive this coordinator is written, and the lease given back."""
         self._write()
         await self._store.close()
 
-    def _send(self, command: co.Command) -> None:
+    def _send(self, command: cmd.Command) -> None:
         """The order goes to whom it is for: one and the same message to all who were sent the same plan last."""
-        if isinstance(command, co.Dismiss) and not self._attends(command.node, command.incarnation):
+        if isinstance(command, cmd.Dismiss) and not self._attends(command.node, command.incarnation):
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
@@ -211,12 +213,12 @@ class Leader:
             if (order := orders[same]) is not None:
                 stream.queue.put_nowait(order)
             stream.plan = plan or stream.plan
-        if isinstance(command, co.Commit):
+        if isinstance(command, cmd.Commit):
             self._commit_times.append(time.monotonic())
-        if isinstance(command, co.Dismiss):
+        if isinstance(command, cmd.Dismiss):
             self._streams.pop(command.node).queue.put_nowait(None)
 
-    async def _complete_checkpoint(self, command: co.WriteManifest) -> None:
+    async def _complete_checkpoint(self, command: cmd.WriteManifest) -> None:
         """Writes the manifest and applies retention, off the event loop: object stores take their time."""
         job = self.settings.job
         assert job.checkpoint is not None
@@ -233,9 +235,9 @@ class Leader:
         except (OSError, JobError) as error:
             log.warning("the checkpoint of step %d is not completed: %s", command.step, error)
             return
-        self.take(co.Checkpointed(command.step, kept))
+        self.take(ev.Checkpointed(command.step, kept))
 
-    def _record(self, record: co.Record) -> None:
+    def _record(self, record: cmd.Record) -> None:
         state = self._state
         event = pb.ListEventsResponse(
             # Higher than any of a leader before, also where its last ones were never written.
@@ -275,7 +277,7 @@ class Leader:
 
     def status(self) -> pb.GetStatusResponse:
         now, wall = time.monotonic(), time.time()
-        state, _ = advance(self._state, co.Heard(tuple(self._heartbeats)), now)
+        state, _ = advance(self._state, ev.Heard(tuple(self._heartbeats)), now)
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,

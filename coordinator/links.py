@@ -7,8 +7,9 @@ broken for ``link_timeout`` holds up every commit: one of its ends has to go, th
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from coordinator.events import PeerLost
 from coordinator.placement import natural_order, promote
-from coordinator.state import Parted, PeerLost, Report, Settings, State
+from coordinator.state import Parted, Report, Settings, State
 from pipeline.plan import Plan
 
 QUARANTINE = 12  # link timeouts for which an end that had to go is given no work

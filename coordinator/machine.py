@@ -7,37 +7,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from coordinator import checkpoints, membership, takeover
+from coordinator.commands import Command, Persist, Publish, Record
 from coordinator.commits import commit_if_ready
 from coordinator.decisions import Decision, reason_of, with_plan, zones_of
-from coordinator.placement import place
-from coordinator.state import (
+from coordinator.events import (
     Available,
     CaughtUp,
     CheckpointBad,
     Checkpointed,
-    Command,
     Draining,
     Event,
     Heard,
     Heartbeat,
     Joined,
-    Layers,
     Left,
     NodeFailed,
     PeerLost,
-    Persist,
-    Phase,
-    Publish,
     Ready,
-    Record,
     Resumed,
     Saved,
-    Settings,
-    State,
     StreamBroken,
     Tick,
     Warned,
 )
+from coordinator.placement import place
+from coordinator.state import Layers, Phase, Settings, State
 from coordinator.zones import in_words
 
 
@@ -252,7 +246,7 @@ def begin_era(state: State, now: float) -> Decision:
     reason = reason_of([reason, crossing] if crossing else [reason])
     state, plan, records = with_plan(state, stages, reason, now)
     state = replace(state, phase=Phase.RUNNING, detail="training")
-    return state, (Persist(state), Publish(plan), *records)
+    return state, (Persist(), Publish(plan), *records)
 
 
 def validate(state: State) -> None:

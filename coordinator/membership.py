@@ -4,26 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
 from coordinator import links
+from coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from coordinator.detection import stuck
+from coordinator.events import Available, Draining, Joined, PeerLost, StreamBroken, Warned
 from coordinator.placement import promote, repair
-from coordinator.state import (
-    Available,
-    Command,
-    Dismiss,
-    Draining,
-    Joined,
-    Loss,
-    Node,
-    PeerLost,
-    Persist,
-    Phase,
-    Publish,
-    Record,
-    State,
-    StreamBroken,
-    Warned,
-)
+from coordinator.state import Loss, Node, Phase, State
 from coordinator.takeover import recovering
 
 # Two leaders at once may roll back without knowing of each other: an era names the term that began it.
@@ -263,7 +249,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         commands.append(Dismiss(node.node, node.incarnation, why, join_anew=True))
     plan = state.plan
     if plan is None or not any(plan.held_by(name) for name in gone):
-        return state, (*commands, Persist(state))
+        return state, (*commands, Persist())
     stages_left, reasons = promote(plan.stages, list(gone))
     if stages_left is None:
         rolled_back, more = roll_back(state, reason_of(reasons))
@@ -279,7 +265,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     kept = tuple(x for x in state.open_losses if x.heir not in gone)
     state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
     state = replace(state, open_losses=(*kept, *moved))
-    return state, (*commands, Persist(state), Publish(promoted), *records)
+    return state, (*commands, Persist(), Publish(promoted), *records)
 
 
 def roll_back(state: State, why: str) -> Decision:
@@ -303,4 +289,4 @@ def roll_back(state: State, why: str) -> Decision:
         open_losses=(),
         exposed_since={},
     )
-    return state, (Persist(state), Record("rollback", text, {"era": str(state.era), "step": str(step)}))
+    return state, (Persist(), Record("rollback", text, {"era": str(state.era), "step": str(step)}))

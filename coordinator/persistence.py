@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator import links
-from coordinator.state import Commit, Node, Phase, Settings, State
+from coordinator.commands import Commit
+from coordinator.state import Node, Phase, Settings, State
 from pipeline.plan import Member, Plan, Redundancy, stages_from_lists, stages_to_lists
 
 Document = dict[str, Any]

@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from coordinator import state as co
+from coordinator import events as ev
 from coordinator.effects import event_of
 from coordinator.leader import Leader, OrderStream
 from coordinator.metrics import RunCollector
@@ -79,7 +79,7 @@ class Service(CoordinatorServicer):
             await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
             return
         machine = machine_from_proto(join.machine)
-        joined = co.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine)
+        joined = ev.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine)
         reader = asyncio.create_task(self._read(stream, joined, context))
         try:
             while (order := await stream.queue.get()) is not None:
@@ -89,7 +89,7 @@ class Service(CoordinatorServicer):
             self._leader.detach(stream, "it broke")
 
     async def _read(
-        self, stream: OrderStream, joined: co.Joined, context: grpc.aio.ServicerContext[object, object]
+        self, stream: OrderStream, joined: ev.Joined, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
         """Turns what the node reports into events, until its stream ends."""
         why = "it broke"
@@ -98,7 +98,7 @@ class Service(CoordinatorServicer):
             while (request := await context.read()) is not grpc.aio.EOF:
                 assert isinstance(request, pb.AttendRequest)
                 event = event_of(stream.node, stream.incarnation, request)
-                if isinstance(event, co.Heartbeat):
+                if isinstance(event, ev.Heartbeat):
                     self._leader.heard(event)
                 elif event is not None:
                     self._leader.take(event)
@@ -151,7 +151,7 @@ class Service(CoordinatorServicer):
         if request.node not in self._leader.state.nodes:
             known = ", ".join(self._leader.state.nodes) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} takes part; there are: {known}")
-        self._leader.take(co.Draining(request.node, request.why or "an operator asked for it"))
+        self._leader.take(ev.Draining(request.node, request.why or "an operator asked for it"))
         return pb.DrainResponse()
 
 
@@ -249,7 +249,7 @@ async def _lead(leader: Leader, store: Store) -> None:
         await asyncio.sleep(TICK_SECONDS)
         if leader.failure is not None:
             raise leader.failure
-        leader.take(co.Tick())
+        leader.take(ev.Tick())
         if loop.time() - last > leader.settings.lease_seconds / 4:
             last = loop.time()
             await store.renew()

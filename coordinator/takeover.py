@@ -6,20 +6,10 @@ older than what the nodes were told, since Redis may have been away.
 
 from dataclasses import replace
 
+from coordinator.commands import Ask, Command, Dismiss, Persist, Record, SendCommit, SendPlan
 from coordinator.decisions import Decision, commit_record, plan_record
-from coordinator.state import (
-    Ask,
-    Available,
-    Command,
-    Dismiss,
-    Node,
-    Persist,
-    Phase,
-    Record,
-    SendCommit,
-    SendPlan,
-    State,
-)
+from coordinator.events import Available
+from coordinator.state import Node, Phase, State
 from pipeline.plan import Plan
 
 
@@ -43,7 +33,7 @@ def learn(state: State, event: Available, now: float) -> Decision:
         why = "another incarnation of it is in the plan, and has to be declared lost first"
         commands += [Dismiss(n.node, n.incarnation, why, join_anew=True) for n in too_early]
         text = f"{event.node} obeys generation {event.plan.generation}, which was not persisted: it is taken over"
-        commands += [Persist(state), Record("adopted", text, {"node": event.node}), plan_record(state, event.plan)]
+        commands += [Persist(), Record("adopted", text, {"node": event.node}), plan_record(state, event.plan)]
     if event.era != state.era:
         return state, tuple(commands)
     known = state.last_commit

@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from coordinator import commands as cmd
+from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import advance
 from pipeline.manifest import File
@@ -63,7 +65,7 @@ class Cluster:
         splits: bool = False,
         ship_every: int = 0,
         make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
-        decide: Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]] = advance,
+        decide: Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
     ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
@@ -78,7 +80,7 @@ class Cluster:
         self.held: dict[SimulatedNode, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}
         self.every: list[SimulatedNode] = []  # also the incarnations before
-        self.records: list[tuple[float, co.Record]] = []
+        self.records: list[tuple[float, cmd.Record]] = []
         self.losses: dict[tuple[int, int], float] = {}
         self.messages = 0
         counts = Counts(disturb, outages, changes, warnings, links, for_good)
@@ -205,7 +207,7 @@ class Cluster:
 
         def written(n: SimulatedNode) -> None:
             self._files.setdefault(work.step, {}).update(share)
-            n.tell(co.Saved(n.name, n.incarnation, era, work.step, files))
+            n.tell(ev.Saved(n.name, n.incarnation, era, work.step, files))
 
         self.clock.after(self.random.uniform(0.01, 0.3), lambda: self.receive(to, written))
 
@@ -244,7 +246,7 @@ class Cluster:
             return None
         return self.random.choice(living) if len(living) > 1 else living[0]
 
-    def note_commit(self, command: co.Commit) -> None:
+    def note_commit(self, command: cmd.Commit) -> None:
         if self.losses.setdefault((command.era, command.step), command.loss) != command.loss:
             raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
 

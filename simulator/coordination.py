@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from coordinator import commands as cmd
+from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import begin
 from coordinator.persistence import Document, from_document, to_document
@@ -56,7 +58,7 @@ class Leader:
             before[1].cut()
         self.streams[node.name] = (node, down)
 
-    def take(self, event: co.Event) -> None:
+    def take(self, event: ev.Event) -> None:
         if not self.alive:
             return
         self.state, commands = self.cluster.decide(self.state, event, self.cluster.clock.now)
@@ -69,7 +71,7 @@ class Leader:
         attached = self.streams.get(node.name)
         if attached is not None and attached[0] is node:
             del self.streams[node.name]
-            self.take(co.StreamBroken(node.name, node.incarnation))
+            self.take(ev.StreamBroken(node.name, node.incarnation))
 
     def end(self) -> None:
         """The process dies, or steps down: what was not written is lost, and its nodes are on their own."""
@@ -97,36 +99,36 @@ class Leader:
 
     def _tick(self) -> None:
         if self.alive:
-            self.take(co.Tick())
+            self.take(ev.Tick())
             self.cluster.clock.after(0.05, self._tick)
 
-    def _carry_out(self, command: co.Command) -> None:
-        if isinstance(command, co.Persist):
+    def _carry_out(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.Persist):
             if self._pending is None:
                 self.cluster.clock.after(WRITE_SECONDS, self._write)
-            self._pending = to_document(command.state)
-        elif isinstance(command, co.Publish):
+            self._pending = to_document(self.state)
+        elif isinstance(command, cmd.Publish):
             for name in list(self.streams):
                 self._order_plan(name, command)
-        elif isinstance(command, co.Commit):
+        elif isinstance(command, cmd.Commit):
             self.cluster.note_commit(command)
             for name in list(self.streams):
                 self._order_commit(name, command)
-        elif isinstance(command, co.SendPlan):
+        elif isinstance(command, cmd.SendPlan):
             self._order_plan(command.node, command)
-        elif isinstance(command, co.SendCommit):
+        elif isinstance(command, cmd.SendCommit):
             self._order_commit(command.node, command.commit)
-        elif isinstance(command, co.Ask):
+        elif isinstance(command, cmd.Ask):
             self._ask(command.node)
-        elif isinstance(command, co.Dismiss):
+        elif isinstance(command, cmd.Dismiss):
             attached = self.streams.get(command.node)
             if attached is not None and attached[0].incarnation == command.incarnation:
                 self._order(command.node, None)
                 del self.streams[command.node]
-        elif isinstance(command, co.WriteManifest):
-            done = co.Checkpointed(command.step, (command.step,))
+        elif isinstance(command, cmd.WriteManifest):
+            done = ev.Checkpointed(command.step, (command.step,))
             self.cluster.clock.after(self.cluster.brief(), lambda: self.take(done))
-        elif isinstance(command, co.Record):
+        elif isinstance(command, cmd.Record):
             self.cluster.records.append((self.cluster.clock.now, command))
 
     def _ask(self, name: str) -> None:
@@ -135,10 +137,10 @@ class Leader:
             node, down = attached
             down.send(lambda: self.cluster.receive((node.name, node.incarnation), lambda n: n.announce()))
 
-    def _order_plan(self, name: str, command: co.Publish | co.SendPlan) -> None:
+    def _order_plan(self, name: str, command: cmd.Publish | cmd.SendPlan) -> None:
         self._order(name, command.plan)
 
-    def _order_commit(self, name: str, c: co.Commit) -> None:
+    def _order_commit(self, name: str, c: cmd.Commit) -> None:
         self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss))
 
     def _order(self, name: str, order: Plan | CommitOrder | None) -> None:

@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from coordinator import state as co
+from coordinator import commands as cmd
+from coordinator import events as ev
 from pipeline.keys import Key, Kind
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction
@@ -78,7 +79,7 @@ class SimulatedNode:
         self.up, down = self.cluster.channel(), self.cluster.channel()
         self.up.send(lambda: leader.attach(self, down))
         zone = self.cluster.zones.get(self.name, "")
-        self.tell(co.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone))
+        self.tell(ev.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone))
         self.up.send(self.announce)
 
     def announce(self) -> None:
@@ -88,10 +89,10 @@ class SimulatedNode:
             return
         plan, last = worker.plan, worker.last_commit
         holds = plan is not None and bool(plan.layers_of(self.name))
-        commit = co.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan) if last else None
+        commit = cmd.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan) if last else None
         costs = tuple(1.0 for _ in range(self.cluster.layers))
         where = (worker.era, worker.version, holds, plan, commit, frozenset(worker.seeding.kept()))
-        self.tell(co.Available(self.name, self.incarnation, costs, "", *where))
+        self.tell(ev.Available(self.name, self.incarnation, costs, "", *where))
         for fact in worker.repeat_facts():
             self.tell(self._ready(fact))
 
@@ -128,10 +129,10 @@ class SimulatedNode:
         if not self.alive:
             return
         if not self.frozen:
-            self.tell(co.Heartbeat(self.name, self.incarnation, self.worker.version))
+            self.tell(ev.Heartbeat(self.name, self.incarnation, self.worker.version))
         self.cluster.clock.after(0.5, self._beat)
 
-    def tell(self, event: co.Event) -> None:
+    def tell(self, event: ev.Event) -> None:
         leader = self.leader
         if leader is not None:
             self.up.send(lambda: leader.take(event))
@@ -242,14 +243,14 @@ class SimulatedNode:
             self.cluster.restore(self, effect)
         elif isinstance(effect, ReportCaughtUp):
             layers = (effect.first_layer, effect.end_layer)
-            self.tell(co.CaughtUp(self.name, self.incarnation, effect.era, *layers))
+            self.tell(ev.CaughtUp(self.name, self.incarnation, effect.era, *layers))
         elif isinstance(effect, ReportReady):
             self.tell(self._ready(effect))
         elif isinstance(effect, ReportResumed):
-            self.tell(co.Resumed(self.name, self.incarnation, effect.generation, effect.stage))
+            self.tell(ev.Resumed(self.name, self.incarnation, effect.generation, effect.stage))
 
-    def _ready(self, fact: ReportReady) -> co.Ready:
-        return co.Ready(
+    def _ready(self, fact: ReportReady) -> ev.Ready:
+        return ev.Ready(
             self.name,
             self.incarnation,
             fact.era,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from coordinator import commands as cmd
+from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import advance, begin, validate
 
@@ -22,21 +24,21 @@ class Play:
         self.lines: list[str] = []
         self.incarnations: dict[str, int] = {}
 
-    def event(self, words: str, event: co.Event) -> None:
+    def event(self, words: str, event: ev.Event) -> None:
         self.lines.append(f"{self.now:5.2f}  {words}")
         self.state, commands = advance(self.state, event, self.now)
         validate(self.state)
         for command in commands:
-            if isinstance(command, co.Record):
+            if isinstance(command, cmd.Record):
                 self.lines.append(f"         {command.kind}: {command.text}")
-            elif isinstance(command, co.Publish | co.SendPlan):
-                to = command.node if isinstance(command, co.SendPlan) else "all"
+            elif isinstance(command, cmd.Publish | cmd.SendPlan):
+                to = command.node if isinstance(command, cmd.SendPlan) else "all"
                 self.lines.append(f"         -> {to}: plan {command.plan.generation}{self._stages(command.plan)}")
-            elif isinstance(command, co.Commit):
+            elif isinstance(command, cmd.Commit):
                 plan = command.next_plan
                 switch = f", then plan {plan.generation}{self._stages(plan)}" if plan else ""
                 self.lines.append(f"         -> all: commit {command.step}{switch}")
-            elif isinstance(command, co.Dismiss):
+            elif isinstance(command, cmd.Dismiss):
                 self.lines.append(f"         -> {command.node}: go{', join anew' if command.join_anew else ''}")
 
     @staticmethod
@@ -50,8 +52,8 @@ class Play:
     def join(self, node: str, zone: str = "") -> None:
         incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
         where = f" in zone {zone}" if zone else ""
-        self.event(f"{node} joins{where}", co.Joined(node, incarnation, f"{node}:1", zone=zone))
-        self.event(f"{node} is available", co.Available(node, incarnation, (1.0,) * 6))
+        self.event(f"{node} joins{where}", ev.Joined(node, incarnation, f"{node}:1", zone=zone))
+        self.event(f"{node} is available", ev.Available(node, incarnation, (1.0,) * 6))
 
     def ready(self, *nodes: str, step: int | None = None) -> None:
         """Every stage that each of the nodes holds is ready."""
@@ -63,7 +65,7 @@ class Play:
                 losses = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
                 layers = plan.stages[s].layers
                 norms = (0.0,) * len(layers)
-                ready = co.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
+                ready = ev.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
                 self.event(f"{node} is ready with stage {s} of step {step}", ready)
 
     def nodes(self) -> list[str]:
@@ -73,13 +75,13 @@ class Play:
 
     def lose(self, node: str, reporter: str) -> None:
         incarnation = self.incarnations[node]
-        self.event(f"{node}'s order stream breaks", co.StreamBroken(node, incarnation))
-        lost = co.PeerLost(reporter, self.incarnations[reporter], node, incarnation, "the stream broke")
+        self.event(f"{node}'s order stream breaks", ev.StreamBroken(node, incarnation))
+        lost = ev.PeerLost(reporter, self.incarnations[reporter], node, incarnation, "the stream broke")
         self.event(f"{reporter} misses {node}", lost)
 
     def beat(self, *nodes: str) -> None:
         for node in nodes:
-            self.state, _ = advance(self.state, co.Heartbeat(node, self.incarnations[node]), self.now)
+            self.state, _ = advance(self.state, ev.Heartbeat(node, self.incarnations[node]), self.now)
 
     def estranged(self, seconds: float, *pairs: tuple[str, str]) -> None:
         """The first of each pair misses the second all the while; heartbeats come, and time passes."""
@@ -91,15 +93,15 @@ class Play:
             for one, other in pairs:
                 if one in self.state.nodes and other in self.state.nodes:
                     numbers = (self.incarnations[one], other, self.incarnations[other])
-                    self.state, _ = advance(self.state, co.PeerLost(one, *numbers, "the stream broke"), self.now)
-            state, commands = advance(self.state, co.Tick(), self.now)
+                    self.state, _ = advance(self.state, ev.PeerLost(one, *numbers, "the stream broke"), self.now)
+            state, commands = advance(self.state, ev.Tick(), self.now)
             if commands:
                 self.tick()
             else:
                 self.state = state
 
     def tick(self) -> None:
-        self.event("time passes", co.Tick())
+        self.event("time passes", ev.Tick())
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -161,7 +163,7 @@ def frozen_node() -> Play:
         play.wait(0.8)
         play.beat("n0", "n1")
         play.tick()
-    play.event("n2 wakes up", co.Joined("n2", 1, "n2:1"))
+    play.event("n2 wakes up", ev.Joined("n2", 1, "n2:1"))
     return play
 
 
@@ -175,7 +177,7 @@ def coordinator_stood_still() -> Play:
 
 def link_fault() -> Play:
     play = three_nodes()
-    play.event("n0 misses n1", co.PeerLost("n0", 1, "n1", 1, "the stream broke"))
+    play.event("n0 misses n1", ev.PeerLost("n0", 1, "n1", 1, "the stream broke"))
     play.wait(0.5)
     play.beat("n0", "n1", "n2")
     play.tick()
@@ -187,7 +189,7 @@ def link_that_does_not_mend() -> Play:
     play = three_nodes()
     play.join("n3")
     for _ in range(8):
-        play.state, _commands = advance(play.state, co.PeerLost("n2", 1, "n3", 1, "no connection"), play.now)
+        play.state, _commands = advance(play.state, ev.PeerLost("n2", 1, "n3", 1, "no connection"), play.now)
         play.wait(0.8)
         play.beat("n0", "n1", "n2", "n3")
         play.tick()
@@ -199,7 +201,7 @@ def stuck_node() -> Play:
     for seconds in (0.5, 1.5, 2.5):
         play.wait(1.0)
         play.beat("n0", "n1")
-        stuck = co.Heartbeat("n2", 1, 0, "2B1", 40, seconds, 0.02, 0.001, 40)
+        stuck = ev.Heartbeat("n2", 1, 0, "2B1", 40, seconds, 0.02, 0.001, 40)
         play.event(f"n2 says that 2B1 has been running for {seconds} s", stuck)
         play.tick()
     return play
@@ -211,7 +213,7 @@ def slow_start() -> Play:
     for seconds in (1.0, 3.0, 9.0):
         play.wait(1.0)
         play.beat("n0", "n1")
-        play.event(f"n2 says that 2F0 has been running for {seconds} s", co.Heartbeat("n2", 1, 0, "2F0", 0, seconds))
+        play.event(f"n2 says that 2F0 has been running for {seconds} s", ev.Heartbeat("n2", 1, 0, "2F0", 0, seconds))
         play.tick()
     return play
 
@@ -220,7 +222,7 @@ def drained_node() -> Play:
     play = three_nodes()
     play.join("n3")
     play.wait(0.1)
-    play.event("n1 is given notice", co.Draining("n1", "its machine is to go", 120.0))
+    play.event("n1 is given notice", ev.Draining("n1", "its machine is to go", 120.0))
     play.ready("n0", "n1", "n2")
     play.wait(0.1)
     play.ready("n0", "n1", "n2", "n3")
@@ -230,7 +232,7 @@ def drained_node() -> Play:
 def warned_node() -> Play:
     """It works on until somebody joins that can take its place, and is the last choice afterwards."""
     play = three_nodes(steps=8)
-    play.event("n1 is warned", co.Warned("n1", "its cloud recommends a rebalance"))
+    play.event("n1 is warned", ev.Warned("n1", "its cloud recommends a rebalance"))
     play.ready("n0", "n1", "n2")
     play.join("n3")
     for _ in range(5):
@@ -320,17 +322,17 @@ def zone_that_vanishes() -> Play:
 def other_code() -> Play:
     play = Play()
     play.join("n0")
-    play.state, _ = advance(play.state, co.Available("n0", 1, (1.0,) * 6, "0123456789abcdef"), play.now)
+    play.state, _ = advance(play.state, ev.Available("n0", 1, (1.0,) * 6, "0123456789abcdef"), play.now)
     play.incarnations["n1"] = 1
-    play.event("n1 joins", co.Joined("n1", 1, "n1:1"))
-    play.event("n1 is available with other code", co.Available("n1", 1, (1.0,) * 6, "fedcba9876543210"))
+    play.event("n1 joins", ev.Joined("n1", 1, "n1:1"))
+    play.event("n1 is available with other code", ev.Available("n1", 1, (1.0,) * 6, "fedcba9876543210"))
     return play
 
 
 def too_few_layers() -> Play:
     play = Play(stages=3)
-    play.event("n0 joins", co.Joined("n0", 1, "n0:1"))
-    play.event("n0 is available with two layers", co.Available("n0", 1, (1.0, 1.0)))
+    play.event("n0 joins", ev.Joined("n0", 1, "n0:1"))
+    play.event("n0 is available with two layers", ev.Available("n0", 1, (1.0, 1.0)))
     return play
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from coordinator import commands as cmd
+from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import advance
 from pipeline.keys import Key, Kind
@@ -22,7 +24,7 @@ from stage_server.instructions import CommitOrder, Install
 from stage_server.outbox import Outbox
 from stage_server.worker import Worker
 
-Decide = Callable[[co.State, co.Event, float], tuple[co.State, tuple[co.Command, ...]]]
+Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
 
 
 class WithoutEra(Worker[Number]):
@@ -92,21 +94,21 @@ class WithoutSeedingByLayer(Worker[Number]):
         return replace(work, version=self.version) if isinstance(work, Install) else work
 
 
-def without_facts(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
+def without_facts(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 6 off: a plan change throws away who was ready."""
     before = state.generation
     state, commands = advance(state, event, now)
     return (replace(state, facts={}), commands) if state.generation != before else (state, commands)
 
 
-def without_determinism(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
+def without_determinism(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 7 off: losses are added up as reports come in, a repeated one twice."""
-    if isinstance(event, co.Ready) and event.losses and state.losses and event.step == state.committed:
+    if isinstance(event, ev.Ready) and event.losses and state.losses and event.step == state.committed:
         state = replace(state, losses=state.losses + event.losses[:1])
     return advance(state, event, now)
 
 
-def without_double_role(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
+def without_double_role(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 10 off: the lost node goes on as a standby that commits wait for."""
     before = state.plan
     state, commands = advance(state, event, now)
@@ -118,11 +120,11 @@ def without_double_role(state: co.State, event: co.Event, now: float) -> tuple[c
         )
         plan = replace(plan, stages=stages, members={**before.members, **plan.members})
         state = replace(state, plan=plan)
-        commands = tuple(replace(c, plan=plan) if isinstance(c, co.Publish) else c for c in commands)
+        commands = tuple(replace(c, plan=plan) if isinstance(c, cmd.Publish) else c for c in commands)
     return state, commands
 
 
-def without_incarnation(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
+def without_incarnation(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 13 off: a process that was started again counts as the one before."""
     known = state.nodes.get(getattr(event, "node", ""))
     if known is not None and getattr(event, "incarnation", known.incarnation) != known.incarnation:
@@ -130,9 +132,9 @@ def without_incarnation(state: co.State, event: co.Event, now: float) -> tuple[c
     return advance(state, event, now)
 
 
-def without_versions(state: co.State, event: co.Event, now: float) -> tuple[co.State, tuple[co.Command, ...]]:
+def without_versions(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 8 off: a coordinator that took over trusts what was persisted, not what the nodes have applied."""
-    if isinstance(event, co.Available) and event.version > state.committed:
+    if isinstance(event, ev.Available) and event.version > state.committed:
         event = replace(event, version=state.committed, plan=None, last_commit=None)
     return advance(state, event, now)
 

@@ -1,0 +1,87 @@
+"""What the coordinator can order, and have done: plain frozen data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pipeline.manifest import File
+from pipeline.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Send the plan to every attached node."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Send to every attached node: apply the step. ``next_plan``: a switch, to be adopted right after."""
+
+    term: int
+    era: int
+    step: int
+    scale: float
+    loss: float
+    next_plan: Plan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendPlan:
+    """Send the plan to one node that (re)attached."""
+
+    node: str
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class SendCommit:
+    """Send a commit that one node missed."""
+
+    node: str
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Tell the node that it is not taken, and close its order stream."""
+
+    node: str
+    incarnation: int
+    why: str
+    join_anew: bool = False
+    goodbye: bool = False  # nothing is wrong with the node
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Have the node say once more where it stands (Available, and its facts)."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write the state that a successor needs, soon: what of it is lost the nodes tell (rule 8)."""
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    """Every layer of the checkpoint is written: make it whole, then tell the machine (Checkpointed)."""
+
+    step: int
+    loss: float
+    fingerprint: str
+    files: Mapping[int, tuple[File, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Add to the event log. ``fields`` are facts by name, in words or numbers as text."""
+
+    kind: str
+    text: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Ask | Persist | WriteManifest | Record
