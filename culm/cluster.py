@@ -157,7 +157,7 @@ class LocalCluster:
     def _start(self, name: str, words: list[str]) -> Child:
         log = self.folder / f"{name}.log"
         environment = {**self._environment, **self._environments.get(name, {})}
-        if words[0] == "stage":
+        if words[0] == "stage" and self.job.job.device == "cpu":  # CUDA outlives no fork
             child = Child.fork(words, log, environment)
         else:
             child = Child.start([sys.executable, "-m", "culm", *words], log, environment)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.data import Microbatches
+from pipeline.devices import device_of
 from pipeline.digest import hash_layer, weights_sha256
 from pipeline.job import Job
 from pipeline.model import ModelSource
@@ -29,7 +30,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     """Trains the job to its end. ``on_step(step, loss)`` follows every step. ``seconds`` counts the steps alone."""
     torch.set_num_threads(job.job.threads)
     source = ModelSource(job)
-    model = [source.build(index) for index in range(source.layer_count)]
+    device = device_of(job)
+    model = [source.build(index).to(device) for index in range(source.layer_count)]
     parameters = [p for layer in model for p in layer.parameters() if p.requires_grad]
     optimizer = source.optimizer(parameters)
     data = Microbatches(job, source.dataset())
@@ -43,7 +45,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         for pipeline in range(pipelines):
             optimizer.zero_grad()
             for index in range(microbatches):
-                x, target = data.microbatch(step, pipeline, index)
+                x, target = (part.to(device) for part in data.microbatch(step, pipeline, index))
                 for number, layer in enumerate(model):
                     seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
                     x = layer(x)

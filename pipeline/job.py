@@ -21,12 +21,15 @@ class _Section(BaseModel):
 
 
 class JobSection(_Section):
-    """What is run. ``threads``: torch's intra-op threads on every node; the bits of the result depend on it."""
+    """What is run. ``threads``: torch's intra-op threads on every node. ``device``: where every node computes, the CPU
+    or its first CUDA device. The bits of the result depend on both.
+    """
 
     name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "job"
     steps: Count
     seed: int = 0
     threads: Count = 1
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 class ModelSection(_Section):

@@ -149,13 +149,21 @@ class Compute:
             assert operand is not None, f"{work.instruction} has no input"
             with Keeping(self._device, work.redundant) as kept:
                 output = runner.forward(0, m, operand.to(self._device), target)
-            return Result(value=Value.single(output), kept_bytes=kept.size)
+            self._synchronize()
+            return Result(value=Value.single(output.cpu()), kept_bytes=kept.size)
         if work.instruction.op == "W":
             runner.backward_of_parameters(0, m)
+            self._synchronize()
             return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
         operand = operand.to(self._device) if operand is not None else None
         gradient = runner.backward(0, m, operand, work.accumulates)
+        self._synchronize()
         return Result(
-            value=Value.single(gradient) if gradient is not None else Value(()),
+            value=Value.single(gradient.cpu()) if gradient is not None else Value(()),
             accumulated=runner.accumulated(work.ships) if work.ships else None,
         )
+
+    def _synchronize(self) -> None:
+        """An instruction is over when its device is done: that is what its time is taken for, and sent after."""
+        if self._device.type != "cpu":
+            torch.cuda.synchronize(self._device)

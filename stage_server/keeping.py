@@ -1,9 +1,12 @@
-"""The graphs of redundant forwards: counted, and on an accelerator kept in the host's memory."""
+"""The graphs of redundant forwards: counted, limited, and on an accelerator kept in the host's memory."""
 
+import logging
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+
+log = logging.getLogger("culm.keeping")
 
 
 class Keeping:
@@ -37,3 +40,28 @@ class Keeping:
     def _unpack(self, kept: Any) -> torch.Tensor:
         tensor: torch.Tensor = kept
         return tensor.to(self._device)
+
+
+class Limit:
+    """On the memory, in bytes, that the graphs of one step's redundant forwards take."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept, self._step = 0, -1
+        self._told = False
+
+    def exceeded(self, step: int, size: int) -> bool:
+        """Whether with so much more the rest of the step is to go without redundant forwards; says so once."""
+        if self._step != step:
+            self._step, self._kept = step, 0
+        self._kept += size
+        if not size or self._kept <= self._most:
+            return False
+        if not self._told:
+            self._told = True
+            log.warning(
+                "redundant forwards of a step take more than %d MB (resilience.redundant_bytes): "
+                "the rest of each step goes without",
+                self._most // 10**6,
+            )
+        return True

@@ -81,7 +81,7 @@ class HeldLayer:
     def export(self) -> Value:
         """A copy of all state as at the step's beginning."""
         state = self._state()
-        return Value(tuple((name, tensor.clone()) for name, tensor in state.tensors))
+        return Value(tuple((name, tensor.to("cpu", copy=True)) for name, tensor in state.tensors))
 
     def lend(self) -> Loan:
         """All state as at the step's beginning, to be read from where it is."""

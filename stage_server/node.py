@@ -14,6 +14,7 @@ from pipeline.schedule import Instruction
 from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from protos import stage_pb2
+from stage_server import reports
 from stage_server.checkpointer import Checkpointer, Share
 from stage_server.compute import Compute
 from stage_server.durations import Durations
@@ -24,7 +25,6 @@ from stage_server.instructions import (
     Adopted,
     AnswerHello,
     Apply,
-    CommitOrder,
     Effect,
     FetchLayers,
     Forfeit,
@@ -39,11 +39,12 @@ from stage_server.instructions import (
     Send,
     Work,
 )
+from stage_server.keeping import Limit
 from stage_server.loan import Loan
 from stage_server.metrics import Reading
 from stage_server.orders import Orders
+from stage_server.peers import Peers
 from stage_server.receiver import Receiver
-from stage_server.sender import Sender
 from stage_server.slack import COMMIT, Slack
 from stage_server.times import Times, phase_of, redundant_share
 from stage_server.traffic import Traffic
@@ -68,7 +69,7 @@ class Node:
         self._faults = faults
         self._forfeit = forfeit
         self._changed = threading.Condition()
-        self._senders: dict[str, Sender] = {}
+        self._peers = Peers(self, faults)
         self._orders: Orders | None = None
         self._fetcher = Fetcher(self)
         self._reader = Checkpointer(job.checkpoint.url if job.checkpoint is not None else "", self)
@@ -76,8 +77,7 @@ class Node:
         self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
         self._durations = Durations()
         self._slack = Slack()
-        self._limit = job.resilience.redundant_bytes
-        self._kept, self._kept_in, self._told = 0, -1, False
+        self._limit = Limit(job.resilience.redundant_bytes)
         self._times = Times(time.monotonic())
         self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
@@ -128,7 +128,8 @@ class Node:
                 self._finished += isinstance(work, Run)
                 if isinstance(work, Run) and work.instruction.op == "F":
                     self._slack.ran(work.instruction.stage, time.monotonic() - began)
-                self._keep(result.kept_bytes)
+                if self._limit.exceeded(self.worker.version, result.kept_bytes):
+                    self.worker.ahead.stop()
                 self._running = ""
                 if isinstance(work, Save) and self._checkpointer is not None:
                     self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
@@ -137,8 +138,7 @@ class Node:
                     self._carry_out()
                 self._changed.notify_all()
             self._fault_after(work)
-        for sender in self._senders.values():
-            sender.close()
+        self._peers.close()
         self._reader.close(CHECKPOINT_PATIENCE)
         log.info("ends after %d instructions, at step %d", self._finished, self.worker.version)
 
@@ -172,21 +172,6 @@ class Node:
         work = self.worker.next_redundant()
         return work if work is not None and self._slack.fits(work.instruction.stage, now) else None
 
-    def _keep(self, count: int) -> None:
-        """Graphs of redundant forwards stay until the commit; beyond the limit the rest of the step goes without."""
-        if self._kept_in != self.worker.version:
-            self._kept_in, self._kept = self.worker.version, 0
-        self._kept += count
-        if count and self._kept > self._limit:
-            self.worker.ahead.stop()
-            if not self._told:
-                self._told = True
-                log.warning(
-                    "redundant forwards of a step take more than %d MB (resilience.redundant_bytes): "
-                    "the rest of each step goes without",
-                    self._limit // 10**6,
-                )
-
     def _fault_before(self, work: Work[Value] | Load) -> None:
         if isinstance(work, Run) and not work.redundant:
             kind = "forward" if work.instruction.op == "F" else "backward"
@@ -205,17 +190,17 @@ class Node:
     def _effect(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._has_sent = True
-            self._senders[effect.peer].send(effect.key)
+            self._peers.send(effect.peer, effect.key)
         elif isinstance(effect, Acknowledge):
             self.receiver.acknowledge(effect.peer, effect.key)
         elif isinstance(effect, Forfeit):
             self._forfeit(effect.why)
         elif isinstance(effect, SayHello):
-            self._senders[effect.peer].say_hello()
+            self._peers.say_hello(effect.peer)
         elif isinstance(effect, AnswerHello):
             self.receiver.answer_hello(effect.peer, effect.order, effect.era, effect.version)
         elif isinstance(effect, Adopted):
-            self._connect(effect.plan)
+            self._peers.connect(effect.plan, self.worker.node)
             self._note_stages(effect.plan)
         elif isinstance(effect, FetchLayers):
             assert self.worker.plan is not None
@@ -224,13 +209,12 @@ class Node:
         elif isinstance(effect, RestoreLayers):
             self._restore(effect)
         elif isinstance(effect, ReportCaughtUp):
-            layers = pb.CaughtUp(era=effect.era, first_layer=effect.first_layer, end_layer=effect.end_layer)
-            self._report(pb.AttendRequest(caught_up=layers))
+            self._report(reports.caught_up(effect))
         elif isinstance(effect, ReportReady):
-            self._report(self._ready(effect))
+            self._report(reports.ready(effect))
             self._faults.at(effect.step, "ready", f"{effect.stage}")
         else:
-            self._report(pb.AttendRequest(resumed=pb.Resumed(generation=effect.generation, stage=effect.stage)))
+            self._report(reports.resumed(effect))
 
     def _restore(self, effect: RestoreLayers) -> None:
         log.info("reading layers %s from %s", effect.layers, effect.folder)
@@ -246,27 +230,6 @@ class Node:
     def _report(self, request: pb.AttendRequest) -> None:
         if self._orders is not None:
             self._orders.report(request)
-
-    def _ready(self, fact: ReportReady) -> pb.AttendRequest:
-        ready = pb.Ready(
-            era=fact.era,
-            step=fact.step,
-            stage=fact.stage,
-            first_layer=fact.first_layer,
-            squared_norms=fact.squared_norms,
-            losses=fact.losses,
-            redone=fact.redone,
-        )
-        return pb.AttendRequest(ready=ready)
-
-    def _connect(self, plan: Plan) -> None:
-        wanted = {peer: plan.members[peer] for peer in plan.peers_of(self.worker.node)}
-        for peer, sender in list(self._senders.items()):
-            if wanted.get(peer) != sender.peer:
-                self._senders.pop(peer).close()
-        for peer, member in wanted.items():
-            if peer not in self._senders:
-                self._senders[peer] = Sender(member, self, self._faults)
 
     # ---- what senders ask (stage_server.sender.Source) --------------------------------------------------------------
 
@@ -371,12 +334,7 @@ class Node:
             self._after_event()
 
     def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None:
-        listed = [
-            pb.SavedFile(layer=layer, name=f.name, size=f.size, sha256=f.sha256)
-            for layer, x in files.items()
-            for f in x
-        ]
-        self._saved = pb.AttendRequest(saved=pb.Saved(era=era, step=step, files=listed))
+        self._saved = reports.saved(era, step, files)
         self._report(self._saved)
 
     def checkpoint_bad(self, step: int, why: str) -> None:
@@ -403,9 +361,9 @@ class Node:
             if self.worker.plan is not None:
                 available.plan.CopyFrom(plan_to_proto(self.worker.plan))
             if (commit := self.worker.last_commit) is not None:
-                available.last_commit.CopyFrom(_commit_to_proto(commit))
+                available.last_commit.CopyFrom(reports.commit_to_proto(commit))
             facts = [pb.AttendRequest(available=available)]
-            facts.extend(self._ready(fact) for fact in self.worker.repeat_facts())
+            facts.extend(reports.ready(fact) for fact in self.worker.repeat_facts())
             if self._saved is not None:
                 facts.append(self._saved)
             announce(facts)
@@ -451,12 +409,8 @@ class Node:
             if body == "plan":
                 self.worker.take_plan(plan_from_proto(order.plan))
             elif body == "commit":
-                commit = order.commit
-                plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
                 self._slack.arrived(COMMIT, time.monotonic())
-                self.worker.take_commit(
-                    CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss)
-                )
+                self.worker.take_commit(reports.commit_from_proto(order.commit))
             self._after_event()
 
     def _after_event(self) -> None:
@@ -469,10 +423,3 @@ def _words(work: Work[Value] | Load) -> str:
     if isinstance(work, Run):
         return str(work.instruction)
     return str(work) if isinstance(work, Load) else ""
-
-
-def _commit_to_proto(commit: CommitOrder) -> pb.Commit:
-    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
-    if commit.next_plan is not None:
-        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
-    return order

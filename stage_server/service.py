@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pipeline.channel import server_options
+from pipeline.devices import device_of
 from pipeline.errors import JobError
 from pipeline.exposition import Exposition
 from pipeline.job import parse_job
@@ -109,6 +110,7 @@ class StageServer:
             torch.set_num_threads(job.job.threads)
             source = ModelSource(job)
             costs = source.parameter_counts()
+            device = device_of(job)
         except JobError as error:
             self._orders.report(pb.AttendRequest(failed=pb.Failed(why=str(error))))
             self._end(2, str(error))
@@ -119,7 +121,7 @@ class StageServer:
         worker: Worker[Value] = Worker(
             self._name, self._incarnation, job.schedule, job.job.steps, every, eager, ship_every
         )
-        compute = Compute(job, source, torch.device("cpu"))
+        compute = Compute(job, source, device)
         compute.warm_up()
         node = Node(worker, compute, Faults(self._settings.kill_at), job, self._forfeit)
         node.receiver.serve(self._server)

@@ -1,0 +1,35 @@
+"""The streams to the peers that a plan names."""
+
+from pipeline.keys import Key
+from pipeline.plan import Plan
+from stage_server.faults import Faults
+from stage_server.sender import Sender, Source
+
+
+class Peers:
+    """A sender for each peer; one lock guards it, its node's."""
+
+    def __init__(self, source: Source, faults: Faults) -> None:
+        self._source = source
+        self._faults = faults
+        self._senders: dict[str, Sender] = {}
+
+    def connect(self, plan: Plan, node: str) -> None:
+        """Streams to those to whom the node sends under the plan; the others, and those of older incarnations, end."""
+        wanted = {peer: plan.members[peer] for peer in plan.peers_of(node)}
+        for peer, sender in list(self._senders.items()):
+            if wanted.get(peer) != sender.peer:
+                self._senders.pop(peer).close()
+        for peer, member in wanted.items():
+            if peer not in self._senders:
+                self._senders[peer] = Sender(member, self._source, self._faults)
+
+    def send(self, peer: str, key: Key) -> None:
+        self._senders[peer].send(key)
+
+    def say_hello(self, peer: str) -> None:
+        self._senders[peer].say_hello()
+
+    def close(self) -> None:
+        for sender in self._senders.values():
+            sender.close()

@@ -1,0 +1,48 @@
+"""A node's facts as messages to its coordinator, and the coordinator's commits as orders."""
+
+from pipeline.manifest import File
+from pipeline.messages import plan_from_proto, plan_to_proto
+from protos import coordinator_pb2 as pb
+from stage_server.instructions import CommitOrder, ReportCaughtUp, ReportReady, ReportResumed
+
+
+def ready(fact: ReportReady) -> pb.AttendRequest:
+    message = pb.Ready(
+        era=fact.era,
+        step=fact.step,
+        stage=fact.stage,
+        first_layer=fact.first_layer,
+        squared_norms=fact.squared_norms,
+        losses=fact.losses,
+        redone=fact.redone,
+    )
+    return pb.AttendRequest(ready=message)
+
+
+def caught_up(fact: ReportCaughtUp) -> pb.AttendRequest:
+    layers = pb.CaughtUp(era=fact.era, first_layer=fact.first_layer, end_layer=fact.end_layer)
+    return pb.AttendRequest(caught_up=layers)
+
+
+def resumed(fact: ReportResumed) -> pb.AttendRequest:
+    return pb.AttendRequest(resumed=pb.Resumed(generation=fact.generation, stage=fact.stage))
+
+
+def saved(era: int, step: int, files: dict[int, tuple[File, ...]]) -> pb.AttendRequest:
+    """This node's share of a checkpoint is written: its files by layer."""
+    listed = [
+        pb.SavedFile(layer=layer, name=f.name, size=f.size, sha256=f.sha256) for layer, x in files.items() for f in x
+    ]
+    return pb.AttendRequest(saved=pb.Saved(era=era, step=step, files=listed))
+
+
+def commit_to_proto(commit: CommitOrder) -> pb.Commit:
+    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+    return order
+
+
+def commit_from_proto(commit: pb.Commit) -> CommitOrder:
+    plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
+    return CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss)

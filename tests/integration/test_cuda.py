@@ -1,0 +1,35 @@
+"""A job on an accelerator: a kill changes no bit there either. Runs where there is one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from culm.cluster import LocalCluster
+from culm.kills import Kill
+from culm.plain_loop import run_plain
+from culm.training import train
+from pipeline.devices import device_of
+from pipeline.errors import JobError
+from pipeline.job import load_job
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
+@pytest.mark.parametrize("redundancy", ["lazy", "eager"])
+def test_a_kill_on_an_accelerator_changes_no_bit(redundancy: str, tmp_path: Path) -> None:
+    changes = ["job.device=cuda", "job.steps=12", "pipeline.stages=3", f"resilience.redundancy={redundancy}"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", changes)
+    with LocalCluster(job, EXAMPLES, 3, [Kill("n1", 6, "1B2")], folder=tmp_path / "run") as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+    plain = run_plain(job)
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a CUDA device")
+def test_a_machine_without_an_accelerator_says_so() -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.device=cuda"])
+    with pytest.raises(JobError, match=r"no CUDA device.*job\.device|job\.device.*no CUDA device"):
+        device_of(job)
