@@ -35,8 +35,9 @@ TAIL = """
 The dot is the median, the bar the spread of the rounds; what lies far beyond floor or aim is drawn at the edge.
 
 - Throughput and CPU: a stream of tensors from process to process, beside gloo's send and recv; CPU of both sides.
-- Paced steps: layers that take 10 ms forward and 20 ms backward off the CPU stand for accelerators that do not share
-  this machine's cores; M = 2 P. The ideal is (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
+- Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all of
+  it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is
+  (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
@@ -47,6 +48,8 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   not: a start is 2.4 s of a core's time, so that on two idle cores some 2.5 s of what it loses, and on busy ones more,
   would be less with a core for each. `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second
   copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
+- Coordinator: nodes that attend a real coordinator and compute nothing, on the machine's other core; the worst of ten
+  losses a round, from the moment when a stream ends to the moment when the last node has its plan; a commit of eight.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 
