@@ -15,6 +15,7 @@ from pipeline.job import Job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 
+PROMPT_SECONDS = 0.05  # between two looks where something is to be done at a certain step
 POLL_SECONDS = 0.25
 CHECKPOINT_SECONDS = 60.0
 
@@ -56,7 +57,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 done_at = done_at or time.monotonic()
                 if _checkpointed(status, cluster.job, done_at):
                     break
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS if disturb is None else PROMPT_SECONDS)
         outcome.layers = gather(stub, cluster.check)
     outcome.sha256 = weights_sha256(outcome.layers)
     return outcome

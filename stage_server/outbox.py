@@ -61,7 +61,7 @@ class Outbox(Generic[V]):
 
     def _is_awaited(self, key: Key, step: int, plan: Plan) -> bool:
         late = key.kind is Kind.REDUCED and key.step >= step - COMMITS_TO_WAIT
-        return late and any(n not in plan.stages[key.stage].owners for n in self.unacknowledged(key, plan))
+        return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
 
     def forget_stage(self, stage: int) -> None:
         """Drops what a stage produced: its work belongs to another node now."""
