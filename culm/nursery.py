@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 PR_SET_PDEATHSIG = 1
 
@@ -41,6 +42,10 @@ def die_with_parent() -> None:
 def _become(words: list[str], log: str, environment: dict[str, str], folder: str) -> None:
     """In the fork: as if the command had been started as a process of its own."""
     die_with_parent()
+    # The process that forks ends when nobody can ask it any more, and its nodes with it: they are not to keep it alive.
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
     os.setsid()  # the terminal's Ctrl-C is for the launcher
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
