@@ -102,7 +102,8 @@ def test_a_port_in_use(taken_port: int, tmp_path: Path) -> None:
     assert "port in use" in the_one_line(culm("coordinator", "--job", DIGITS, "--listen", address, folder=tmp_path))
 
 
-def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_launcher_that_ends_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "culm", "run", DIGITS, "--set", "job.steps=100000"],
@@ -119,11 +120,11 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
             break
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 5, "redis, a coordinator and three nodes"
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.communicate(timeout=30)
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive, f"left running: {alive}"
-    assert process.returncode == 130
+    assert process.returncode == code
 
 
 def test_verify_says_identical(tmp_path: Path) -> None:
