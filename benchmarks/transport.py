@@ -1,7 +1,8 @@
 """Tensors from process to process: Culm's own sender and receiver against gloo's send and recv.
 
-``python -m benchmarks.transport`` runs both in turn, round by round, and prints throughput and CPU seconds per GB of
-both sides together. Each measure is of a stream of tensors of one size, as stages exchange them.
+``python -m benchmarks.transport`` runs them in turn, round by round, and prints throughput and CPU seconds per GB of
+both sides together. Each measure is of a stream of tensors of one size, as stages exchange them: between nodes of one
+machine, which share memory, and as between two machines, where every byte goes over the stream.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+WAYS = ("culm", "stream", "gloo")
 SIZES = (1, 4, 16, 64)  # MiB
 TOTAL = 768  # MiB a measure
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}  # as nodes have it
@@ -34,21 +36,18 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, metavar="MIB")
     arguments = parser.parse_args()
     for mib in arguments.sizes:
-        speeds, costs = [], []
+        rounds: list[dict[str, tuple[float, float]]] = []
         for number in range(arguments.rounds):
-            (ours, own_cpu), (gloo, gloo_cpu) = measure("culm", mib), measure("gloo", mib)
-            speeds.append(ours / gloo)
-            costs.append(own_cpu / gloo_cpu)
+            rounds.append({way: measure(way, mib) for way in WAYS})
+            told = (f"{way} {speed:.2f} GB/s {used:.2f} CPU s/GB" for way, (speed, used) in rounds[-1].items())
+            print(f"{mib} MiB round {number}: {', '.join(told)}", flush=True)
+        for way in WAYS[:-1]:
+            speeds, costs = ([one[way][i] / one["gloo"][i] for one in rounds] for i in (0, 1))
             print(
-                f"{mib} MiB round {number}: culm {ours:.2f} GB/s {own_cpu:.2f} CPU s/GB, "
-                f"gloo {gloo:.2f} GB/s {gloo_cpu:.2f} CPU s/GB",
+                f"{mib} MiB: {way}: {statistics.median(speeds):.2f} of gloo's speed ({min(speeds):.2f} to "
+                f"{max(speeds):.2f}), {statistics.median(costs):.2f} of its CPU ({min(costs):.2f} to {max(costs):.2f})",
                 flush=True,
             )
-        print(
-            f"{mib} MiB: {statistics.median(speeds):.2f} of gloo's speed ({min(speeds):.2f} to {max(speeds):.2f}), "
-            f"{statistics.median(costs):.2f} of its CPU ({min(costs):.2f} to {max(costs):.2f})",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Two processes that pass tensors: ``python -m benchmarks.transport_peers culm|gloo MIB COUNT`` prints what it took."""
+"""Two processes that pass tensors: ``python -m benchmarks.transport_peers WAY MIB COUNT`` prints what it took.
+
+Ways: ``culm``, as nodes of one machine pass them; ``stream``, as nodes of two machines; ``gloo``.
+"""
 
 import json
 import os
@@ -6,8 +9,9 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -111,12 +115,13 @@ def take(pipe: "Connection[Any, Any]", count: int) -> None:
     server.stop(None)
 
 
-def culm(mib: int, count: int) -> dict[str, float]:
+def culm(mib: int, count: int, one_machine: bool = True) -> dict[str, float]:
+    """Without ``one_machine`` as between machines: every byte goes over the stream."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=take, args=(theirs, count))
     process.start()
     giver = Giver(torch.ones(mib << 18))
-    sender = Sender(Member("n1", 1, f"127.0.0.1:{ours.recv()}"), giver, Faults(()))
+    sender = Sender(Member("n1", 1, f"127.0.0.1:{ours.recv()}"), giver, Faults(()), one_machine)
 
     def pass_on(first: int, last: int) -> None:
         for index in range(first, last):
@@ -167,4 +172,6 @@ def gloo(mib: int, count: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     way, mib, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    print(json.dumps((culm if way == "culm" else gloo)(mib, count)))
+    ways: dict[str, Callable[[int, int], dict[str, float]]]
+    ways = {"culm": culm, "stream": partial(culm, one_machine=False), "gloo": gloo}
+    print(json.dumps(ways[way](mib, count)))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from pipeline.buffers import Buffers
@@ -75,14 +76,15 @@ class Assembler:
     def __init__(self, header: tensor_pb2.ValueHeader) -> None:
         self._header = header
         self._buffer = BUFFERS.take(header.total_bytes)
-        self._bytes = memoryview(self._buffer.numpy() if header.total_bytes else bytearray())  # type: ignore[arg-type]
+        self._bytes = self._buffer.numpy()
         self._received = 0
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         """Takes the next piece. Raises ValueError if it does not follow the one before."""
         if offset != self._received or offset + len(payload) > self._header.total_bytes:
             raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")
-        self._bytes[offset : offset + len(payload)] = payload
+        if payload:
+            self._bytes[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
         self._received += len(payload)
 
     @property

@@ -29,10 +29,15 @@ class Hello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
     term: _builtins.int
     generation: _builtins.int
+    @_builtins.property
+    def memory(self) -> Global___Memory:
+        """Only in the first Hello of a stream, and only where both ends seem to be on one machine."""
+
     def __init__(
         self,
         *,
@@ -40,14 +45,45 @@ class Hello(_message.Message):
         incarnation: _builtins.int = ...,
         term: _builtins.int = ...,
         generation: _builtins.int = ...,
+        memory: Global___Memory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "node", b"node", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "memory", b"memory", "node", b"node", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Hello: _TypeAlias = Hello  # noqa: Y015
+
+@_typing.final
+class Memory(_message.Message):
+    """Memory of the sender that a receiver on its machine can map: pieces of tensors in its slots stay off the stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PID_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    pid: _builtins.int
+    """The sender's process, as it sees itself."""
+    file: _builtins.int
+    """An open file of that process."""
+    secret: _builtins.bytes
+    """What the memory begins with: a process of the same number elsewhere does not have it."""
+    def __init__(
+        self,
+        *,
+        pid: _builtins.int = ...,
+        file: _builtins.int = ...,
+        secret: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "pid", b"pid", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Memory: _TypeAlias = Memory  # noqa: Y015
 
 @_typing.final
 class End(_message.Message):
@@ -136,24 +172,34 @@ class DeliverResponse(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
     SYNCED_FIELD_NUMBER: _builtins.int
+    MEMORY_OPENED_FIELD_NUMBER: _builtins.int
+    FREE_SLOTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The receiver's incarnation: an acknowledgement dies with it."""
+    memory_opened: _builtins.bool
+    """The sender's memory can be read from here; said once, after the Hello that offered it."""
     @_builtins.property
     def acknowledged(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Key]:
         """Tensors that the receiver has taken, or no longer needs."""
 
     @_builtins.property
     def synced(self) -> Global___Synced: ...
+    @_builtins.property
+    def free_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Credits: slots of the sender's memory that were copied out and may be used again."""
+
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
         acknowledged: _abc.Iterable[_tensor_pb2.Key] | None = ...,
         synced: Global___Synced | None = ...,
+        memory_opened: _builtins.bool = ...,
+        free_slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["synced", b"synced"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "incarnation", b"incarnation", "synced", b"synced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "free_slots", b"free_slots", "incarnation", b"incarnation", "memory_opened", b"memory_opened", "synced", b"synced"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

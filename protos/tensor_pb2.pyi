@@ -165,6 +165,30 @@ class ValueHeader(_message.Message):
 Global___ValueHeader: _TypeAlias = ValueHeader  # noqa: Y015
 
 @_typing.final
+class Slot(_message.Message):
+    """Where a piece lies in the sender's memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    size: _builtins.int
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Slot: _TypeAlias = Slot  # noqa: Y015
+
+@_typing.final
 class Chunk(_message.Message):
     """A piece of a value. The first piece carries the header; the pieces follow each other in order on one stream."""
 
@@ -176,6 +200,7 @@ class Chunk(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
     payload: _builtins.bytes
     """Little-endian contiguous bytes. First field, so that a hand-written codec can point at it."""
     offset: _builtins.int
@@ -188,6 +213,10 @@ class Chunk(_message.Message):
     def header(self) -> Global___ValueHeader:
         """Only in the piece with offset 0."""
 
+    @_builtins.property
+    def slot(self) -> Global___Slot:
+        """Instead of the payload, between processes of one machine."""
+
     def __init__(
         self,
         *,
@@ -197,10 +226,11 @@ class Chunk(_message.Message):
         header: Global___ValueHeader | None = ...,
         generation: _builtins.int = ...,
         term: _builtins.int = ...,
+        slot: Global___Slot | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "key", b"key", "slot", b"slot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "key", b"key", "offset", b"offset", "payload", b"payload", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "header", b"header", "key", b"key", "offset", b"offset", "payload", b"payload", "slot", b"slot", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

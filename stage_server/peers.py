@@ -4,6 +4,7 @@ from pipeline.keys import Key
 from pipeline.plan import Plan
 from stage_server.faults import Faults
 from stage_server.sender import Sender, Source
+from stage_server.slots import of_one_machine
 
 
 class Peers:
@@ -16,13 +17,14 @@ class Peers:
 
     def connect(self, plan: Plan, node: str) -> None:
         """Streams to those to whom the node sends under the plan; the others, and those of older incarnations, end."""
+        own = plan.members[node].address if node in plan.members else ""
         wanted = {peer: plan.members[peer] for peer in plan.peers_of(node)}
         for peer, sender in list(self._senders.items()):
             if wanted.get(peer) != sender.peer:
                 self._senders.pop(peer).close()
         for peer, member in wanted.items():
             if peer not in self._senders:
-                self._senders[peer] = Sender(member, self._source, self._faults)
+                self._senders[peer] = Sender(member, self._source, self._faults, of_one_machine(own, member.address))
 
     def send(self, peer: str, key: Key) -> None:
         self._senders[peer].send(key)

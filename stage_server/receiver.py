@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc
@@ -15,14 +16,23 @@ from pipeline.pace import Pace
 from pipeline.plan import PlanOrder
 from pipeline.values import Value
 from pipeline.wire import Assembler, header_of
-from protos import stage_pb2
+from protos import stage_pb2, tensor_pb2
 from stage_server.loan import Loan
 from stage_server.plane import Received, add_to_server
+from stage_server.slots import SharedSlots
 
 log = logging.getLogger("culm.receiver")
 
 AFTERWARDS = 0.002  # seconds until a tensor is acknowledged: whoever computes with it goes first, and others go along
-Answers = queue.SimpleQueue[Key | stage_pb2.Synced | None]  # to one stream, in order; None: it has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The sender's memory can be read."""
+
+
+Answer = Key | stage_pb2.Synced | tensor_pb2.Slot | Opened
+Answers = queue.SimpleQueue[Answer | None]  # to one stream, in order; None: it has ended
 
 
 class Sink(Protocol):
@@ -80,7 +90,7 @@ class Receiver:
     ) -> Iterator[stage_pb2.DeliverResponse]:
         answers: Answers = queue.SimpleQueue()
         threading.Thread(target=self._read, args=(request_iterator, answers), name="receive", daemon=True).start()
-        batch: list[Key | stage_pb2.Synced | None] = []
+        batch: list[Answer | None] = []
         while not batch or batch[-1] is not None:
             batch = [answers.get()]
             if isinstance(batch[0], Key):
@@ -91,6 +101,10 @@ class Receiver:
             for answer in batch:
                 if isinstance(answer, Key):
                     response.acknowledged.append(key_to_proto(answer))
+                elif isinstance(answer, tensor_pb2.Slot):
+                    response.free_slots.append(answer.number)
+                elif isinstance(answer, Opened):
+                    response.memory_opened = True
                 elif answer is not None:
                     response.synced.CopyFrom(answer)  # of several the last: it answers to the newest plan
             yield response
@@ -98,11 +112,14 @@ class Receiver:
     def _read(self, requests: Iterator[Received], answers: "Answers") -> None:
         peer, incarnation, ended = "", 0, False
         assembler: Assembler | None = None
+        slots: SharedSlots | None = None
         try:
             for received in requests:
-                request, chunk = received.request, received.chunk
+                request, chunk, payload = received.request, received.chunk, received.payload
                 if chunk is None and request.HasField("hello"):
                     peer, incarnation = request.hello.node, request.hello.incarnation
+                    if request.hello.HasField("memory") and (slots := _open(request.hello)) is not None:
+                        answers.put(Opened())
                     with self._lock:
                         self._answers[peer] = answers
                     self._sink.heard_hello(peer, incarnation, (request.hello.term, request.hello.generation))
@@ -112,8 +129,13 @@ class Receiver:
                         assembler = Assembler(chunk.header)
                         self._sink.receiving(key)
                     assert assembler is not None, "a tensor's first piece carries its header"
-                    assembler.add(chunk.offset, received.payload)
-                    self._sink.received(peer, len(received.payload))
+                    if chunk.HasField("slot"):
+                        assert slots is not None, "a slot of memory that was never opened"
+                        payload = slots.read(chunk.slot)
+                    assembler.add(chunk.offset, payload)
+                    if chunk.HasField("slot"):
+                        answers.put(chunk.slot)
+                    self._sink.received(peer, len(payload))
                     if assembler.complete:
                         order = (chunk.term, chunk.generation)
                         self._sink.deliver(peer, incarnation, order, key, assembler.value())
@@ -140,3 +162,11 @@ class Receiver:
                     yield response
         except LookupError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+
+def _open(hello: stage_pb2.Hello) -> SharedSlots | None:
+    try:
+        return SharedSlots(hello.memory)
+    except (OSError, ValueError) as error:
+        log.info("tensors of %s come over the stream: its memory cannot be shared: %s", hello.node, error)
+        return None

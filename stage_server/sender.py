@@ -21,6 +21,7 @@ from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
 from stage_server.faults import Faults
 from stage_server.plane import deliver, encode, encode_chunk
+from stage_server.slots import Slots
 
 log = logging.getLogger("culm.sender")
 
@@ -57,8 +58,10 @@ class Source(Protocol):
 class Sender:
     """Sends to one incarnation of one peer until ``close``; a broken stream is reported and tried again."""
 
-    def __init__(self, peer: Member, source: Source, faults: Faults) -> None:
+    def __init__(self, peer: Member, source: Source, faults: Faults, one_machine: bool = False) -> None:
+        """``one_machine``: the peer seems to run on this one, so that large pieces may go through shared memory."""
         self.peer = peer
+        self._one_machine = one_machine
         self._source = source
         self._faults = faults
         # Of the present stream alone: gRPC leaves a broken stream's requests waiting, and they would take from it.
@@ -96,16 +99,19 @@ class Sender:
     def _run(self) -> None:
         pause = SHORTEST_PAUSE
         while not self._closed.is_set():
+            slots = Slots() if self._one_machine else None
             try:
                 with open_channel(self.peer.address, "stage") as channel:
-                    for response in deliver(channel, self._requests(self._queue)):
+                    for response in deliver(channel, self._requests(self._queue, slots)):
                         pause = SHORTEST_PAUSE
-                        self._hear(response)
+                        self._hear(response, slots)
                 why = "its stream ended"
             except grpc.RpcError as error:
                 why = details(error)
             except JobError as error:  # this node's own certificate: a newer one may be there soon
                 why = str(error)
+            if slots is not None:
+                slots.close()
             self._begin_anew()
             if self._closed.is_set():
                 return
@@ -115,17 +121,24 @@ class Sender:
             self._closed.wait(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _hear(self, response: stage_pb2.DeliverResponse) -> None:
+    def _hear(self, response: stage_pb2.DeliverResponse, slots: Slots | None) -> None:
+        if slots is not None and response.memory_opened:
+            slots.opened()
+        if slots is not None and response.free_slots:
+            slots.give_back(response.free_slots)
         if response.acknowledged:
             self._source.acknowledged(self.peer, [key_from_proto(k) for k in response.acknowledged])
         if response.HasField("synced"):
             synced = response.synced
             self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
-    def _requests(self, items: "queue.SimpleQueue[Key | None]") -> Iterator[bytes]:
-        yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
+    def _requests(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
+        hello = self._source.greeting()
+        if slots is not None:
+            hello.memory.CopyFrom(slots.offer())
+        yield encode(stage_pb2.DeliverRequest(hello=hello))
         for key in self._source.unacknowledged(self.peer):
-            yield from self._tensor(key)
+            yield from self._tensor(key, slots)
         while True:
             item = items.get()
             if item is None:
@@ -134,9 +147,9 @@ class Sender:
             if item is self.HELLO:
                 yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
             else:
-                yield from self._tensor(item)
+                yield from self._tensor(item, slots)
 
-    def _tensor(self, key: Key) -> Iterator[bytes]:
+    def _tensor(self, key: Key, slots: Slots | None) -> Iterator[bytes]:
         found = self._source.outgoing(key, self.peer)
         if found is None:
             return
@@ -145,11 +158,14 @@ class Sender:
         began = time.monotonic()
         total = 0
         for offset, payload in chunks(value):
-            total = offset + sum(map(len, payload))
+            size = sum(map(len, payload))
+            total = offset + size
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term)
             if offset == 0:
                 chunk.header.CopyFrom(header_of(value))
-            self._source.sent(self.peer, sum(map(len, payload)))
+            if slots is not None and (slot := slots.put(payload)) is not None:
+                chunk.slot.number, chunk.slot.size, payload = slot, size, []
+            self._source.sent(self.peer, size)
             yield encode_chunk(payload, chunk)
             if key.kind in (Kind.REDUCED, Kind.ACCUMULATED):
                 self._faults.at(key.step, "ship", f"{key.stage}")

@@ -100,6 +100,20 @@ def test_a_kill_at_every_kind_of_instruction(
     assert loss["redone"] <= 2 * job.pipeline.microbatches
 
 
+LARGE = {"send": 1, "receive": 2, "ship": 0}  # kind of instruction -> the stage it strikes
+
+
+@pytest.mark.parametrize(("kind", "stage"), LARGE.items())
+def test_a_kill_while_large_tensors_pass_through_shared_memory(kind: str, stage: int, job: Job, tmp_path: Path) -> None:
+    """Activations of 512 KiB, gradients of 4 MiB."""
+    model = job.model.model_copy(update={"args": {"width": 1024, "hidden": 2}})
+    data, steps = job.data.model_copy(update={"microbatch": 128}), job.job.model_copy(update={"steps": 6})
+    job = job.model_copy(update={"model": model, "data": data, "job": steps})
+    outcome, _ = run(job, tmp_path / "run", [Kill(f"n{stage}", 3, kind)])
+    check(outcome, run_plain(job))
+    assert [loss["node"] for loss in outcome.losses_of_nodes] == [f"n{stage}"]
+
+
 def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tmp_path: Path) -> None:
     """SIGSTOP for good: no stream breaks, only heartbeats are missing."""
     outcome, counts = run(job, tmp_path / "run", [], Strike(5, signal.SIGSTOP, "n2"), heartbeat_timeout=2.0)

@@ -12,13 +12,16 @@ from pipeline.keys import Key, Kind
 from pipeline.messages import key_from_proto
 from pipeline.plan import Member, PlanOrder
 from pipeline.values import Value
+from pipeline.wire import CHUNK_BYTES
 from protos import stage_pb2
 from protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from stage_server.faults import Faults
 from stage_server.sender import Sender
+from stage_server.slots import SLOTS, SharedSlots
 
 PATIENCE = 30.0
 BREAKS = 3
+REPEATS = 4
 
 
 class BreakingPeer(StageServicer):
@@ -47,20 +50,57 @@ class BreakingPeer(StageServicer):
         yield from ()
 
 
-class Giver:
-    """Has a value for every key; nothing waits from before."""
+class SharingPeer(StageServicer):
+    """Reads the first stream's memory, never gives a slot back and breaks; the second stream's it cannot read."""
 
     def __init__(self) -> None:
+        self.offers: list[stage_pb2.Memory] = []
+        self.in_slots = bytearray()
+        self.on_the_stream: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def Deliver(  # noqa: N802
+        self, request_iterator: Iterator[stage_pb2.DeliverRequest], context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.DeliverResponse]:
+        shared: SharedSlots | None = None
+        slots = 0
+        for request in request_iterator:
+            if request.HasField("hello"):
+                self.offers.append(request.hello.memory)
+                if len(self.offers) == 1:
+                    shared = SharedSlots(request.hello.memory)
+                    yield stage_pb2.DeliverResponse(incarnation=1, memory_opened=True)
+            elif request.chunk.HasField("slot"):
+                assert shared is not None
+                assert request.chunk.payload == b""
+                self.in_slots += shared.read(request.chunk.slot)
+                slots += 1
+                if slots == SLOTS:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")
+            elif len(self.offers) == 2:
+                self.on_the_stream.put(request.chunk.payload)
+
+    def Fetch(  # noqa: N802
+        self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.FetchResponse]:
+        yield from ()
+
+
+class Giver:
+    """Has a value for every key; only what is in ``kept`` waits from before."""
+
+    def __init__(self, value: torch.Tensor | None = None) -> None:
         self.missed: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.kept: list[Key] = []
+        self._value = Value.single(value if value is not None else torch.ones(1))
 
     def greeting(self) -> stage_pb2.Hello:
         return stage_pb2.Hello(node="n0", incarnation=1)
 
     def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
-        return Value((("x", torch.ones(1)),)), (1, 1)
+        return self._value, (1, 1)
 
     def unacknowledged(self, peer: Member) -> list[Key]:
-        return []
+        return self.kept
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None: ...
 
@@ -93,3 +133,29 @@ def test_what_is_sent_after_broken_streams_arrives_whole_and_in_order() -> None:
     finally:
         sender.close()
         server.stop(None)
+
+
+def test_large_pieces_stay_off_the_stream_and_a_peer_that_holds_slots_back_stops_nothing() -> None:
+    server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    tensor = torch.arange((SLOTS + 2) * CHUNK_BYTES // 8)
+    whole = tensor.numpy().tobytes()
+    peer, giver = SharingPeer(), Giver(tensor)
+    add_StageServicer_to_server(peer, server)
+    server.start()
+    sender = Sender(Member("n1", 1, f"127.0.0.1:{port}"), giver, Faults(()), one_machine=True)
+    try:
+        key = Key(0, 0, 0, Kind.ACTIVATION, 0, 0)
+        giver.kept.append(key)
+        for _ in range(REPEATS):  # the first pieces may go before the sender hears that its memory is read
+            sender.send(key)
+        assert giver.missed.get(timeout=PATIENCE) == "the stream to it broke: the link broke"
+        again = b"".join(peer.on_the_stream.get(timeout=PATIENCE) for _ in range(SLOTS + 2))
+    finally:
+        sender.close()
+        server.stop(None)
+    assert again == whole
+    assert len(peer.in_slots) == SLOTS * CHUNK_BYTES
+    assert bytes(peer.in_slots) in whole * (1 + REPEATS)
+    first, second = peer.offers
+    assert first.secret != second.secret
