@@ -33,6 +33,7 @@ class Stage:
         self._step = 0
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
         self._losses: dict[tuple[int, int], float] = {}
+        self._share: torch.Tensor | None = None
         self._split = SplitBackward(self._parameters()) if splits else None
 
     def _parameters(self) -> list[torch.nn.Parameter]:
@@ -98,14 +99,19 @@ class Stage:
 
     def _backward(self, at: tuple[int, int], gradient: torch.Tensor | None) -> torch.Tensor | None:
         x, output = self._graphs.pop(at)
-        if self._split is not None:
-            scaled = output / self._parts if self._last else output
-            return self._split.of_input(at, x, scaled, gradient)
         if self._last:
-            (output / self._parts).backward()  # type: ignore[no-untyped-call]
-        elif gradient is not None and output.requires_grad:
+            gradient = self._share_of(output)
+        if self._split is not None:
+            return self._split.of_input(at, x, output, gradient)
+        if gradient is not None and output.requires_grad:
             torch.autograd.backward(output, gradient)
         return x.grad if not self._first else None
+
+    def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
+        """What one microbatch's loss is of the step's: the gradient that ``loss / parts`` would pass on, made once."""
+        if self._share is None:
+            self._share = torch.ones_like(loss) / self._parts
+        return self._share
 
     def backward_of_parameters(self, pipeline: int, microbatch: int) -> None:
         """The second half of a backward that is split."""
