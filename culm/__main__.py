@@ -23,6 +23,7 @@ MODULES = {
     "health": "health",
     "certs": "certs",
     "checkpoint": "checkpoint",
+    "simulate": "simulate",
     "coordinator": "serve",
     "stage": "serve",
     "doctor": "doctor",

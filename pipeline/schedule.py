@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from typing import Literal, NamedTuple
 
 Pass = Literal["F", "B", "W"]
@@ -168,28 +169,29 @@ def timetable(worker_of: Sequence[int], schedule: Schedule) -> tuple[Slot, ...]:
     The slots come in order of start, so that the order restricted to any subset of unfinished work never deadlocks.
     """
     stages = len(worker_of)
-    heads = [schedule.order(s, stages) for s in range(stages)]
+    orders = [schedule.order(s, stages) for s in range(stages)]
     position = [0] * stages
     free = dict.fromkeys(worker_of, 0.0)
     end: dict[Instruction, float] = {}
     slots: list[Slot] = []
-    for _ in range(sum(map(len, heads))):
-        best: tuple[float, int, Instruction] | None = None
-        for s in range(stages):
-            if position[s] == len(heads[s]):
+    # Heads whose inputs are there, by the earliest moment known: it may have become later, never earlier.
+    ready = [(0.0, 0, 0)]
+    while ready:
+        known, _, s = heappop(ready)
+        head = orders[s][position[s]]
+        start = max([free[worker_of[s]], *(end[n] for n in inputs_of(head, stages))])
+        if start > known:
+            heappush(ready, (start, -s, s))
+            continue
+        end[head] = free[worker_of[s]] = start + schedule.cost(head)
+        position[s] += 1
+        slots.append(Slot(head, worker_of[s], start, end[head]))
+        for near in (s - 1, s, s + 1):
+            if not 0 <= near < stages or position[near] == len(orders[near]):
                 continue
-            head = heads[s][position[s]]
-            needs = inputs_of(head, stages)
-            if any(n not in end for n in needs):
-                continue
-            start = max([free[worker_of[s]], *(end[n] for n in needs)])
-            if best is None or (start, -s) < (best[0], best[1]):
-                best = (start, -s, head)
-        assert best is not None, "these orders over any placement have a head that can run"
-        start, _, head = best
-        end[head] = free[worker_of[head.stage]] = start + schedule.cost(head)
-        position[head.stage] += 1
-        slots.append(Slot(head, worker_of[head.stage], start, end[head]))
+            needs = inputs_of(orders[near][position[near]], stages)
+            if (near == s or head in needs) and all(n in end for n in needs):
+                heappush(ready, (max([free[worker_of[near]], *(end[n] for n in needs)]), -near, near))
     return tuple(slots)
 
 
@@ -198,17 +200,22 @@ def _order(worker_of: tuple[int, ...], schedule: Schedule) -> tuple[Instruction,
     return tuple(slot.instruction for slot in timetable(worker_of, schedule))
 
 
-def program(owners: Sequence[str], node: str, schedule: Schedule) -> tuple[Instruction, ...]:
-    """What the node runs in one step, in order, when ``owners[stage]`` hosts each stage.
+def programs(owners: Sequence[str], schedule: Schedule) -> dict[str, tuple[Instruction, ...]]:
+    """What every node runs in one step, in order, when ``owners[stage]`` hosts each stage.
 
     Every node derives it from the plan alone, so all agree on one order of the whole step; leaving out what is done
     keeps it free of deadlock.
     """
     index = {name: i for i, name in enumerate(dict.fromkeys(owners))}
-    if node not in index:
-        return ()
-    order = _order(tuple(index[name] for name in owners), schedule)
-    return tuple(i for i in order if owners[i.stage] == node)
+    found: dict[str, list[Instruction]] = {name: [] for name in index}
+    for instruction in _order(tuple(index[name] for name in owners), schedule):
+        found[owners[instruction.stage]].append(instruction)
+    return {name: tuple(mine) for name, mine in found.items()}
+
+
+def program(owners: Sequence[str], node: str, schedule: Schedule) -> tuple[Instruction, ...]:
+    """What one node runs: nothing if it hosts no stage."""
+    return programs(owners, schedule).get(node, ())
 
 
 def bubble_fraction(slots: Sequence[Slot]) -> float:

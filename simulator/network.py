@@ -13,6 +13,11 @@ class Clock:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
+    @property
+    def next_at(self) -> float:
+        """When the next thing comes; infinity if nothing does."""
+        return self._heap[0][0] if self._heap else float("inf")
+
     def after(self, delay: float, action: Callable[[], None]) -> None:
         self.at(self.now + delay, action)
 

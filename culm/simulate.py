@@ -1,0 +1,86 @@
+"""``culm simulate``: what a trace of machines that come and go would have meant, for Culm and for others."""
+
+import argparse
+import json
+from collections.abc import Iterator
+
+from pipeline.errors import JobError
+from simulator.account import Row
+from simulator.compare import COLUMNS, as_json, cells, rows
+from simulator.market import hourly
+from simulator.profile import Cluster
+from simulator.trace import Change, read_trace, write_trace
+from simulator.workload import PUBLISHED, SPOT
+
+HOUR = 3600.0
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "simulate",
+        help="what a trace of machines that come and go would have meant",
+        description="Runs Culm's own decisions, and the published rules of others, over the same machines under a "
+        "virtual clock. See docs/simulator.md.",
+        epilog="examples:\n"
+        "  culm simulate --trace p3.csv\n"
+        "  culm simulate --hourly 0.10 --hours 24 --seed 7\n"
+        "  culm simulate --hourly 0.10 --hours 24 --write-trace drawn.jsonl",
+    )
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--trace", metavar="FILE", help="time_ms,add|remove,node; date, time, count; or JSON lines")
+    source.add_argument("--hourly", type=float, metavar="P", help="draw one: each machine goes within an hour with P")
+    parser.add_argument("--hours", type=float, metavar="H", help="of the trace; otherwise all of it, or 24 drawn ones")
+    parser.add_argument("--model", choices=PUBLISHED, default="bert", help="step times as published; default: bert")
+    parser.add_argument("--price", type=float, default=SPOT, metavar="$/H", help="of a machine the trace has none for")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn; the same seed gives the same output")
+    parser.add_argument("--write-trace", metavar="FILE", help="also write the trace, as JSON lines")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=simulate)
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    changes, seconds = _machines(arguments)
+    if arguments.write_trace:
+        try:
+            with open(arguments.write_trace, "w", encoding="utf-8") as file:
+                file.write(write_trace(changes))
+        except OSError as error:
+            what, mend = f"the trace cannot be written ({error.strerror})", "give the path of a file to write"
+            raise JobError(what, arguments.write_trace, mend) from error
+    found = rows(changes, PUBLISHED[arguments.model], seconds, Cluster(per_hour=arguments.price))
+    if arguments.json:
+        told = {"seed": arguments.seed, "model": arguments.model, "seconds": seconds}
+        print(json.dumps({**told, "rows": as_json(list(found))}))
+        return 0
+    _show(found, f"{arguments.model}, {seconds / HOUR:.1f} h")
+    return 0
+
+
+def _machines(arguments: argparse.Namespace) -> tuple[list[Change], float]:
+    hours = arguments.hours
+    if hours is not None and not 0 < hours < float("inf"):
+        raise JobError(f"{hours} hours cannot be simulated", "--hours", "give a number above 0")
+    if arguments.price < 0:
+        raise JobError(f"{arguments.price} dollars cannot be paid", "--price", "give 0 or more")
+    if arguments.trace is not None:
+        changes = read_trace(arguments.trace)
+        return changes, hours * HOUR if hours is not None else changes[-1].at
+    if not 0 <= arguments.hourly <= 1:
+        raise JobError(f"{arguments.hourly} is no probability", "--hourly", "give 0 to 1")
+    hours = hours if hours is not None else 24.0
+    machines = PUBLISHED[arguments.model].machines
+    return hourly(arguments.seed, machines, arguments.hourly, -int(-hours // 1)), hours * HOUR
+
+
+def _show(found: Iterator[Row], title: str) -> None:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    table = Table(*COLUMNS, box=None, title=title, title_justify="left")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    with Live(table, console=Console(), auto_refresh=False) as live:
+        for row in found:
+            table.add_row(*cells(row))
+            live.refresh()

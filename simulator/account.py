@@ -1,0 +1,146 @@
+"""What a simulated run came to: machines rented, steps taken, where the time went. And the row that is shown of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import mean
+
+HOUR = 3600.0
+
+
+class Use(StrEnum):
+    """What a run's wall time is spent on; every moment on one of these."""
+
+    USEFUL = "useful"  # steps that stay, as long as they take without losses and redundancy
+    REDUNDANCY = "redundancy"  # by what redundancy makes them longer
+    SEEDING = "seeding"  # by what state on its way to new holders makes them longer
+    REDONE = "redone"  # work done again after a loss, and what it takes to notice and begin
+    WAITING = "waiting"  # for machines, or while the run is set up anew
+    ROLLBACK = "rollback"  # steps that were lost, and loading what they are done again from
+
+
+@dataclass(frozen=True)
+class Row:
+    """The columns of Bamboo's simulator (its Table 3), and the breakdown of the wall time in seconds.
+
+    ``value``: samples/s for each $/h, averaged over the time from the first step's beginning. ``exposed_seconds``: for
+    how long some stage had no hot standby, beside the rest.
+    """
+
+    strategy: str
+    preemptions: int
+    interval_hours: float  # between two preemptions
+    lifetime_hours: float  # of a machine
+    fatal: int  # losses after which the run began anew from a checkpoint, or all nodes met again
+    nodes: float
+    throughput: float  # samples/s
+    cost_per_hour: float
+    value: float
+    steps: int
+    samples: float
+    seconds: float
+    cost: float
+    spent: dict[str, float] = field(default_factory=dict)
+    exposed_seconds: float = 0.0
+
+
+@dataclass
+class Account:
+    """Told what happens in order of time (seconds), it adds up."""
+
+    began: float | None = None  # when the first step began
+    now: float = 0.0
+    steps: float = 0
+    samples: float = 0.0
+    cost: float = 0.0
+    node_seconds: float = 0.0
+    fatal: int = 0
+    exposed_seconds: float = 0.0
+    spent: dict[Use, float] = field(default_factory=lambda: dict.fromkeys(Use, 0.0))
+    _rented: dict[str, tuple[float, float]] = field(default_factory=dict)  # machine -> since when, dollars an hour
+    _per_hour: float = 0.0
+    _lifetimes: list[float] = field(default_factory=list)
+    _gone_at: list[float] = field(default_factory=list)
+    _step_began: tuple[float, float] = (0.0, 0.0)  # when, and what had been paid by then
+    _value: float = 0.0  # samples/s for each $/h, times seconds
+
+    def pass_to(self, now: float, use: Use | None = None) -> None:
+        """Time goes on to ``now``, spent on ``use``; None where the caller books it otherwise."""
+        seconds = now - self.now
+        assert seconds >= 0.0, f"time goes back from {self.now} to {now}"
+        self.cost += self._per_hour * seconds / HOUR
+        self.node_seconds += len(self._rented) * seconds
+        if use is not None:
+            self.spent[use] += seconds
+        self.now = now
+
+    def rent(self, node: str, per_hour: float) -> None:
+        self._rented[node] = (self.now, per_hour)
+        self._per_hour += per_hour
+
+    def release(self, node: str, preempted: bool) -> None:
+        since, _ = self._rented.pop(node)
+        self._per_hour = sum(rate for _, rate in self._rented.values())
+        self._lifetimes.append(self.now - since)
+        if preempted:
+            self._gone_at.append(self.now)
+
+    @property
+    def rented(self) -> set[str]:
+        return set(self._rented)
+
+    def begin(self) -> None:
+        """The first step begins."""
+        if self.began is None:
+            self.began = self.now
+            self._step_began = (self.now, self.cost)
+
+    def step(self, samples: float, steps: float = 1) -> None:
+        """So many steps, alike and one after another, have just been taken; each of so many samples.
+
+        Steps may be in parts, where a rule knows nothing smaller than a rate.
+        """
+        then, paid = self._step_began
+        self._step_began = (self.now, self.cost)
+        self.steps += steps
+        self.samples += steps * samples
+        # samples/s over $/h, times the seconds that it held: of the seconds only one power is left.
+        hours = (self.now - then) / HOUR
+        if self.cost > paid and hours > 0.0:
+            self._value += steps * samples / ((self.cost - paid) / hours)
+
+    def lose_steps(self, steps: float, samples: float) -> None:
+        """The newest so many steps are to be done again; they are taken to have been worth as much as the others."""
+        if steps > 0.0:
+            self._value *= 1.0 - steps / self.steps
+        self.steps -= steps
+        self.samples -= steps * samples
+
+    def roll_back(self, before: Mapping[Use, float]) -> None:
+        """What was spent on steps since then was for nothing."""
+        for use in (Use.USEFUL, Use.REDUNDANCY, Use.SEEDING, Use.REDONE):
+            self.spent[Use.ROLLBACK] += self.spent[use] - before[use]
+            self.spent[use] = before[use]
+
+    def row(self, strategy: str) -> Row:
+        hours = self.now / HOUR
+        trained = self.now - self.began if self.began is not None else 0.0
+        lives = [*self._lifetimes, *(self.now - since for since, _ in self._rented.values())]
+        pairs = list(zip(self._gone_at, self._gone_at[1:], strict=False))
+        return Row(
+            strategy=strategy,
+            preemptions=len(self._gone_at),
+            interval_hours=mean(b - a for a, b in pairs) / HOUR if pairs else 0.0,
+            lifetime_hours=mean(lives) / HOUR if lives else 0.0,
+            fatal=self.fatal,
+            nodes=self.node_seconds / self.now if self.now else 0.0,
+            throughput=self.samples / trained if trained else 0.0,
+            cost_per_hour=self.cost / hours if hours else 0.0,
+            value=self._value / trained if trained else 0.0,
+            steps=int(self.steps + 1e-9),
+            samples=self.samples,
+            seconds=self.now,
+            cost=self.cost,
+            spent={use.value: seconds for use, seconds in self.spent.items()},
+            exposed_seconds=self.exposed_seconds,
+        )
