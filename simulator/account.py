@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from statistics import mean
 
 HOUR = 3600.0
@@ -126,7 +127,8 @@ class Account:
         hours = self.now / HOUR
         trained = self.now - self.began if self.began is not None else 0.0
         lives = [*self._lifetimes, *(self.now - since for since, _ in self._rented.values())]
-        pairs = list(zip(self._gone_at, self._gone_at[1:], strict=False))
+        self._check(sum(lives))
+        pairs = list(pairwise(self._gone_at))
         return Row(
             strategy=strategy,
             preemptions=len(self._gone_at),
@@ -144,3 +146,11 @@ class Account:
             spent={use.value: seconds for use, seconds in self.spent.items()},
             exposed_seconds=self.exposed_seconds,
         )
+
+    def _check(self, lived: float) -> None:
+        """What came in went somewhere: every second of the run, every second of a machine, every sample of a step."""
+        near = 1e-6 * (1.0 + self.now + self.node_seconds)
+        assert abs(sum(self.spent.values()) - self.now) < near, f"{self.spent} is not {self.now} s"
+        assert abs(self.node_seconds - lived) < near, f"machines lived {lived} s, {self.node_seconds} s were paid"
+        assert self.steps >= 0, f"{self.steps} steps"
+        assert all(seconds > -near for seconds in self.spent.values()), f"{self.spent}"

@@ -5,13 +5,13 @@ timetable, and calm steps that cannot change anything are passed over at once. W
 follows from what it holds and from how long state takes to reach it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator import commands as cmd
 from coordinator import events as ev
 from coordinator import state as co
-from coordinator.machine import advance, begin
+from coordinator.machine import advance, begin, validate
 from coordinator.redundancy import REVIEW_STEPS
 from coordinator.repartition import SLOWDOWN
 from pipeline.machine import Machine
@@ -22,7 +22,7 @@ from simulator.account import Account, Row, Use
 from simulator.fleet import Fleet
 from simulator.network import Clock
 from simulator.profile import Cluster, Profile, costs_of
-from simulator.seeding import Part, arrivals
+from simulator.seeding import Part, Way, arrivals
 from simulator.step_time import StepRun, calm
 from simulator.trace import Change
 
@@ -43,6 +43,15 @@ class Choice:
 
 
 @dataclass
+class Moved:
+    """Bytes of state that went to new holders."""
+
+    begun: int = 0
+    arrived: int = 0
+    given_up: int = 0
+
+
+@dataclass
 class _Node:
     incarnation: int
     zone: str
@@ -53,7 +62,15 @@ class _Node:
 class CulmRun:
     """One run over one trace."""
 
-    def __init__(self, changes: Sequence[Change], profile: Profile, cluster: Cluster, choice: Choice) -> None:
+    def __init__(
+        self,
+        changes: Sequence[Change],
+        profile: Profile,
+        cluster: Cluster,
+        choice: Choice,
+        decide: Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
+    ) -> None:
+        self._decide = decide
         self.profile, self.cluster, self.choice = profile, cluster, choice
         self.account = Account()
         self.decisions = 0  # events that the machine was told
@@ -79,7 +96,8 @@ class CulmRun:
         self._begun = 0.0  # when the step under way began
         self._planned = (0.0, 0.0, 0.0)  # seconds of it: useful, by redundancy, by seeding
         self._version = 0  # what was planned before something changed does not count
-        self._seeding: dict[Part, float] = {}  # when it is there
+        self._seeding: dict[Part, Way] = {}
+        self.moved = Moved()
         self._waits_for = Use.WAITING
         self._spent_by: dict[int, dict[Use, float]] = {}  # steps in a checkpoint -> what had been spent on them
         self._settled = False  # the last commit changed nothing else
@@ -98,7 +116,17 @@ class CulmRun:
         self._pass()
         if self._step is not None:  # what there is of a step counts as if it were to end
             self.account.spent[Use.USEFUL] += self.account.now - self._begun
+        self._check()
         return self.account.row(name or f"culm, {self.choice.redundancy}")
+
+    def _check(self) -> None:
+        under_way = sum(way.size for way in self._seeding.values())
+        moved = self.moved
+        assert moved.begun == moved.arrived + moved.given_up + under_way, f"{moved}, {under_way} bytes under way"
+        assert self.account.steps == self.state.committed, (
+            f"{self.account.steps} steps, {self.state.committed} committed"
+        )
+        validate(self.state)
 
     def _pass(self) -> None:
         """Books the time up to now, but for that of a step: it is known at its end what it was spent on."""
@@ -109,7 +137,7 @@ class CulmRun:
     def _tell(self, event: ev.Event) -> None:
         self._pass()
         self.decisions += 1
-        self.state, commands = advance(self.state, event, self._clock.now)
+        self.state, commands = self._decide(self.state, event, self._clock.now)
         committed = False
         for command in commands:
             if isinstance(command, cmd.Publish):
@@ -236,6 +264,7 @@ class CulmRun:
         account.lose_steps(account.steps - self.state.committed, self.profile.samples_per_step)
         account.roll_back(self._spent_by[self.state.committed])
         self._version += 1
+        self.moved.given_up += sum(way.size for way in self._seeding.values())
         self._seeding = {}
         self._waits_for = Use.WAITING
 
@@ -245,18 +274,22 @@ class CulmRun:
         for name, node in self._nodes.items():
             node.held &= plan.layers_of(name)
         held = {name: node.held for name, node in self._nodes.items()}
-        before, now = self._seeding, self._clock.now
-        self._seeding = arrivals(plan, held, before, self.profile, self.cluster, now)
-        for part, at in self._seeding.items():
+        before = self._seeding
+        self._seeding = arrivals(plan, held, before, self.profile, self.cluster, self._clock.now)
+        self.moved.given_up += sum(way.size for part, way in before.items() if part not in self._seeding)
+        for part, way in self._seeding.items():
             if part not in before:
+                self.moved.begun += way.size
                 incarnation = self._nodes[part.node].incarnation
-                self._clock.at(at, lambda part=part, i=incarnation: self._seeded(part, i))  # type: ignore[misc]
+                self._clock.at(way.arrives, lambda part=part, i=incarnation: self._seeded(part, i))  # type: ignore[misc]
 
     def _seeded(self, part: Part, incarnation: int) -> None:
         node = self._nodes.get(part.node)
-        wanted = self._seeding.get(part)
-        if node is None or node.incarnation != incarnation or wanted is None or wanted > self._clock.now:
+        way = self._seeding.get(part)
+        if node is None or node.incarnation != incarnation or way is None or way.arrives > self._clock.now:
             return
+        self.moved.arrived += way.size
+        self._seeding[part] = way._replace(size=0)
         node.held |= set(range(part.first_layer, part.end_layer))
         self._settled = False
         self._tell(ev.CaughtUp(part.node, incarnation, self.state.era, part.first_layer, part.end_layer))
@@ -289,7 +322,7 @@ class CulmRun:
         share = 0.0
         if self.choice.redundancy != "off":
             share = self.cluster.eager_share if self._eager(plan) else self.cluster.lazy_share
-        moving = SLOWDOWN if any(at > self._clock.now for at in self._seeding.values()) else 0.0
+        moving = SLOWDOWN if any(way.arrives > self._clock.now for way in self._seeding.values()) else 0.0
         self._planned = (useful, useful * share, useful * moving)
         if self._settled and self.choice.passes_over:
             self._pass_over(plan)

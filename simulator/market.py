@@ -3,12 +3,13 @@
 import heapq
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from simulator.trace import Change
 
 HOUR = 3600.0
+AT_ONCE = {"add": 0, "notice": 1, "remove": 2}  # the order of what happens in one moment
 
 
 def hourly(seed: int, capacity: int, removal: float, hours: int) -> list[Change]:
@@ -98,8 +99,44 @@ def zoned(seed: int, zones: Sequence[Zone], seconds: float, notice_seconds: floa
                         changes.append(Change(told, "notice", name, zone.name, seconds_left=gone - told))
                     changes.append(Change(gone, "remove", name, zone.name))
                 at = gone + _exponential(draw, 1.0 / zone.wait_seconds)
-    order = {"add": 0, "notice": 1, "remove": 2}
-    return sorted(changes, key=lambda change: (change.at, order[change.kind]))
+    return sorted(changes, key=lambda change: (change.at, AT_ONCE[change.kind]))
+
+
+def shifted(changes: Sequence[Change], offset: float, seconds: float) -> list[Change]:
+    """A trace as a run of so many seconds sees it that begins ``offset`` seconds into it, over again at its end.
+
+    Machines of each time round have names of their own; what is there at a round's end goes with it.
+    """
+    length = changes[-1].at
+    found: list[Change] = []
+    number = 0
+    while number * length - offset <= seconds and (number == 0 or length > 0.0):
+        base = number * length - offset
+        for come, told, gone in _lives(changes):
+            begins, ends = base + come.at, base + (gone.at if gone is not None else length)
+            if ends <= 0.0 < length or begins > seconds:
+                continue
+            name = f"{come.node}/{number}"
+            found.append(replace(come, at=max(0.0, begins), node=name))
+            if told is not None and 0.0 <= base + told.at <= seconds:
+                found.append(replace(told, at=base + told.at, node=name))
+            if length > 0.0 and ends <= seconds:
+                found.append(Change(ends, "remove", name, come.zone))
+        number += 1
+    return sorted(found, key=lambda change: (change.at, AT_ONCE[change.kind]))
+
+
+def _lives(changes: Sequence[Change]) -> list[tuple[Change, Change | None, Change | None]]:
+    """Each machine's coming, the notice that it got and its going, if it did."""
+    open_: dict[str, list[Change | None]] = {}
+    lives = []
+    for change in changes:
+        if change.kind == "add":
+            open_[change.node] = [change, None, None]
+            lives.append(open_[change.node])
+        else:
+            open_[change.node][1 if change.kind == "notice" else 2] = change
+    return [(come, told, gone) for come, told, gone in lives if come is not None]
 
 
 def _bulks(draw: random.Random, zone: Zone, seconds: float) -> Mapping[float, frozenset[int]]:

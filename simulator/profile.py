@@ -1,8 +1,14 @@
 """What a job's steps are made of, and the cluster that they run on: what the simulated run goes by."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from pipeline.errors import JobError
+from pipeline.job import Job
 from pipeline.plan import Stages
 from pipeline.schedule import Schedule
 from simulator.step_time import Durations
@@ -12,28 +18,33 @@ GRADIENT_BYTES = 4  # of a parameter
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 
 
-@dataclass(frozen=True, slots=True)
+CONFIG = ConfigDict(extra="forbid")
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
 class Layer:
     """Of one microbatch, on one node of the kind that is rented."""
 
-    forward: float  # seconds
-    backward: float
-    parameters: int
-    activation_bytes: int = 0  # that it passes on
+    forward: Seconds
+    backward: Seconds
+    parameters: Annotated[int, Field(ge=0)]
+    activation_bytes: Annotated[int, Field(ge=0)] = 0  # that it passes on
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=CONFIG)
 class Profile:
     """A job. ``source``: where the figures are from."""
 
     name: str
-    layers: tuple[Layer, ...]
-    microbatches: int
-    samples_per_step: int
-    steps: int
-    stages: int
-    most_stages: int
-    lead: int = 2
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    microbatches: Count
+    samples_per_step: Count
+    steps: Count
+    stages: Count
+    most_stages: Count
+    lead: Count = 2
     splits: bool = False
     source: str = ""
 
@@ -58,7 +69,7 @@ class Profile:
         return Durations(forward, backward, cluster.hop_seconds + largest / cluster.bytes_per_second)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=CONFIG)
 class Cluster:
     """Machines and network. Seconds and bytes; what is measured is from docs/performance.md and the tests."""
 
@@ -95,6 +106,44 @@ def of_published(work: Published, layers: int = 24, parameters: int = 340_000_00
         layers,
         source=f"fitted to {BAMBOO}",
     )
+
+
+def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
+    """A job whose layers were measured."""
+    pipeline = job.pipeline
+    return Profile(
+        job.job.name,
+        tuple(layers),
+        pipeline.microbatches,
+        job.samples_per_step,
+        job.job.steps,
+        pipeline.stages,
+        max(pipeline.stages, pipeline.most_stages or 0),
+        pipeline.lead,
+        pipeline.schedule == "zb-h1",
+        source,
+    )
+
+
+_PROFILE = TypeAdapter(Profile)
+
+
+def profile_to_json(profile: Profile) -> str:
+    return _PROFILE.dump_json(profile, indent=1).decode() + "\n"
+
+
+def read_profile(path: str | Path) -> Profile:
+    """What ``culm profile`` wrote, or somebody by hand. Raises JobError in one line."""
+    try:
+        return _PROFILE.validate_json(Path(path).read_bytes())
+    except OSError as error:
+        mend = "write one with culm profile JOB.toml --out FILE"
+        raise JobError(f"the profile cannot be read ({error.strerror})", str(path), mend) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"])) or "its beginning"
+        what = first["msg"][0].lower() + first["msg"][1:]
+        raise JobError(what, f"{path}, {at}", "correct it, or measure anew with culm profile") from error
 
 
 def costs_of(layers: Sequence[Layer]) -> tuple[float, ...]:

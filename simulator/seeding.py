@@ -7,6 +7,13 @@ from pipeline.plan import Plan
 from simulator.profile import STATE_BYTES, Cluster, Profile
 
 
+class Way(NamedTuple):
+    """State that is moving."""
+
+    arrives: float  # when
+    size: int  # bytes
+
+
 class Part(NamedTuple):
     """Layers that a node is being seeded with, up to ``end_layer`` (exclusive)."""
 
@@ -32,20 +39,20 @@ def asked(plan: Plan) -> list[tuple[str, Part]]:
 def arrivals(
     plan: Plan,
     held: Mapping[str, set[int]],
-    under_way: Mapping[Part, float],
+    under_way: Mapping[Part, Way],
     profile: Profile,
     cluster: Cluster,
     now: float,
-) -> dict[Part, float]:
+) -> dict[Part, Way]:
     """When each part is there. A holder gives so much a second, and one after another to those that it seeds."""
-    given: dict[str, float] = {}
-    found = {}
+    given: dict[str, int] = {}
+    found: dict[Part, Way] = {}
     for giver, part in asked(plan):
         if part in under_way:
             found[part] = under_way[part]
         elif part.node in held:
             lacking = [x for x in range(part.first_layer, part.end_layer) if x not in held[part.node]]
             size = STATE_BYTES * sum(profile.layers[x].parameters for x in lacking)
-            given[giver] = given.get(giver, 0.0) + size
-            found[part] = now + given[giver] / cluster.seed_bytes_per_second
+            given[giver] = given.get(giver, 0) + size
+            found[part] = Way(now + given[giver] / cluster.seed_bytes_per_second, size)
     return found

@@ -80,7 +80,7 @@ class StepRun:
         had = {i for i, end in self.ended.items() if i.stage in lost and end <= at}
         redone = {i for i in had if i.microbatch >= shipped[i.stage]}
         kept = {i: end for i, end in self.ended.items() if i in done or i in running or i in had - redone}
-        heirs = {owners[s] for s in moved}
+        heirs = {owners[s] for s in lost}
         free = dict.fromkeys(owners, at)
         for i in running:
             free[owners[i.stage]] = self.ended[i]

@@ -125,9 +125,9 @@ def _json_lines(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            what = f"{where}: {first['msg']}" if where else first["msg"]
+            said = first["msg"][0].lower() + first["msg"][1:]
             mend = 'write {"at": SECONDS, "kind": "add", "node": NAME}'
-            raise _bad(what[0].lower() + what[1:], path, number, mend) from error
+            raise _bad(f"{where}: {said}" if where else said, path, number, mend) from error
         changes.append(Change(**found.model_dump()))
     return changes
 

@@ -1,0 +1,211 @@
+"""``culm plan``: how many machines to rent for a job, how to run it, what it will cost and when it will end."""
+
+import argparse
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
+
+from culm.run import read_job
+from pipeline.errors import JobError
+from pipeline.machine import Machine
+from pipeline.prices import load_prices
+from simulator.account import Row
+from simulator.market import Zone, shifted, zoned
+from simulator.plan import DAY, Draw, Outlook, Way, best, outlook, simulate, ways, why
+from simulator.profile import Cluster, Profile, of_job, read_profile
+from simulator.trace import Change, read_trace
+
+LONGEST = 20.0  # times what the job takes without losses on the fewest machines, and a day: then it counts as not done
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="how many machines to rent, how to run the job, what it will cost and when it will end",
+        description="Simulates every way to run the job over the same random markets, with Culm's own decisions, and "
+        "names the best: the cheapest that is done by the deadline, or without one where dollars times days are "
+        "fewest. See docs/simulator.md.",
+        epilog="examples:\n"
+        "  culm plan examples/stdlib_gpt.toml --nodes 4-8 --price 0.91 --hazard 0.10\n"
+        "  culm plan JOB.toml --profile v100.json --nodes 8,12,16 --machine p3.2xlarge --trace p3.csv --deadline 3",
+    )
+    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument("--nodes", required=True, metavar="N[-M][,...]", help="numbers of machines to consider")
+    parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured here")
+    price = parser.add_mutually_exclusive_group(required=True)
+    price.add_argument("--price", type=float, metavar="$/H", help="of a machine on the spot market")
+    price.add_argument("--machine", metavar="TYPE", help="whose spot price the price table knows, such as p3.2xlarge")
+    parser.add_argument("--prices", default="", metavar="FILE", help="a price table that comes before the shipped one")
+    market = parser.add_mutually_exclusive_group(required=True)
+    market.add_argument("--hazard", type=float, metavar="R", help="losses of a machine an hour")
+    market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
+    parser.add_argument("--zones", type=int, default=1, metavar="Z", help="that machines are spread over; default: 1")
+    parser.add_argument("--bulk", type=float, default=0.0, metavar="R", help="times an hour that half a zone goes")
+    parser.add_argument("--notice", type=float, default=0.0, metavar="S", help="seconds that machines tell it before")
+    parser.add_argument("--deadline", type=float, metavar="DAYS")
+    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="random markets; default: 20")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=plan)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    machines = _numbers(arguments.nodes)
+    _refuse(arguments)
+    job = read_job(arguments.job, arguments.set)
+    if arguments.profile is not None:
+        given = read_profile(arguments.profile)
+        profile = of_job(job, given.layers, given.source)
+    else:
+        from culm.profile import ROUNDS, measure
+
+        profile = measure(job, ROUNDS)
+    cluster = Cluster(
+        seed_bytes_per_second=job.resilience.seed_bytes_per_second,
+        per_hour=arguments.price if arguments.price is not None else _known_price(arguments.machine, arguments.prices),
+    )
+    tried = ways(profile, machines)
+    if not tried:
+        where = f"the model has {len(profile.layers)} layers"
+        raise JobError(f"no number of machines can run it: {where}", "--nodes", "ask for other numbers")
+    seconds = LONGEST * _longest(profile, tried) + DAY
+    draw = _market(arguments, max(machines), cluster.per_hour, seconds)
+    found = _all(profile, cluster, tried, draw, seconds, arguments.seeds)
+    chosen = best(found, arguments.deadline)
+    if arguments.json:
+        told = {
+            "seeds": arguments.seeds,
+            "ways": [asdict(x) for x in found],
+            "best": asdict(chosen) if chosen else None,
+        }
+        print(json.dumps(told))
+    else:
+        _show(found, chosen)
+    return 0 if chosen is not None else 1
+
+
+def _numbers(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            numbers += range(int(first), int(last if dash else first) + 1)
+        except ValueError as error:
+            raise JobError(f"{part!r} is no number of machines", "--nodes", "write 8, 4-8 or 4,8,16") from error
+    if not numbers or min(numbers) < 1:
+        raise JobError(f"{text!r} names no machines", "--nodes", "write 8, 4-8 or 4,8,16")
+    return numbers
+
+
+def _refuse(arguments: argparse.Namespace) -> None:
+    for name, least in (("price", 0.0), ("hazard", 0.0), ("bulk", 0.0), ("notice", 0.0)):
+        value = getattr(arguments, name)
+        if value is not None and not least <= value < float("inf"):
+            raise JobError(f"{value} is too little", f"--{name}", "give 0 or more")
+    for name in ("zones", "seeds"):
+        if getattr(arguments, name) < 1:
+            raise JobError(f"{getattr(arguments, name)} is too little", f"--{name}", "give 1 or more")
+    if arguments.deadline is not None and not arguments.deadline > 0:
+        raise JobError(f"{arguments.deadline} days are over before they begin", "--deadline", "give more than 0")
+
+
+def _known_price(kind: str, path: str) -> float:
+    row = load_prices(path).machine(Machine(instance_type=kind, market="spot"))
+    if row is None or row.spot is None:
+        mend = "give --price, or a table that has it with --prices (culm prices ls shows what is known)"
+        raise JobError(f"the spot price of {kind} is not known", "--machine", mend)
+    return row.spot
+
+
+def _longest(profile: Profile, tried: Sequence[Way]) -> float:
+    """Seconds of the whole job on the fewest stages."""
+    work = sum(layer.forward + layer.backward for layer in profile.layers)
+    stages = min(way.stages for way in tried)
+    return profile.steps * (profile.microbatches + stages - 1) * work / max(1, stages // 2)
+
+
+def _market(arguments: argparse.Namespace, machines: int, price: float, seconds: float) -> Draw:
+    if arguments.trace is not None:
+        return partial(_from_trace, read_trace(arguments.trace), seconds)
+    share = -(-machines // arguments.zones)
+    zones = [
+        Zone(f"zone-{chr(ord('a') + i)}", share, price, arguments.hazard, arguments.bulk)
+        for i in range(arguments.zones)
+    ]
+    return partial(_drawn, zones, seconds, arguments.notice)
+
+
+def _from_trace(changes: list[Change], seconds: float, seed: int) -> list[Change]:
+    return shifted(changes, random.Random(seed).uniform(0.0, changes[-1].at), seconds)
+
+
+def _drawn(zones: list[Zone], seconds: float, notice: float, seed: int) -> list[Change]:
+    return zoned(seed, zones, seconds, notice)
+
+
+def _of_seed(
+    profile: Profile, cluster: Cluster, tried: Sequence[Way], draw: Draw, seconds: float, seed: int
+) -> list[Row]:
+    """In a process of its own: every way over one market."""
+    changes = draw(seed)
+    return [simulate(profile, cluster, way, changes, seconds) for way in tried]
+
+
+def _all(
+    profile: Profile, cluster: Cluster, tried: Sequence[Way], draw: Draw, seconds: float, seeds: int
+) -> list[Outlook]:
+    rows: list[list[Row]] = []
+    work = partial(_of_seed, profile, cluster, tried, draw, seconds)
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for done in pool.map(work, range(seeds)):
+            rows.append(done)
+            print(f"\r{len(rows)} of {seeds} markets, {len(tried)} ways each", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return [outlook(way, [of_seed[i] for of_seed in rows], profile.steps) for i, way in enumerate(tried)]
+
+
+def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    heads = (
+        "machines",
+        "stages",
+        "spares",
+        "redundancy",
+        "checkpoint",
+        "days",
+        "10-90 %",
+        "$",
+        "10-90 %",
+        "rolls back",
+    )
+    table = Table(*heads, "useful", box=None)
+    nearest = sorted(found, key=lambda x: (-x.done, x.cost * x.days))[:10]
+    for x in nearest:
+        way = x.way
+        cells = (f"{way.machines}", f"{way.stages}", f"{way.spares}", way.redundancy, f"{way.checkpoint_steps} steps")
+        low, high = x.days_range
+        cheap, dear = x.cost_range
+        spread = (f"{x.days:.3g}", f"{low:.3g}-{high:.3g}", f"{x.cost:.2f}", f"{cheap:.2f}-{dear:.2f}")
+        style = "bold" if x is chosen else ""
+        table.add_row(*cells, *spread, f"{x.rollback_risk:.0%}", f"{x.useful:.0%}", style=style)
+    console = Console()
+    console.print(table)
+    if chosen is None:
+        console.print("No way ends in every market, or by the deadline: consider more machines, or a later one.")
+        return
+    way = chosen.way
+    console.print(
+        f"\nRent {way.machines}: {way.stages} stages and {way.spares} spare(s), redundancy {way.redundancy!r}, a "
+        f"checkpoint every {way.checkpoint_steps} steps. Done in {chosen.days:.3g} days for ${chosen.cost:.2f}; the "
+        f"risk of going back to a checkpoint is {chosen.rollback_risk:.0%}."
+    )
+    for reason in why(chosen, found):
+        console.print(f"  {reason}")

@@ -1,0 +1,131 @@
+"""What to rent and how to run: every way is simulated over the same random markets, and the best one is named."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import mean, quantiles
+
+from simulator.account import Row, Use
+from simulator.culm_run import Choice, CulmRun
+from simulator.profile import Cluster, Profile
+from simulator.trace import Change
+
+DAY = 86400.0
+SPARES = (0, 1, 2)
+REDUNDANCIES = ("off", "lazy", "eager")
+CHECKPOINT_SECONDS = (300.0, 1800.0)
+
+Draw = Callable[[int], list[Change]]  # the market of a seed
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the job could be run."""
+
+    machines: int
+    stages: int
+    redundancy: str
+    checkpoint_steps: int
+
+    @property
+    def spares(self) -> int:
+        return self.machines - self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A way over all seeds: means, and from the 10th to the 90th percentile. Time in days, cost in dollars."""
+
+    way: Way
+    done: float  # share of the markets in which the job ended in time
+    days: float
+    days_range: tuple[float, float]
+    cost: float
+    cost_range: tuple[float, float]
+    rollbacks: float  # of a run
+    rollback_risk: float  # share of the runs with any
+    useful: float  # share of the wall time
+
+
+def ways(profile: Profile, machines: Iterable[int]) -> list[Way]:
+    """All that are tried: what is not a spare runs a stage, as long as there are layers for it."""
+    step = profile.least_step_seconds()
+    intervals = sorted({max(1, round(seconds / step)) for seconds in CHECKPOINT_SECONDS})
+    found = []
+    for count, spares, redundancy, every in product(sorted(set(machines)), SPARES, REDUNDANCIES, intervals):
+        stages = count - spares
+        if not 1 <= stages <= len(profile.layers) or (redundancy != "off" and count < 2):
+            continue
+        found.append(Way(count, stages, redundancy, every))
+    return found
+
+
+def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change], seconds: float) -> Row:
+    """One way over one market; at most so long."""
+    cut = replace(profile, stages=way.stages, most_stages=way.stages)
+    choice = Choice(way.redundancy, machines=way.machines, checkpoint_steps=way.checkpoint_steps)
+    return CulmRun(changes, cut, cluster, choice).run(seconds)
+
+
+def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:
+    """What the runs of one way, a row a seed, come to."""
+    days = [row.seconds / DAY for row in rows]
+    costs = [row.cost for row in rows]
+    return Outlook(
+        way,
+        mean(row.steps >= steps for row in rows),
+        mean(days),
+        _range(days),
+        mean(costs),
+        _range(costs),
+        mean(row.fatal for row in rows),
+        mean(row.fatal > 0 for row in rows),
+        mean(row.spent[Use.USEFUL] / row.seconds if row.seconds else 0.0 for row in rows),
+    )
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    tenths = quantiles(values, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
+
+
+def best(found: Sequence[Outlook], deadline_days: float | None = None) -> Outlook | None:
+    """The cheapest that is done within the deadline; without one, where dollars times days are fewest.
+
+    None if no way ends in every market. Of equals the one with the fewest machines.
+    """
+    sure = [x for x in found if x.done == 1.0 and (deadline_days is None or x.days_range[1] <= deadline_days)]
+    if deadline_days is not None:
+        return min(sure, key=lambda x: (x.cost, x.way.machines), default=None)
+    return min(sure, key=lambda x: (x.cost * x.days, x.way.machines), default=None)
+
+
+def why(chosen: Outlook, found: Sequence[Outlook]) -> list[str]:
+    """Against the nearest other ways, in words: what a change of one setting would bring."""
+    way, reasons = chosen.way, []
+    others = {x.way: x for x in found if x is not chosen}
+    for redundancy in REDUNDANCIES:
+        other = others.get(replace(way, redundancy=redundancy))
+        if other is not None:
+            reasons.append(f"redundancy {redundancy}: {_against(other, chosen)}")
+    neighbours = sorted({x.way.machines for x in found})
+    at = neighbours.index(way.machines)
+    for count in neighbours[max(0, at - 1) : at] + neighbours[at + 1 : at + 2]:
+        same = [x for x in found if x.way.machines == count and x.way.redundancy == way.redundancy]
+        nearest = min(same, key=lambda x: x.cost * x.days, default=None)
+        if nearest is not None:
+            reasons.append(f"{count} machines: {_against(nearest, chosen)}")
+    for spares in SPARES:
+        other = others.get(replace(way, stages=way.machines - spares))
+        if other is not None:
+            reasons.append(f"{spares} spare(s): {_against(other, chosen)}")
+    return reasons
+
+
+def _against(other: Outlook, chosen: Outlook) -> str:
+    if other.done < 1.0:
+        return f"does not end in {100 * (1 - other.done):.0f} % of the markets"
+    days, dollars = other.days / chosen.days - 1.0, other.cost / chosen.cost - 1.0
+    return f"{days:+.1%} time, {dollars:+.1%} cost, {other.rollbacks:.1f} rollbacks a run"

@@ -1,0 +1,221 @@
+"""Culm and others over traces: nothing is lost on the way, and it is the real machine that decides."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from coordinator import commands as cmd
+from coordinator import events as ev
+from coordinator import state as co
+from coordinator.machine import advance, validate
+from culm.__main__ import main
+from simulator.account import Row, Use
+from simulator.bamboo import Bamboo
+from simulator.compare import culm, rows
+from simulator.culm_run import Choice, CulmRun
+from simulator.market import Zone, hourly, zoned
+from simulator.peers import CHECKPOINTS, OOBLECK_LIKE, RULES, VARUNA, Peer, Rule, on_demand, rate
+from simulator.profile import Cluster, Layer, Profile, of_published
+from simulator.trace import Change
+from simulator.workload import PUBLISHED
+
+BERT = PUBLISHED["bert"]
+HOUR = 3600.0
+SMALL = Profile("small", (Layer(0.01, 0.02, 1_000_000),) * 6, 8, 32, 3000, 3, 4, source="made up")
+
+
+def checked(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    """The real machine, its state looked over after every event."""
+    state, commands = advance(state, event, now)
+    validate(state)
+    return state, commands
+
+
+def machines(count: int) -> list[Change]:
+    return [Change(0.0, "add", f"node{i}") for i in range(count)]
+
+
+# ---- Bamboo ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probability", "throughput", "cost", "value"),
+    [(0.01, 149, 39.8, 3.70), (0.10, 132, 37.0, 3.54), (0.50, 83, 24.5, 3.31)],
+)
+def test_bamboo_as_published_gives_what_its_released_simulator_gives(
+    probability: float, throughput: float, cost: float, value: float
+) -> None:
+    """Means over 400 seeds there, over the first 40 of ours here; the whole sweep is ``python -m benchmarks.sweep``."""
+    found = [Bamboo(hourly(seed, BERT.machines, probability, 60), BERT).run() for seed in range(40)]
+    assert mean(row.throughput for row in found) == pytest.approx(throughput, rel=0.05)
+    assert mean(row.cost_per_hour for row in found) == pytest.approx(cost, rel=0.05)
+    assert mean(row.value for row in found) == pytest.approx(value, rel=0.05)
+
+
+def test_lost_work_is_charged_to_bamboo_where_asked_for() -> None:
+    changes = hourly(3, BERT.machines, 0.5, 40)
+    published, charged = Bamboo(changes, BERT).run(), Bamboo(changes, BERT, True).run()
+    assert published.fatal > 0
+    assert published.spent[Use.ROLLBACK] == 0.0 < charged.spent[Use.ROLLBACK]
+    assert charged.seconds > published.seconds
+
+
+# ---- the others ------------------------------------------------------------------------------------------------------
+
+
+def test_on_demand_is_the_published_figure() -> None:
+    row = on_demand(BERT, HOUR)
+    assert (row.throughput, row.cost_per_hour, row.value) == pytest.approx((105.18, 61.2, 1.7186), rel=1e-4)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_without_losses_every_rule_trains_at_the_published_rate(rule: Rule) -> None:
+    row = Peer(machines(48), BERT, rule).run(10 * HOUR)
+    assert row.throughput == pytest.approx(BERT.samples_per_step / BERT.step_seconds[4])
+    assert row.fatal == row.preemptions == 0
+
+
+def test_a_loss_costs_what_the_rule_says() -> None:
+    gone = [*machines(48), Change(5 * HOUR, "remove", "node7"), Change(5 * HOUR, "add", "node48")]
+    calm = {rule.name: Peer(machines(48), BERT, rule).run(6 * HOUR) for rule in RULES}
+    for rule in (VARUNA, OOBLECK_LIKE):
+        row = Peer(gone, BERT, rule).run(6 * HOUR)
+        more = row.spent[Use.WAITING] - calm[rule.name].spent[Use.WAITING]
+        assert more == pytest.approx(rule.pause)
+    row = Peer(gone, BERT, CHECKPOINTS).run(6 * HOUR)
+    assert 0.0 < row.spent[Use.ROLLBACK] <= 2 * CHECKPOINTS.writes
+
+
+def test_nodes_beyond_whole_pipelines_are_of_use_only_to_some() -> None:
+    assert rate(BERT, 35, any_nodes=False) == rate(BERT, 24, any_nodes=False) == 1 / BERT.step_seconds[2]
+    assert rate(BERT, 24, any_nodes=True) < rate(BERT, 35, any_nodes=True) < rate(BERT, 36, any_nodes=True)
+    assert rate(BERT, 11, any_nodes=True) == 0.0
+    assert rate(BERT, 100, any_nodes=True) == 1 / BERT.step_seconds[4]
+
+
+# ---- Culm ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_profile_takes_as_long_as_the_published_steps() -> None:
+    profile = replace(of_published(BERT), most_stages=12)
+    assert profile.least_step_seconds() == pytest.approx(BERT.step_seconds[1])
+    quarter = replace(profile, microbatches=profile.microbatches // 4)
+    assert quarter.least_step_seconds() == pytest.approx(BERT.step_seconds[4], rel=0.01)
+
+
+def test_without_losses_culm_is_as_fast_as_its_timetable() -> None:
+    profile = replace(SMALL, most_stages=3)
+    cluster = Cluster(hop_seconds=0.0, bytes_per_second=1e18, lazy_share=0.0, commit_seconds=0.0)
+    row = CulmRun(machines(4), profile, cluster, Choice("lazy")).run()
+    assert row.throughput == pytest.approx(32 / profile.least_step_seconds())
+    assert row.steps == 3000
+    assert row.exposed_seconds == 0.0
+    assert {use for use, seconds in row.spent.items() if seconds > 1e-6} == {Use.USEFUL, Use.WAITING}
+
+
+def test_a_loss_costs_culm_a_part_of_a_step_and_an_exposure() -> None:
+    changes = [*machines(5), Change(60.0, "remove", "node1")]
+    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), Choice("lazy")).run()
+    assert row.fatal == 0
+    assert 0.0 < row.spent[Use.REDONE] < 2.0
+    assert 0.0 < row.exposed_seconds < 5.0
+
+
+def test_without_redundancy_a_loss_goes_back_to_the_checkpoint() -> None:
+    changes = [*machines(5), Change(200.0, "remove", "node1")]
+    choice = Choice("off", checkpoint_steps=100)
+    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), choice).run()
+    assert row.fatal == 1
+    assert 0.0 < row.spent[Use.ROLLBACK] < 2 * 100 * 0.3
+    assert row.steps == 3000
+
+
+def test_a_notice_hands_over_in_time_and_nothing_is_redone() -> None:
+    changes = [*machines(5), Change(60.0, "notice", "node1", seconds_left=120.0), Change(180.0, "remove", "node1")]
+    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), Choice("lazy"), checked).run()
+    assert row.spent[Use.REDONE] == pytest.approx(0.0, abs=1e-6)
+    assert row.preemptions == 1
+
+
+def histories(count: int) -> list[tuple[int, list[Change]]]:
+    zones = [Zone("a", 3, 0.9, 6.0, bulk_per_hour=1.0, wait_seconds=60.0), Zone("b", 3, 0.8, 6.0, wait_seconds=60.0)]
+    return [(seed, zoned(seed, zones, HOUR, 30.0 if seed % 3 == 0 else 0.0)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("redundancy", ["off", "lazy", "eager", "auto"])
+def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> None:
+    """``CulmRun`` and ``Account`` assert it at the end of every run; the machine's own invariants after every event."""
+    for seed, changes in histories(12):
+        choice = Choice(redundancy, machines=6, checkpoint_steps=50)
+        row = CulmRun(changes, SMALL, Cluster(starts_up=10.0), choice, checked).run(HOUR)
+        assert row.samples == row.steps * SMALL.samples_per_step, f"seed {seed}"
+        assert sum(row.spent.values()) == pytest.approx(row.seconds), f"seed {seed}"
+
+
+@pytest.mark.parametrize("redundancy", ["off", "lazy", "auto"])
+def test_steps_that_are_passed_over_would_have_changed_nothing(redundancy: str) -> None:
+    for seed, changes in histories(6):
+        choice = Choice(redundancy, machines=6, checkpoint_steps=50)
+        fast = CulmRun(changes, SMALL, Cluster(), choice)
+        slow = CulmRun(changes, SMALL, Cluster(), replace(choice, passes_over=False))
+        one, other = fast.run(HOUR), slow.run(HOUR)
+        assert _numbers(one) == pytest.approx(_numbers(other), rel=1e-6, abs=1e-6), f"seed {seed}"
+        assert fast.decisions < slow.decisions
+
+
+def _numbers(row: Row) -> list[float]:
+    return [row.steps, row.fatal, row.preemptions, row.cost, row.throughput, row.value, *row.spent.values()]
+
+
+def test_the_same_trace_gives_the_same_rows() -> None:
+    changes = hourly(5, BERT.machines, 0.25, 3)
+    assert list(rows(changes, BERT, 3 * HOUR, Cluster())) == list(rows(changes, BERT, 3 * HOUR, Cluster()))
+
+
+def test_the_machine_that_decides_is_the_coordinators() -> None:
+    told: list[type] = []
+
+    def listening(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+        told.append(type(event))
+        return advance(state, event, now)
+
+    CulmRun([*machines(5), Change(60.0, "remove", "node1")], SMALL, Cluster(), Choice("lazy"), listening).run()
+    assert {ev.Joined, ev.Available, ev.Ready, ev.PeerLost, ev.StreamBroken, ev.CaughtUp} <= set(told)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_every_strategy_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.jsonl"
+    words = ["simulate", "--hourly", "0.2", "--hours", "3", "--seed", "4", "--json"]
+    assert main([*words, "--write-trace", str(path)]) == 0
+    drawn = json.loads(capsys.readouterr().out)
+    assert [row["strategy"] for row in drawn["rows"]][-4:] == ["culm, off", "culm, lazy", "culm, eager", "culm, auto"]
+    assert len(drawn["rows"]) == 11
+    assert main(["simulate", "--trace", str(path), "--hours", "3", "--seed", "4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == drawn
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--trace", "nowhere.csv"], "nowhere.csv: the trace cannot be read (No such file or directory)"),
+        (["--hourly", "1.5"], "--hourly: 1.5 is no probability; give 0 to 1"),
+        (["--hourly", "0.1", "--hours", "-1"], "--hours: -1.0 hours cannot be simulated"),
+        (["--hourly", "0.1", "--price", "-1"], "--price: -1.0 dollars cannot be paid"),
+    ],
+)
+def test_bad_words_are_told_in_a_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *words]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_culm_is_set_up_to_checkpoint_every_ten_minutes() -> None:
+    run = culm(machines(30), BERT, Cluster(), "lazy")
+    assert run.choice.checkpoint_steps * of_published(BERT).least_step_seconds() == pytest.approx(600, rel=0.01)

@@ -1,0 +1,92 @@
+"""Traces: three formats, and what is wrong with a bad one."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import JobError
+from simulator.trace import Change, read_trace, write_trace
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    return path
+
+
+def test_events_as_the_field_writes_them(tmp_path: Path) -> None:
+    path = written(tmp_path, "0,add,node1\n0,add,node2\n601200,remove,node1\n")
+    assert read_trace(path) == [
+        Change(0.0, "add", "node1"),
+        Change(0.0, "add", "node2"),
+        Change(601.2, "remove", "node1"),
+    ]
+
+
+def test_counts_become_machines_of_which_the_oldest_go_first(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "2021-12-10, 13:07:45, 2\n2021-12-10, 13:08:45, 3\n2021-12-10, 13:08:15, 1\n2021-12-11, 13:07:45, 2\n",
+    )
+    assert [(c.at, c.kind, c.node) for c in read_trace(path)] == [
+        (0.0, "add", "node1"),
+        (0.0, "add", "node2"),
+        (60.0, "add", "node3"),
+        (60.0, "remove", "node1"),  # the clock went back: it counts from now
+        (60.0, "remove", "node2"),
+        (86400.0, "add", "node4"),
+    ]
+
+
+NAMES = st.text("abc-.", min_size=1, max_size=4)
+
+
+@given(
+    machines=st.dictionaries(NAMES, st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)), min_size=1),
+    zone=st.sampled_from(["", "us-east-1a"]),
+    price=st.one_of(st.none(), st.floats(0, 100)),
+)
+def test_what_is_written_reads_back(
+    machines: dict[str, tuple[float, float]],
+    zone: str,
+    price: float | None,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    changes = []
+    for name, (at, life) in machines.items():
+        changes.append(Change(at, "add", name, zone, price))
+        changes.append(Change(at + life, "notice", name, zone, seconds_left=30.0))
+        changes.append(Change(at + life, "remove", name, zone))
+    changes.sort(key=lambda change: change.at)
+    path = tmp_path_factory.mktemp("traces") / "trace"
+    path.write_text(write_trace(changes))
+    assert read_trace(path) == changes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "the trace is empty; give one of"),
+        ("0,add,node1\n5,gone,node1\n", "line 2: '5,gone,node1' is no event; write time_ms"),
+        ("0,add,node1\n\n-5,remove,node1\n", "line 3: '-5,remove,node1' is no event"),
+        ("hello\n", "line 1: 'hello' is neither an event nor a count"),
+        ("2021-12-10, 13:07:45, 2\n2021-12-10, 13:07, many\n", "line 2: '2021-12-10, 13:07, many' is neither"),
+        ("2021-12-10, 13:07:45, -2\n", "line 1: -2 machines cannot be"),
+        ('{"at": 0, "kind": "add", "node": "a"}\n{"at": -1, "kind": "add", "node": "b"}\n', "line 2: at: input should"),
+        ('{"at": 0, "kind": "add", "node": "a"}\n{"at"\n', "line 2: invalid JSON"),
+        ('{"at": 0, "kind": "add", "name": "a"}\n', "line 1: node: field required"),
+        ("0,add,node1\n0,add,node1\n", "node1 is added twice, at 0 s"),
+        ("0,remove,node1\n", "node1 goes before it comes, at 0 s"),
+    ],
+)
+def test_a_bad_trace_is_told_by_its_line(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught:
+        read_trace(written(tmp_path, text))
+    assert says in str(caught.value)
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="No such file"):
+        read_trace(tmp_path / "nowhere")
