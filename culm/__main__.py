@@ -26,6 +26,7 @@ MODULES = {
     "profile": "profile",
     "simulate": "simulate",
     "plan": "plan",
+    "replay": "replay",
     "coordinator": "serve",
     "stage": "serve",
     "doctor": "doctor",

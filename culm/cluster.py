@@ -96,6 +96,17 @@ class LocalCluster:
         pids = {name: child.pid for name, child in self._children.items()}
         return {**pids, "redis": self._redis.pid} if self._redis is not None else pids
 
+    def add(self, name: str) -> None:
+        """Starts another node."""
+        self.names.append(name)
+        self._start_stage(name)
+
+    def kill(self, name: str) -> None:
+        """kill -9, as a machine that is taken away."""
+        child = self._children.get(name)
+        if child is not None:
+            child.kill()
+
     def check(self) -> None:
         """Starts again what was killed, a node as one that holds nothing. Raises RunFailed."""
         if self._redis is not None and not self._redis.alive:

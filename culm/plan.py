@@ -13,7 +13,6 @@ from multiprocessing import get_context
 
 from culm.run import read_job
 from pipeline.errors import JobError
-from pipeline.machine import Machine
 from pipeline.prices import load_prices
 from simulator.account import Row
 from simulator.market import Zone, shifted, zoned
@@ -116,10 +115,14 @@ def _refuse(arguments: argparse.Namespace) -> None:
 
 
 def _known_price(kind: str, path: str) -> float:
-    row = load_prices(path).machine(Machine(instance_type=kind, market="spot"))
-    if row is None or row.spot is None:
+    rows = [x for x in load_prices(path).rows() if x.instance_type.lower() == kind.lower() and x.spot is not None]
+    if not rows:
         mend = "give --price, or a table that has it with --prices (culm prices ls shows what is known)"
         raise JobError(f"the spot price of {kind} is not known", "--machine", mend)
+    row = min(rows, key=lambda x: x.spot or 0.0)
+    where = " ".join(filter(None, (row.provider, row.instance_type, row.region, row.zone)))
+    print(f"{where}: {row.spot:g} $/h ({row.source}, {row.date.isoformat()})", file=sys.stderr)
+    assert row.spot is not None
     return row.spot
 
 

@@ -69,6 +69,11 @@ class Child:
             self._signal(signal.SIGINT)
             self._signal(signal.SIGCONT)  # a frozen process cannot hear it otherwise
 
+    def kill(self) -> None:
+        """kill -9."""
+        if self.returncode is None:
+            self._signal(signal.SIGKILL)
+
     def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Asks it to end, again and again since it may be starting still; then ends it."""
         deadline = time.monotonic() + seconds

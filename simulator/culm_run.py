@@ -37,6 +37,7 @@ class Choice:
     redundancy: str = "lazy"  # off | lazy | eager | auto
     ship_every: int = 0
     machines: int = 0  # rented at most; 0: as many as stages may be, and two spares
+    begins_with: int = 0  # nodes that the run waits for before it begins; 0: one for each stage
     checkpoint_steps: int = 0  # 0: none
     settle_seconds: float = 30.0
     passes_over: bool = True  # calm steps; without it every one is decided: slower, and the same
@@ -79,6 +80,7 @@ class CulmRun:
             profile.microbatches,
             profile.steps,
             redundancy=choice.redundancy != "off",
+            nodes=choice.begins_with,
             auto=choice.redundancy == "auto",
             most_stages=profile.most_stages,
             settle_seconds=choice.settle_seconds,
@@ -101,6 +103,7 @@ class CulmRun:
         self._waits_for = Use.WAITING
         self._spent_by: dict[int, dict[Use, float]] = {}  # steps in a checkpoint -> what had been spent on them
         self._settled = False  # the last commit changed nothing else
+        self._until = float("inf")  # when the run is looked at
         for change in changes:
             self._clock.at(change.at, lambda change=change: self._changed(change))  # type: ignore[misc]
 
@@ -108,6 +111,7 @@ class CulmRun:
 
     def run(self, seconds: float | None = None, name: str = "") -> Row:
         """Until so many seconds, or the job's steps, are done or nothing can happen any more."""
+        self._until = seconds if seconds is not None else float("inf")
         while self.state.phase is not co.Phase.DONE and (seconds is None or self._clock.next_at <= seconds):
             if not self._clock.step():
                 break
@@ -312,6 +316,10 @@ class CulmRun:
         durations = self.profile.durations(plan.stages, self.cluster)
         return calm(tuple(place[name] for name in owners), self.profile.schedule, durations)
 
+    def calm_seconds(self) -> float:
+        """What a step takes under the present plan while nothing happens."""
+        return sum(self._planned[:2])
+
     def _begin_step(self) -> None:
         plan = self.state.plan
         assert plan is not None
@@ -382,7 +390,7 @@ class CulmRun:
         """Takes all steps at once in which nothing can happen: the machine would only count them."""
         state, now = self.state, self._clock.now
         length = sum(self._planned)
-        until = self._clock.next_at
+        until = min(self._clock.next_at, self._until)
         settles = state.changed_at + self.choice.settle_seconds
         if now < settles:
             until = min(until, settles)

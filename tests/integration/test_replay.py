@@ -1,0 +1,51 @@
+"""A trace that happens to real processes: what it says is done to them, and the simulator is told the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from culm.__main__ import main
+from simulator.trace import Change, write_trace
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
+
+
+def trace(tmp_path: Path) -> str:
+    """Four machines; one goes, one comes."""
+    changes = [Change(0.0, "add", f"m{i}") for i in range(4)]
+    changes += [Change(200.0, "remove", "m1"), Change(250.0, "add", "m4"), Change(800.0, "remove", "m4")]
+    path = tmp_path / "trace.jsonl"
+    path.write_text(write_trace(changes))
+    return str(path)
+
+
+def test_machines_go_and_come_as_the_trace_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["replay", EXAMPLE, "--trace", trace(tmp_path), "--speed", "100", "--hours", "0.17", "--machines", "4"]
+    assert main([*words, "--set", "job.steps=100000", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    predicted, measured = told["predicted"], told["measured"]
+    assert predicted["losses"] == measured["losses"] == 1
+    assert predicted["rollbacks"] == measured["rollbacks"] == 0
+    assert measured["steps"] > 0
+    assert predicted["cost"] == pytest.approx(measured["cost"], rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--speed", "0"], "--speed: 0.0 times as fast is no speed"),
+        (["--hours", "0"], "--hours: 0 seconds of the trace are nothing to replay"),
+        (["--set", "pipeline.stages=5"], "4 machines are there at the trace's beginning, 5 stages need one each"),
+    ],
+)
+def test_bad_words_are_told_in_a_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", EXAMPLE, "--trace", trace(tmp_path), *words]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1

@@ -1,0 +1,171 @@
+"""What to rent: the ways that are tried, the one that is named, and files that are none."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from culm.__main__ import main
+from pipeline.errors import JobError
+from pipeline.job import load_job
+from simulator.market import Zone, shifted, zoned
+from simulator.plan import Outlook, Way, best, outlook, simulate, ways, why
+from simulator.profile import Cluster, Layer, Profile, profile_to_json, read_profile
+from simulator.trace import Change
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
+PROFILE = Profile("small", (Layer(0.01, 0.02, 1000),) * 6, 8, 32, 400, 3, 6, source="made up")
+
+
+def looks(way: Way, days: float, cost: float, done: float = 1.0) -> Outlook:
+    return Outlook(way, done, days, (days, days * 1.2), cost, (cost, cost), 0.0, 0.0, 1.0)
+
+
+SMALL, LARGE = Way(3, 3, "lazy", 100), Way(6, 6, "lazy", 100)
+
+
+def test_every_number_of_machines_is_tried_with_stages_for_all_but_the_spares() -> None:
+    found = ways(PROFILE, [3, 8])
+    assert {(way.machines, way.stages) for way in found} == {(3, 3), (3, 2), (3, 1), (8, 6)}
+    assert {way.redundancy for way in found} == {"off", "lazy", "eager"}
+
+
+def test_one_machine_has_nobody_to_stand_by() -> None:
+    assert {way.redundancy for way in ways(PROFILE, [1])} == {"off"}
+
+
+def test_the_best_is_done_by_the_deadline_and_else_the_best_bargain() -> None:
+    found = [looks(SMALL, 4.0, 10.0), looks(LARGE, 2.0, 15.0)]
+    assert best(found) is found[1]
+    assert best(found, deadline_days=10.0) is found[0]
+    assert best(found, deadline_days=3.0) is found[1]
+    assert best(found, deadline_days=2.1) is None, "one run in ten takes longer"
+    assert best([looks(SMALL, 4.0, 10.0, done=0.9)]) is None
+
+
+def test_reasons_compare_with_the_nearest_other_ways() -> None:
+    chosen = looks(LARGE, 2.0, 15.0)
+    off = looks(Way(6, 6, "off", 100), 3.0, 18.0)
+    told = why(chosen, [chosen, off, looks(SMALL, 4.0, 10.0)])
+    assert told == [
+        "redundancy off: +50.0% time, +20.0% cost, 0.0 rollbacks a run",
+        "3 machines: +100.0% time, -33.3% cost, 0.0 rollbacks a run",
+    ]
+
+
+def test_a_run_that_does_not_end_counts_as_not_done() -> None:
+    never = [Change(0.0, "add", "a")]
+    row = simulate(PROFILE, Cluster(), SMALL, never, 1000.0)
+    assert row.steps == 0
+    assert outlook(SMALL, [row], PROFILE.steps).done == 0.0
+    many = [Change(0.0, "add", f"m{i}") for i in range(3)]
+    ended = simulate(PROFILE, Cluster(), SMALL, many, 1e6)
+    assert outlook(SMALL, [ended, row], PROFILE.steps).done == 0.5
+
+
+def test_a_trace_can_be_entered_anywhere_and_begins_again_at_its_end() -> None:
+    trace = [
+        Change(0.0, "add", "a"),
+        Change(10.0, "add", "b"),
+        Change(20.0, "notice", "a", seconds_left=10.0),
+        Change(30.0, "remove", "a"),
+        Change(100.0, "add", "c"),
+    ]
+    assert [(c.at, c.kind, c.node) for c in shifted(trace, 15.0, 90.0)] == [
+        (0.0, "add", "a/0"),
+        (0.0, "add", "b/0"),
+        (5.0, "notice", "a/0"),
+        (15.0, "remove", "a/0"),
+        (85.0, "add", "c/0"),
+        (85.0, "add", "a/1"),
+        (85.0, "remove", "b/0"),
+        (85.0, "remove", "c/0"),
+    ]
+
+
+def test_entering_a_trace_anywhere_keeps_machines_apart() -> None:
+    trace = zoned(1, [Zone("z", 4, 0.9, 1.0)], 20_000.0)
+    for offset in (0.0, 5_000.0, 19_000.0):
+        here: set[str] = set()
+        for change in shifted(trace, offset, 60_000.0):
+            if change.kind == "add":
+                assert change.node not in here
+                here.add(change.node)
+            else:
+                here.remove(change.node)
+
+
+# ---- profiles --------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(profile_to_json(PROFILE))
+    assert read_profile(path) == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "its beginning: invalid JSON"),
+        ('{"name": "x"}', "layers: field required"),
+        (profile_to_json(PROFILE).replace("0.01", "-1"), "layers.0.forward: input should be greater than or equal"),
+        (profile_to_json(PROFILE).replace('"lead"', '"leed"'), "leed"),
+    ],
+)
+def test_a_bad_profile_is_told_in_a_line(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(text)
+    with pytest.raises(JobError) as caught:
+        read_profile(path)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_job_is_measured_layer_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "digits.json"
+    assert main(["profile", str(EXAMPLE), "--rounds", "2", "--out", str(path)]) == 0
+    profile, job = read_profile(path), load_job(EXAMPLE)
+    assert profile.samples_per_step == job.samples_per_step
+    assert [layer.parameters for layer in profile.layers[:3]] == [0, 64 * 64 + 64, 2 * 64]
+    assert profile.layers[1].activation_bytes == 16 * 64 * 4
+    assert all(layer.forward > 0.0 for layer in profile.layers)
+    assert "layers, a microbatch takes" in capsys.readouterr().out
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_names_a_way_and_gives_the_same_for_the_same_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(profile_to_json(PROFILE))
+    words = ["plan", str(EXAMPLE), "--profile", str(path), "--nodes", "2,4", "--seeds", "2", "--hazard", "2"]
+    assert main([*words, "--price", "0.91", "--json"]) == 0
+    one = capsys.readouterr().out
+    assert main([*words, "--machine", "p3.2xlarge", "--json"]) == 0
+    assert capsys.readouterr().out == one
+    told = json.loads(one)
+    assert told["best"] in told["ways"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nodes", "x", "--price", "1", "--hazard", "1"], "--nodes: 'x' is no number of machines; write 8, 4-8"),
+        (["--nodes", "4", "--price", "-1", "--hazard", "1"], "--price: -1.0 is too little"),
+        (["--nodes", "4", "--machine", "abacus", "--hazard", "1"], "--machine: the spot price of abacus is not known"),
+        (["--nodes", "4", "--price", "1", "--hazard", "1", "--seeds", "0"], "--seeds: 0 is too little"),
+        (["--nodes", "4", "--price", "1", "--trace", "nowhere"], "nowhere: the trace cannot be read"),
+    ],
+)
+def test_bad_words_are_told_in_a_line(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(profile_to_json(PROFILE))
+    assert main(["plan", str(EXAMPLE), "--profile", str(path), *words]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
