@@ -351,7 +351,10 @@ class CulmRun:
         if self.choice.redundancy == "auto":
             self._spend(1)
             self._hear()
-        for event in self._readiness(self.state.plan):
+        told = self._readiness(self.state.plan)
+        if self.choice.passes_over:
+            told = self._all_but_the_last(told)
+        for event in told:
             self._tell(event)
             if version != self._version:
                 return  # it was the last one
@@ -373,6 +376,16 @@ class CulmRun:
             for s, layers in plan.parts_of(name)
             if node.held.issuperset(layers)
         ]
+
+    def _all_but_the_last(self, told: Sequence[ev.Ready]) -> Sequence[ev.Ready]:
+        """Puts reports on record of which the machine would only take note; the last one it is told."""
+        facts = dict(self.state.facts)
+        norms = dict(self.state.norms)
+        for event in told[:-1]:
+            facts[event.node] = facts.get(event.node, frozenset()) | frozenset(event.layers)
+            norms |= zip(event.layers, event.squared_norms, strict=True)
+        self.state = replace(self.state, facts=facts, norms=norms)
+        return told[-1:]
 
     def _book(self) -> None:
         useful, by_redundancy, by_seeding = self._planned
