@@ -6,6 +6,7 @@ published, to the end of its run. Nothing is timed: the same seeds give the same
 
 import argparse
 import json
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import Pool
@@ -60,7 +61,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=400)
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES)[:3])
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -26,7 +26,7 @@ from simulator.seeding import Part, Way, arrivals
 from simulator.step_time import StepRun, calm
 from simulator.trace import Change
 
-TICK = 0.5  # seconds, while a node's silence counts
+TICK = 0.5  # seconds between two ticks of a coordinator
 JOINS_ANEW = 5.0  # seconds until a process that was dismissed is there again
 
 
@@ -191,23 +191,22 @@ class CulmRun:
             self._clock.after(detected, lambda: self._missed(name, node.incarnation, neighbours))
 
     def _missed(self, name: str, incarnation: int, neighbours: Iterable[str]) -> None:
-        self._hear()
-        self.state = replace(self.state, last_tick=self._clock.now)  # calm ticks are not told one by one
         self._tell(ev.StreamBroken(name, incarnation, "its machine is gone"))
         for neighbour in neighbours:
             reporter = self._nodes.get(neighbour)
             if reporter is not None:
                 self._tell(ev.PeerLost(neighbour, reporter.incarnation, name, incarnation, "the stream broke"))
-        self._tick(name, incarnation)
+        if name in self.state.nodes:
+            patience = self.state.settings.reconnect_timeout + TICK
+            self._clock.after(patience, lambda: self._given_up(name, incarnation))
 
-    def _tick(self, name: str, incarnation: int) -> None:
-        """Until it is clear that the node does not come back."""
+    def _given_up(self, name: str, incarnation: int) -> None:
+        """It has not come back. Ticks and heartbeats that change nothing else were not told one by one."""
         known = self.state.nodes.get(name)
-        if known is None or known.incarnation != incarnation:
-            return
-        self._hear()
-        self._tell(ev.Tick())
-        self._clock.after(TICK, lambda: self._tick(name, incarnation))
+        if known is not None and known.incarnation == incarnation:
+            self._hear()
+            self.state = replace(self.state, last_tick=self._clock.now - TICK)
+            self._tell(ev.Tick())
 
     def _hear(self) -> None:
         now = self._clock.now
@@ -276,7 +275,8 @@ class CulmRun:
         """State begins to move to whoever is to hold what it does not hold yet; what is given up is dropped."""
         self._settled = False
         for name, node in self._nodes.items():
-            node.held &= plan.layers_of(name)
+            if node.held:
+                node.held &= plan.layers_of(name)
         held = {name: node.held for name, node in self._nodes.items()}
         before = self._seeding
         self._seeding = arrivals(plan, held, before, self.profile, self.cluster, self._clock.now)
@@ -373,6 +373,7 @@ class CulmRun:
         return [
             ev.Ready(name, node.incarnation, era, step, s, layers.start, (0.0,) * len(layers), (0.0,))
             for name, node in self._nodes.items()
+            if node.held
             for s, layers in plan.parts_of(name)
             if node.held.issuperset(layers)
         ]

@@ -143,7 +143,7 @@ def _shipped(done: Sequence[Instruction], every: int) -> int:
     return backwards // every * every
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=512)
 def calm(places: tuple[int, ...], schedule: Schedule, durations: Durations) -> StepRun:
     """A step without losses; ``places[stage]`` tells which stages share a node. Not to be changed."""
     return StepRun(tuple(f"{place}" for place in places), schedule, durations)
