@@ -17,7 +17,8 @@ from typing import Any
 from simulator.account import Row
 from simulator.bamboo import Bamboo
 from simulator.compare import culm
-from simulator.market import hourly
+from simulator.market import HOUR, hourly
+from simulator.peers import CHECKPOINTS, Peer, on_demand
 from simulator.profile import Cluster
 from simulator.trace import Change
 from simulator.workload import PUBLISHED
@@ -37,6 +38,7 @@ RELEASED = {
 COLUMNS = ("throughput", "cost_per_hour", "value", "fatal", "nodes", "preemptions", "interval_hours", "lifetime_hours")
 
 STRATEGIES: dict[str, Callable[[Sequence[Change]], Row]] = {
+    "checkpoint and restart": lambda changes: Peer(changes, BERT, CHECKPOINTS).run(HOURS * HOUR),
     "bamboo, as published": lambda changes: Bamboo(changes, BERT).run(),
     "bamboo, with lost work": lambda changes: Bamboo(changes, BERT, charges_losses=True).run(),
     "culm, lazy": lambda changes: culm(changes, BERT, Cluster(), "lazy").run(),
@@ -58,11 +60,38 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {"seeds": len(rows), "mean": means, "deviation": spreads}
 
 
+def table(results: dict[str, Any]) -> str:
+    """The sweep in Markdown, beside what was released, and what each strategy is of the two that it is held against:
+    throughput of checkpoint and restart, samples for a dollar of on-demand machines.
+    """
+    bought = on_demand(BERT, HOUR).value
+    lines = [
+        "| hourly | strategy | samples/s | $/h | value | fatal | throughput of checkpoints | of on-demand's value |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for probability, released in RELEASED.items():
+        found = results.get(f"{probability:.2f}", {})
+        slow = found.get("checkpoint and restart", {}).get("mean", {}).get("throughput", 0.0)
+        for name, told in found.items():
+            mean_of, spread = told["mean"], told["deviation"]
+            faster = f"{mean_of['throughput'] / slow:.2f}" if slow else ""
+            lines.append(
+                f"| {probability:.2f} | {name} | {mean_of['throughput']:.1f} ± {spread['throughput']:.1f} | "
+                f"{mean_of['cost_per_hour']:.2f} | {mean_of['value']:.2f} ± {spread['value']:.2f} | "
+                f"{mean_of['fatal']:.2f} | {faster} | {mean_of['value'] / bought:.2f} |"
+            )
+        rate, cost, value = released
+        lines.append(
+            f"| {probability:.2f} | Bamboo's released simulator | {rate:.0f} | {cost:.1f} | {value:.2f} | | | |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=400)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES)[:3])
+    parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES)[:4])
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with Pool(arguments.processes) as pool:
@@ -82,6 +111,7 @@ def main() -> None:
                 )
                 print(f"  {name:24} {line}, {means['fatal']:.2f} fatal")
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(table(results))
 
 
 if __name__ == "__main__":

@@ -351,7 +351,7 @@ class CulmRun:
         if self.choice.redundancy == "auto":
             self._spend(1)
             self._hear()
-        told = self._readiness(self.state.plan)
+        told: Sequence[ev.Ready] = self._readiness(self.state.plan)
         if self.choice.passes_over:
             told = self._all_but_the_last(told)
         for event in told:
