@@ -15,7 +15,7 @@ from benchmarks.paced import BACKWARD, FORWARD, job_file
 from culm.profile import ROUNDS, measure
 from culm.replay import LOCAL, Happened, drive, predict
 from pipeline.job import load_job
-from simulator.culm_run import Choice
+from simulator.pace import Choice
 from simulator.trace import Change, read_trace
 
 RESULTS = Path(__file__).with_name("replays.json")

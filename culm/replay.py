@@ -20,9 +20,10 @@ from pipeline.job import Job
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 from simulator.account import Account, Row, Use
-from simulator.culm_run import Choice, CulmRun
+from simulator.culm_run import CulmRun
 from simulator.fleet import Fleet
 from simulator.network import Clock
+from simulator.pace import Choice
 from simulator.profile import Cluster, Profile, of_job, read_profile
 from simulator.trace import Change, read_trace
 from simulator.workload import SPOT

@@ -6,7 +6,8 @@ from typing import Any
 
 from simulator.account import Row, Use
 from simulator.bamboo import Bamboo
-from simulator.culm_run import Choice, CulmRun
+from simulator.culm_run import CulmRun
+from simulator.pace import Choice
 from simulator.peers import RULES, Peer, on_demand
 from simulator.profile import Cluster, of_published
 from simulator.trace import Change

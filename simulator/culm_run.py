@@ -13,7 +13,6 @@ from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import advance, begin, validate
 from coordinator.redundancy import REVIEW_STEPS
-from coordinator.repartition import SLOWDOWN
 from pipeline.machine import Machine
 from pipeline.manifest import File
 from pipeline.plan import Plan
@@ -21,35 +20,15 @@ from pipeline.times import TimeSplit
 from simulator.account import Account, Row, Use
 from simulator.fleet import Fleet
 from simulator.network import Clock
+from simulator.pace import Choice, Lengths, Pace
 from simulator.profile import Cluster, Profile, costs_of
-from simulator.seeding import Part, Way, arrivals
-from simulator.step_time import StepRun, calm
+from simulator.seeding import Moving, Part
+from simulator.step_time import StepRun
 from simulator.trace import Change
 
 TICK = 0.5  # seconds between two ticks of a coordinator
+OF_STEPS = (Use.USEFUL, Use.REDUNDANCY, Use.SEEDING, Use.REDONE)
 JOINS_ANEW = 5.0  # seconds until a process that was dismissed is there again
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How a run is set up."""
-
-    redundancy: str = "lazy"  # off | lazy | eager | auto
-    ship_every: int = 0
-    machines: int = 0  # rented at most; 0: as many as stages may be, and two spares
-    begins_with: int = 0  # nodes that the run waits for before it begins; 0: one for each stage
-    checkpoint_steps: int = 0  # 0: none
-    settle_seconds: float = 30.0
-    passes_over: bool = True  # calm steps; without it every one is decided: slower, and the same
-
-
-@dataclass
-class Moved:
-    """Bytes of state that went to new holders."""
-
-    begun: int = 0
-    arrived: int = 0
-    given_up: int = 0
 
 
 @dataclass
@@ -74,6 +53,7 @@ class CulmRun:
         self._decide = decide
         self.profile, self.cluster, self.choice = profile, cluster, choice
         self.account = Account()
+        self._pace = Pace(profile, cluster, choice)
         self.decisions = 0  # events that the machine was told
         settings = co.Settings(
             profile.stages,
@@ -96,10 +76,9 @@ class CulmRun:
         self._incarnations = 0
         self._step: StepRun | None = None
         self._begun = 0.0  # when the step under way began
-        self._planned = (0.0, 0.0, 0.0)  # seconds of it: useful, by redundancy, by seeding
+        self._planned = Lengths()  # of it, if nothing happens
         self._version = 0  # what was planned before something changed does not count
-        self._seeding: dict[Part, Way] = {}
-        self.moved = Moved()
+        self._moving = Moving(profile, cluster)
         self._waits_for = Use.WAITING
         self._spent_by: dict[int, dict[Use, float]] = {}  # steps in a checkpoint -> what had been spent on them
         self._settled = False  # the last commit changed nothing else
@@ -124,12 +103,9 @@ class CulmRun:
         return self.account.row(name or f"culm, {self.choice.redundancy}")
 
     def _check(self) -> None:
-        under_way = sum(way.size for way in self._seeding.values())
-        moved = self.moved
-        assert moved.begun == moved.arrived + moved.given_up + under_way, f"{moved}, {under_way} bytes under way"
-        assert self.account.steps == self.state.committed, (
-            f"{self.account.steps} steps, {self.state.committed} committed"
-        )
+        self._moving.check()
+        taken, committed = self.account.steps, self.state.committed
+        assert taken == committed, f"{taken} steps taken, {committed} committed"
         validate(self.state)
 
     def _pass(self) -> None:
@@ -246,7 +222,7 @@ class CulmRun:
             step = self._step
             if list(step.owners) != owners:
                 step = step.of(step.owners)
-                step.lose(at - self.cluster.detect_seconds, at, owners, self._ahead(plan), self._ships(plan))
+                step.lose(at - self.cluster.detect_seconds, at, owners, self._pace.ahead(plan), self._pace.ships(plan))
             self._step = step
             self._plan_end(plan)
         self._move_state(plan)
@@ -267,8 +243,7 @@ class CulmRun:
         account.lose_steps(account.steps - self.state.committed, self.profile.samples_per_step)
         account.roll_back(self._spent_by[self.state.committed])
         self._version += 1
-        self.moved.given_up += sum(way.size for way in self._seeding.values())
-        self._seeding = {}
+        self._moving.give_up()
         self._waits_for = Use.WAITING
 
     def _move_state(self, plan: Plan) -> None:
@@ -278,68 +253,37 @@ class CulmRun:
             if node.held:
                 node.held &= plan.layers_of(name)
         held = {name: node.held for name, node in self._nodes.items()}
-        before = self._seeding
-        self._seeding = arrivals(plan, held, before, self.profile, self.cluster, self._clock.now)
-        self.moved.given_up += sum(way.size for part, way in before.items() if part not in self._seeding)
-        for part, way in self._seeding.items():
-            if part not in before:
-                self.moved.begun += way.size
-                incarnation = self._nodes[part.node].incarnation
-                self._clock.at(way.arrives, lambda part=part, i=incarnation: self._seeded(part, i))  # type: ignore[misc]
+        for part, at in self._moving.adopt(plan, held, self._clock.now):
+            incarnation = self._nodes[part.node].incarnation
+            self._clock.at(at, lambda part=part, i=incarnation: self._seeded(part, i))  # type: ignore[misc]
 
     def _seeded(self, part: Part, incarnation: int) -> None:
         node = self._nodes.get(part.node)
-        way = self._seeding.get(part)
-        if node is None or node.incarnation != incarnation or way is None or way.arrives > self._clock.now:
+        if node is None or node.incarnation != incarnation or not self._moving.arrive(part, self._clock.now):
             return
-        self.moved.arrived += way.size
-        self._seeding[part] = way._replace(size=0)
         node.held |= set(range(part.first_layer, part.end_layer))
         self._settled = False
         self._tell(ev.CaughtUp(part.node, incarnation, self.state.era, part.first_layer, part.end_layer))
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
-    def _eager(self, plan: Plan) -> bool:
-        return plan.redundancy.eager if plan.redundancy is not None else self.choice.redundancy == "eager"
-
-    def _ships(self, plan: Plan) -> int:
-        return plan.redundancy.ship_every if plan.redundancy is not None else self.choice.ship_every
-
-    def _ahead(self, plan: Plan) -> float:
-        """The share of lost forwards that heirs had run in their bubbles."""
-        return self._calm_step(plan).room_for_forwards() if self._eager(plan) else 0.0
-
-    def _calm_step(self, plan: Plan) -> StepRun:
-        owners = [stage.owner for stage in plan.stages]
-        place = {name: i for i, name in enumerate(dict.fromkeys(owners))}
-        durations = self.profile.durations(plan.stages, self.cluster)
-        return calm(tuple(place[name] for name in owners), self.profile.schedule, durations)
-
     def calm_seconds(self) -> float:
         """What a step takes under the present plan while nothing happens."""
-        return sum(self._planned[:2])
+        return self._planned.useful + self._planned.redundancy
 
     def _begin_step(self) -> None:
         plan = self.state.plan
         assert plan is not None
         self._begun = self._clock.now
-        calm_step = self._calm_step(plan)
-        self._step = calm_step.of([stage.owner for stage in plan.stages])
-        useful = calm_step.seconds + self.cluster.commit_seconds
-        share = 0.0
-        if self.choice.redundancy != "off":
-            share = self.cluster.eager_share if self._eager(plan) else self.cluster.lazy_share
-        moving = SLOWDOWN if any(way.arrives > self._clock.now for way in self._seeding.values()) else 0.0
-        self._planned = (useful, useful * share, useful * moving)
+        self._step = self._pace.calm_step(plan).of([stage.owner for stage in plan.stages])
+        self._planned = self._pace.lengths(plan, self._moving.goes_on(self._clock.now))
         if self._settled and self.choice.passes_over:
             self._pass_over(plan)
         self._plan_end(plan)
 
     def _plan_end(self, plan: Plan) -> None:
         assert self._step is not None
-        useful, by_redundancy, by_seeding = self._planned
-        longer = (useful + by_redundancy + by_seeding) / useful
+        longer = sum(self._planned) / self._planned.useful
         self._version += 1
         version = self._version
         end = self._begun + (self._step.seconds + self.cluster.commit_seconds) * longer
@@ -389,14 +333,9 @@ class CulmRun:
         return told[-1:]
 
     def _book(self) -> None:
-        useful, by_redundancy, by_seeding = self._planned
         account = self.account
-        redone = account.now - self._begun - useful - by_redundancy - by_seeding
-        for use, seconds in zip(
-            (Use.USEFUL, Use.REDUNDANCY, Use.SEEDING, Use.REDONE),
-            (useful, by_redundancy, by_seeding, redone),
-            strict=True,
-        ):
+        redone = account.now - self._begun - sum(self._planned)
+        for use, seconds in zip(OF_STEPS, (*self._planned, redone), strict=True):
             account.spent[use] += seconds
         account.step(self.profile.samples_per_step)
 
@@ -424,7 +363,7 @@ class CulmRun:
         self.state = replace(state, committed=state.committed + count, last_commit=last)
         self._clock.now += count * length
         self._pass()
-        for use, seconds in zip((Use.USEFUL, Use.REDUNDANCY, Use.SEEDING), self._planned, strict=True):
+        for use, seconds in zip(OF_STEPS, (*self._planned, 0.0), strict=True):
             self.account.spent[use] += count * seconds
         self.account.step(self.profile.samples_per_step, count)
         self._begun = self._clock.now

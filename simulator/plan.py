@@ -6,7 +6,8 @@ from itertools import product
 from statistics import mean, quantiles
 
 from simulator.account import Row, Use
-from simulator.culm_run import Choice, CulmRun
+from simulator.culm_run import CulmRun
+from simulator.pace import Choice
 from simulator.profile import Cluster, Profile
 from simulator.trace import Change
 

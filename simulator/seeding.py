@@ -36,23 +36,55 @@ def asked(plan: Plan) -> list[tuple[str, Part]]:
     return list({part: (giver, part) for giver, part in parts}.values())
 
 
-def arrivals(
-    plan: Plan,
-    held: Mapping[str, set[int]],
-    under_way: Mapping[Part, Way],
-    profile: Profile,
-    cluster: Cluster,
-    now: float,
-) -> dict[Part, Way]:
-    """When each part is there. A holder gives so much a second, and one after another to those that it seeds."""
-    given: dict[str, int] = {}
-    found: dict[Part, Way] = {}
-    for giver, part in asked(plan):
-        if part in under_way:
-            found[part] = under_way[part]
-        elif part.node in held:
-            lacking = [x for x in range(part.first_layer, part.end_layer) if x not in held[part.node]]
-            size = STATE_BYTES * sum(profile.layers[x].parameters for x in lacking)
-            given[giver] = given.get(giver, 0) + size
-            found[part] = Way(now + given[giver] / cluster.seed_bytes_per_second, size)
-    return found
+class Moving:
+    """What is on its way under the present plan; it counts every byte."""
+
+    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+        self._profile, self._cluster = profile, cluster
+        self._under_way: dict[Part, Way] = {}
+        self.begun = self.arrived = self.given_up = 0  # bytes
+
+    def adopt(self, plan: Plan, held: Mapping[str, set[int]], now: float) -> list[tuple[Part, float]]:
+        """Begins what a plan asks for, gives up what it does not; the new parts, and when they are there.
+
+        A holder gives so much a second, and one after another to those that it seeds.
+        """
+        given: dict[str, int] = {}
+        before, self._under_way = self._under_way, {}
+        begun = []
+        for giver, part in asked(plan):
+            if part in before:
+                self._under_way[part] = before.pop(part)
+            elif part.node in held:
+                lacking = [x for x in range(part.first_layer, part.end_layer) if x not in held[part.node]]
+                size = STATE_BYTES * sum(self._profile.layers[x].parameters for x in lacking)
+                given[giver] = given.get(giver, 0) + size
+                arrives = now + given[giver] / self._cluster.seed_bytes_per_second
+                self._under_way[part] = Way(arrives, size)
+                self.begun += size
+                begun.append((part, arrives))
+        self.given_up += sum(way.size for way in before.values())
+        return begun
+
+    def give_up(self) -> None:
+        """All of it: an era ends."""
+        self.given_up += sum(way.size for way in self._under_way.values())
+        self._under_way.clear()
+
+    def arrive(self, part: Part, now: float) -> bool:
+        """Whether the part is there now, and still asked for."""
+        way = self._under_way.get(part)
+        if way is None or way.arrives > now:
+            return False
+        self.arrived += way.size
+        self._under_way[part] = way._replace(size=0)
+        return True
+
+    def goes_on(self, now: float) -> bool:
+        return any(way.arrives > now for way in self._under_way.values())
+
+    def check(self) -> None:
+        """Raises AssertionError if bytes were lost."""
+        under_way = sum(way.size for way in self._under_way.values())
+        gone = self.arrived + self.given_up + under_way
+        assert self.begun == gone, f"{self.begun} bytes were sent, {gone} are accounted for"

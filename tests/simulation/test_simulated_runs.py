@@ -15,8 +15,9 @@ from culm.__main__ import main
 from simulator.account import Row, Use
 from simulator.bamboo import Bamboo
 from simulator.compare import culm, rows
-from simulator.culm_run import Choice, CulmRun
+from simulator.culm_run import CulmRun
 from simulator.market import Zone, hourly, zoned
+from simulator.pace import Choice
 from simulator.peers import CHECKPOINTS, OOBLECK_LIKE, RULES, VARUNA, Peer, Rule, on_demand, rate
 from simulator.profile import Cluster, Layer, Profile, of_published
 from simulator.trace import Change
