@@ -17,7 +17,7 @@ from simulator.workload import PUBLISHED
 
 RESULTS = Path(__file__).with_name("traces.json")
 PICTURE = Path(__file__).with_name("traces.svg")
-SHARES = {"format": "%", "grid": False}
+SHARES, WHOLE = {"format": "%", "grid": False}, {"domain": [0, 1]}
 COLOURS = {
     Use.USEFUL: "#2a9150",
     Use.REDUNDANCY: "#2f81d6",

@@ -63,7 +63,7 @@ def _machines(arguments: argparse.Namespace) -> tuple[list[Change], float]:
     if arguments.price < 0:
         raise JobError(f"{arguments.price} dollars cannot be paid", "--price", "give 0 or more")
     if arguments.trace is not None:
-        changes = read_trace(arguments.trace)
+        changes = read_trace(arguments.trace, arguments.seed)
         return changes, hours * HOUR if hours is not None else changes[-1].at
     if not 0 <= arguments.hourly <= 1:
         raise JobError(f"{arguments.hourly} is no probability", "--hourly", "give 0 to 1")

@@ -10,7 +10,7 @@ from simulator.culm_run import CulmRun
 from simulator.pace import Choice
 from simulator.peers import RULES, Peer, on_demand
 from simulator.profile import Cluster, of_published
-from simulator.trace import Change
+from simulator.trace import Change, at_most
 from simulator.workload import Published
 
 REDUNDANCIES = ("off", "lazy", "eager", "auto")
@@ -20,10 +20,11 @@ CHECKPOINT_SECONDS = 600.0  # between two of Culm's: as pipeline/prices.toml has
 def rows(changes: Sequence[Change], work: Published, seconds: float, cluster: Cluster) -> Iterator[Row]:
     """Every strategy on the same trace for so long, or until the run's steps are done; one after another."""
     yield on_demand(work, seconds)
+    wanted = at_most(changes, work.machines)
     for rule in RULES:
-        yield Peer(changes, work, rule, cluster.per_hour).run(seconds)
+        yield Peer(wanted, work, rule, cluster.per_hour).run(seconds)
     for charges in (False, True):
-        yield Bamboo(changes, work, charges, cluster.per_hour).run(seconds)
+        yield Bamboo(wanted, work, charges, cluster.per_hour).run(seconds)
     for redundancy in REDUNDANCIES:
         yield culm(changes, work, cluster, redundancy).run(seconds)
 

@@ -1,15 +1,17 @@
 """What happens to machines: a trace, read from a file in any of three formats or drawn by ``simulator.market``.
 
 - ``time_ms,add|remove,node``: a line an event, as Bamboo's and Oobleck's artifacts have them.
-- ``date, time, count``: how many machines there are, line by line. Which of them go is not on record: the oldest.
+- ``date, time, count``: how many machines there are, line by line. Which of them go is not on record: it is drawn.
 - JSON lines, Culm's own: ``{"at": seconds, "kind": "add" | "remove" | "notice", "node": name}`` with ``"zone"`` and
   ``"price"`` (dollars an hour) where they are known; ``"notice"`` may say ``"seconds_left"``.
 """
 
 import json
+import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -45,8 +47,8 @@ class _Line(BaseModel):
     seconds_left: float | None = Field(default=None, ge=0, allow_inf_nan=False)
 
 
-def read_trace(path: str | Path) -> list[Change]:
-    """The trace in order of time. Raises JobError, naming the line, for a file that is none."""
+def read_trace(path: str | Path, seed: int = 0) -> list[Change]:
+    """The trace in order of time; ``seed`` is for what is not on record. Raises JobError, naming the line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -62,10 +64,31 @@ def read_trace(path: str | Path) -> list[Change]:
     elif first.count(",") == 2 and first.split(",")[1].strip() in ("add", "remove"):
         read = _events
     else:
-        read = _counts
+        read = partial(_counts, draw=random.Random(seed))
     changes = sorted(read(numbered, str(path)), key=lambda change: change.at)
     _check(changes, str(path))
     return changes
+
+
+def at_most(changes: Iterable[Change], machines: int) -> list[Change]:
+    """What is left for one who rents no more than so many: another one is taken when one of them goes."""
+    rented: dict[str, Change] = {}
+    offered: dict[str, Change] = {}
+    found = []
+    for change in changes:
+        if change.kind == "add":
+            offered[change.node] = change
+        elif change.node in rented:
+            found.append(change)
+            if change.kind == "remove":
+                del rented[change.node]
+        elif change.kind == "remove":
+            del offered[change.node]
+        while offered and len(rented) < machines:
+            taken = offered.pop(next(iter(offered)))
+            rented[taken.node] = taken
+            found.append(replace(taken, at=change.at))
+    return found
 
 
 def write_trace(changes: Iterable[Change]) -> str:
@@ -91,7 +114,7 @@ def _events(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
     return changes
 
 
-def _counts(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
+def _counts(lines: Sequence[tuple[int, str]], path: str, draw: random.Random) -> list[Change]:
     changes: list[Change] = []
     here: list[str] = []
     names = (f"node{number}" for number in count(1))
@@ -110,7 +133,7 @@ def _counts(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
         begin = begin or moment
         at = max(at, (moment - begin).total_seconds())  # where two recordings overlap the clock seems to go back
         while len(here) > wanted:
-            changes.append(Change(at, "remove", here.pop(0)))
+            changes.append(Change(at, "remove", here.pop(draw.randrange(len(here)))))
         while len(here) < wanted:
             here.append(next(names))
             changes.append(Change(at, "add", here[-1]))

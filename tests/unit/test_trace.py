@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import JobError
-from simulator.trace import Change, read_trace, write_trace
+from simulator.trace import Change, at_most, read_trace, write_trace
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -25,19 +25,22 @@ def test_events_as_the_field_writes_them(tmp_path: Path) -> None:
     ]
 
 
-def test_counts_become_machines_of_which_the_oldest_go_first(tmp_path: Path) -> None:
+def test_counts_become_machines_and_which_of_them_go_is_drawn(tmp_path: Path) -> None:
     path = written(
         tmp_path,
         "2021-12-10, 13:07:45, 2\n2021-12-10, 13:08:45, 3\n2021-12-10, 13:08:15, 1\n2021-12-11, 13:07:45, 2\n",
     )
-    assert [(c.at, c.kind, c.node) for c in read_trace(path)] == [
-        (0.0, "add", "node1"),
-        (0.0, "add", "node2"),
-        (60.0, "add", "node3"),
-        (60.0, "remove", "node1"),  # the clock went back: it counts from now
-        (60.0, "remove", "node2"),
-        (86400.0, "add", "node4"),
+    changes = read_trace(path)
+    assert [(c.at, c.kind) for c in changes] == [
+        (0.0, "add"),
+        (0.0, "add"),
+        (60.0, "add"),
+        (60.0, "remove"),  # the clock went back: it counts from now
+        (60.0, "remove"),
+        (86400.0, "add"),
     ]
+    assert changes == read_trace(path)
+    assert {tuple(c.node for c in read_trace(path, seed)) for seed in range(20)} > {tuple(c.node for c in changes)}
 
 
 NAMES = st.text("abc-.", min_size=1, max_size=4)
@@ -90,3 +93,21 @@ def test_a_bad_trace_is_told_by_its_line(text: str, says: str, tmp_path: Path) -
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="No such file"):
         read_trace(tmp_path / "nowhere")
+
+
+def test_one_who_rents_two_takes_another_when_one_goes() -> None:
+    trace = [
+        Change(0.0, "add", "a"),
+        Change(0.0, "add", "b"),
+        Change(1.0, "add", "c"),
+        Change(2.0, "add", "d"),
+        Change(3.0, "remove", "c"),
+        Change(4.0, "remove", "a"),
+        Change(5.0, "add", "e"),
+    ]
+    assert [(c.at, c.kind, c.node) for c in at_most(trace, 2)] == [
+        (0.0, "add", "a"),
+        (0.0, "add", "b"),
+        (4.0, "remove", "a"),
+        (4.0, "add", "d"),
+    ]
