@@ -69,33 +69,33 @@ def table(results: dict[str, Any]) -> str:
         "| hourly | strategy | samples/s | $/h | value | fatal | throughput of checkpoints | of on-demand's value |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for probability, released in RELEASED.items():
-        found = results.get(f"{probability:.2f}", {})
+    for probability, found in sorted(results.items()):
         slow = found.get("checkpoint and restart", {}).get("mean", {}).get("throughput", 0.0)
         for name, told in found.items():
             mean_of, spread = told["mean"], told["deviation"]
             faster = f"{mean_of['throughput'] / slow:.2f}" if slow else ""
             lines.append(
-                f"| {probability:.2f} | {name} | {mean_of['throughput']:.1f} ± {spread['throughput']:.1f} | "
+                f"| {probability} | {name} | {mean_of['throughput']:.1f} ± {spread['throughput']:.1f} | "
                 f"{mean_of['cost_per_hour']:.2f} | {mean_of['value']:.2f} ± {spread['value']:.2f} | "
                 f"{mean_of['fatal']:.2f} | {faster} | {mean_of['value'] / bought:.2f} |"
             )
-        rate, cost, value = released
-        lines.append(
-            f"| {probability:.2f} | Bamboo's released simulator | {rate:.0f} | {cost:.1f} | {value:.2f} | | | |"
-        )
+        if float(probability) in RELEASED:
+            rate, cost, value = RELEASED[float(probability)]
+            figures = f"{rate:.0f} | {cost:.1f} | {value:.2f}"
+            lines.append(f"| {probability} | Bamboo's released simulator | {figures} | | | |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=400)
+    parser.add_argument("--probabilities", type=float, nargs="+", default=PROBABILITIES, metavar="P")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--only", nargs="+", choices=STRATEGIES, default=list(STRATEGIES)[:4])
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with Pool(arguments.processes) as pool:
-        for probability in PROBABILITIES:
+        for probability in arguments.probabilities:
             found: dict[str, list[Row]] = {name: [] for name in arguments.only}
             seeds = range(1, arguments.seeds + 1)
             for done, rows in enumerate(pool.imap(partial(run, arguments.only, probability), seeds), 1):

@@ -25,6 +25,7 @@ TORCH = "torch,numpy,safetensors"
         (f"{TORCH},redis", ("events", "--help")),
         (f"{TORCH},redis,streamlit", ("ui", "--help")),
         (f"{TORCH},redis", ("cost", "--help")),
+        ("torch,safetensors,redis,grpc", ("simulate", "--help")),
         ("redis", ("stage", "--help")),
     ],
 )
@@ -43,6 +44,7 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
         ("torch,safetensors,redis", "ui.screens.overview"),
         ("torch,safetensors,redis", "ui.recorded"),
         ("redis", "stage_server.service"),
+        (f"{TORCH},redis,grpc", "simulator.plan"),
         ("redis", "culm.gathering"),
     ],
 )
