@@ -45,6 +45,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     market.add_argument("--hazard", type=float, metavar="R", help="losses of a machine an hour")
     market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
     parser.add_argument("--zones", type=int, default=1, metavar="Z", help="that machines are spread over; default: 1")
+    parser.add_argument("--traffic", type=float, default=0.0, metavar="$/GB", help="of tensors between zones")
     parser.add_argument("--bulk", type=float, default=0.0, metavar="R", help="times an hour that half a zone goes")
     parser.add_argument("--notice", type=float, default=0.0, metavar="S", help="seconds that machines tell it before")
     parser.add_argument("--deadline", type=float, metavar="DAYS")
@@ -67,6 +68,7 @@ def plan(arguments: argparse.Namespace) -> int:
         profile = measure(job, ROUNDS)
     cluster = Cluster(
         seed_bytes_per_second=job.resilience.seed_bytes_per_second,
+        per_gb_between_zones=arguments.traffic,
         per_hour=arguments.price if arguments.price is not None else _known_price(arguments.machine, arguments.prices),
     )
     tried = ways(profile, machines)
@@ -103,7 +105,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
-    for name, least in (("price", 0.0), ("hazard", 0.0), ("bulk", 0.0), ("notice", 0.0)):
+    for name, least in (("price", 0.0), ("hazard", 0.0), ("bulk", 0.0), ("notice", 0.0), ("traffic", 0.0)):
         value = getattr(arguments, name)
         if value is not None and not least <= value < float("inf"):
             raise JobError(f"{value} is too little", f"--{name}", "give 0 or more")

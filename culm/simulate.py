@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 from pipeline.errors import JobError
 from simulator.account import Row
@@ -34,6 +35,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--price", type=float, default=SPOT, metavar="$/H", help="of a machine the trace has none for")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn; the same seed gives the same output")
     parser.add_argument("--write-trace", metavar="FILE", help="also write the trace, as JSON lines")
+    parser.add_argument("--plot", metavar="FILE", help="also draw it, as SVG")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=simulate)
 
@@ -41,19 +43,29 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def simulate(arguments: argparse.Namespace) -> int:
     changes, seconds = _machines(arguments)
     if arguments.write_trace:
-        try:
-            with open(arguments.write_trace, "w", encoding="utf-8") as file:
-                file.write(write_trace(changes))
-        except OSError as error:
-            what, mend = f"the trace cannot be written ({error.strerror})", "give the path of a file to write"
-            raise JobError(what, arguments.write_trace, mend) from error
-    found = rows(changes, PUBLISHED[arguments.model], seconds, Cluster(per_hour=arguments.price))
+        _write(arguments.write_trace, write_trace(changes))
+    if arguments.plot:
+        _write(arguments.plot, "")  # that it cannot be is not to be found out at the end
+    title = f"{arguments.model}, {seconds / HOUR:.1f} h"
+    coming = rows(changes, PUBLISHED[arguments.model], seconds, Cluster(per_hour=arguments.price))
     if arguments.json:
+        found = list(coming)
         told = {"seed": arguments.seed, "model": arguments.model, "seconds": seconds}
-        print(json.dumps({**told, "rows": as_json(list(found))}))
-        return 0
-    _show(found, f"{arguments.model}, {seconds / HOUR:.1f} h")
+        print(json.dumps({**told, "rows": as_json(found)}))
+    else:
+        found = _show(coming, title)
+    if arguments.plot:
+        from simulator.picture import draw
+
+        _write(arguments.plot, draw({title: found}))
     return 0
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"it cannot be written ({error.strerror})", path, "give the path of a file to write") from error
 
 
 def _machines(arguments: argparse.Namespace) -> tuple[list[Change], float]:
@@ -72,7 +84,8 @@ def _machines(arguments: argparse.Namespace) -> tuple[list[Change], float]:
     return hourly(arguments.seed, machines, arguments.hourly, -int(-hours // 1)), hours * HOUR
 
 
-def _show(found: Iterator[Row], title: str) -> None:
+def _show(coming: Iterator[Row], title: str) -> list[Row]:
+    """A table that grows while the strategies are simulated."""
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -81,6 +94,9 @@ def _show(found: Iterator[Row], title: str) -> None:
     for column in table.columns[1:]:
         column.justify = "right"
     with Live(table, console=Console(), auto_refresh=False) as live:
-        for row in found:
+        found = []
+        for row in coming:
+            found.append(row)
             table.add_row(*cells(row))
             live.refresh()
+    return found

@@ -79,6 +79,10 @@ class Account:
         self._rented[node] = (self.now, per_hour)
         self._per_hour += per_hour
 
+    def pay(self, dollars: float) -> None:
+        """For anything else, such as traffic."""
+        self.cost += dollars
+
     def release(self, node: str, preempted: bool) -> None:
         since, _ = self._rented.pop(node)
         self._per_hour = sum(rate for _, rate in self._rented.values())

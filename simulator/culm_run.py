@@ -77,6 +77,7 @@ class CulmRun:
         self._step: StepRun | None = None
         self._begun = 0.0  # when the step under way began
         self._planned = Lengths()  # of it, if nothing happens
+        self._traffic = 0.0  # dollars for it
         self._version = 0  # what was planned before something changed does not count
         self._moving = Moving(profile, cluster)
         self._waits_for = Use.WAITING
@@ -277,6 +278,7 @@ class CulmRun:
         self._begun = self._clock.now
         self._step = self._pace.calm_step(plan).of([stage.owner for stage in plan.stages])
         self._planned = self._pace.lengths(plan, self._moving.goes_on(self._clock.now))
+        self._traffic = self._pace.traffic(plan)
         if self._settled and self.choice.passes_over:
             self._pass_over(plan)
         self._plan_end(plan)
@@ -337,6 +339,7 @@ class CulmRun:
         redone = account.now - self._begun - sum(self._planned)
         for use, seconds in zip(OF_STEPS, (*self._planned, redone), strict=True):
             account.spent[use] += seconds
+        account.pay(self._traffic)
         account.step(self.profile.samples_per_step)
 
     def _pass_over(self, plan: Plan) -> None:
@@ -365,6 +368,7 @@ class CulmRun:
         self._pass()
         for use, seconds in zip(OF_STEPS, (*self._planned, 0.0), strict=True):
             self.account.spent[use] += count * seconds
+        self.account.pay(count * self._traffic)
         self.account.step(self.profile.samples_per_step, count)
         self._begun = self._clock.now
 

@@ -51,6 +51,14 @@ class Pace:
             share = self._cluster.eager_share if self._eager(plan) else self._cluster.lazy_share
         return Lengths(useful, useful * share, useful * SLOWDOWN if seeds else 0.0)
 
+    def traffic(self, plan: Plan) -> float:
+        """Dollars that a step's tensors between zones cost."""
+        price = self._cluster.per_gb_between_zones
+        if not price:
+            return 0.0
+        zones = {name: member.zone for name, member in plan.members.items()}
+        return self._profile.bytes_between_zones(plan.stages, zones) / 1e9 * price
+
     def ahead(self, plan: Plan) -> float:
         """The share of lost forwards that an heir had run in its bubbles."""
         return self.calm_step(plan).room_for_forwards() if self._eager(plan) else 0.0

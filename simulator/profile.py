@@ -1,12 +1,14 @@
 """What a job's steps are made of, and the cluster that they run on: what the simulated run goes by."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from coordinator.zones import apart, crossing
 from pipeline.errors import JobError
 from pipeline.job import Job
 from pipeline.plan import Stages
@@ -61,6 +63,15 @@ class Profile:
         each = sum(layer.forward + layer.backward for layer in self.layers) / self.most_stages
         return (self.microbatches + self.most_stages - 1) * each
 
+    def bytes_between_zones(self, stages: Stages, zones: Mapping[str, str]) -> int:
+        """What a step sends between zones: activations, their gradients, and the parameters' for standbys."""
+        crossed = sum(
+            2 * self.microbatches * self.layers[stage.end_layer - 1].activation_bytes
+            for stage, following in pairwise(stages)
+            if apart(zones, stage.owner, following.owner)
+        )
+        return crossed + crossing(stages, zones, costs_of(self.layers)).gradient_bytes
+
     def durations(self, stages: Stages, cluster: "Cluster") -> Durations:
         """For the model as a plan has cut it."""
         forward = tuple(sum(self.layers[x].forward for x in stage.layers) for stage in stages)
@@ -83,6 +94,7 @@ class Cluster:
     lazy_share: float = 0.004  # by which standbys make steps longer: measured, lazy against off
     eager_share: float = 0.007  # the same with redundant forwards: measured, eager against off
     per_hour: float = SPOT  # of a machine, where the trace does not say
+    per_gb_between_zones: float = 0.0  # dollars for 1e9 bytes, both ends' charges together
 
 
 def of_published(work: Published, layers: int = 24, parameters: int = 340_000_000) -> Profile:

@@ -141,6 +141,17 @@ def test_a_notice_hands_over_in_time_and_nothing_is_redone() -> None:
     assert row.preemptions == 1
 
 
+def test_tensors_between_zones_are_paid_for() -> None:
+    layer = Layer(0.01, 0.02, 1_000_000, activation_bytes=500_000)
+    profile = Profile("wide", (layer,) * 3, 8, 32, 100, 3, 3)
+    changes = [Change(0.0, "add", f"node{i}", zone) for i, zone in enumerate("aba")]
+    free, dear = (CulmRun(changes, profile, Cluster(per_gb_between_zones=price), Choice()).run() for price in (0, 0.02))
+    # Owners in a, b, a: both boundaries are crossed there and back; and every standby is placed in the other zone.
+    step = 2 * 2 * 8 * 500_000 + 3 * 4 * 1_000_000
+    assert dear.cost - free.cost == pytest.approx(100 * step / 1e9 * 0.02)
+    assert dear.seconds == free.seconds
+
+
 def histories(count: int) -> list[tuple[int, list[Change]]]:
     zones = [Zone("a", 3, 0.9, 6.0, bulk_per_hour=1.0, wait_seconds=60.0), Zone("b", 3, 0.8, 6.0, wait_seconds=60.0)]
     return [(seed, zoned(seed, zones, HOUR, 30.0 if seed % 3 == 0 else 0.0)) for seed in range(count)]
@@ -201,9 +212,19 @@ def test_the_command_prints_every_strategy_as_json(tmp_path: Path, capsys: pytes
     assert json.loads(capsys.readouterr().out) == drawn
 
 
+def test_the_command_draws_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("vl_convert")
+    path = tmp_path / "rows.svg"
+    assert main(["simulate", "--hourly", "0.2", "--hours", "1", "--plot", str(path)]) == 0
+    drawn = path.read_text()
+    assert drawn.startswith("<svg")
+    assert all(words in drawn for words in ("culm, lazy", "checkpoint and restart", "bert, 1.0 h", "rollback"))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (["--hourly", "0.1", "--plot", "no/such/folder.svg"], "no/such/folder.svg: it cannot be written (No such file"),
         (["--trace", "nowhere.csv"], "nowhere.csv: the trace cannot be read (No such file or directory)"),
         (["--hourly", "1.5"], "--hourly: 1.5 is no probability; give 0 to 1"),
         (["--hourly", "0.1", "--hours", "-1"], "--hours: -1.0 hours cannot be simulated"),
