@@ -179,38 +179,41 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    heads = (
-        "machines",
-        "stages",
-        "spares",
-        "redundancy",
-        "checkpoint",
-        "days",
-        "10-90 %",
-        "$",
-        "10-90 %",
-        "rolls back",
-    )
-    table = Table(*heads, "useful", box=None)
-    nearest = sorted(found, key=lambda x: (-x.done, x.cost * x.days))[:10]
-    for x in nearest:
-        way = x.way
-        cells = (f"{way.machines}", f"{way.stages}", f"{way.spares}", way.redundancy, f"{way.checkpoint_steps} steps")
-        low, high = x.days_range
-        cheap, dear = x.cost_range
-        spread = (f"{x.days:.3g}", f"{low:.3g}-{high:.3g}", f"{x.cost:.2f}", f"{cheap:.2f}-{dear:.2f}")
-        style = "bold" if x is chosen else ""
-        table.add_row(*cells, *spread, f"{x.rollback_risk:.0%}", f"{x.useful:.0%}", style=style)
+    heads = ("machines", "stages", "redundancy", "saves every", "time", "$", "goes back")
+    title = "the ten best, each from the 10th to the 90th of 100 markets"
+    table = Table(*heads, box=None, pad_edge=False, title=title, title_justify="left")
+    nearest: dict[tuple[int, int, str], Outlook] = {}  # of those that differ in their checkpoints alone the best
+    for x in sorted(found, key=lambda x: (x is not chosen, -x.done, x.cost * x.days)):
+        nearest.setdefault((x.way.machines, x.way.stages, x.way.redundancy), x)
+    for x in list(nearest.values())[:10]:
+        way, (cheap, dear) = x.way, x.cost_range
+        setting = (f"{way.machines}", f"{way.stages}", way.redundancy, f"{way.checkpoint_steps or 'never'}")
+        figures = (_span(*x.days_range), f"{cheap:.4g}-{dear:.4g}", f"{x.rollback_risk:.0%}")
+        table.add_row(*setting, *figures, style="bold" if x is chosen else "")
+    for column in table.columns:
+        column.no_wrap = True
     console = Console()
     console.print(table)
     if chosen is None:
         console.print("No way ends in every market, or by the deadline: consider more machines, or a later one.")
         return
     way = chosen.way
+    every = way.checkpoint_steps
+    saves = f"a checkpoint every {every} steps" if every else "no checkpoint, since it is done before the first"
     console.print(
-        f"\nRent {way.machines}: {way.stages} stages and {way.spares} spare(s), redundancy {way.redundancy!r}, a "
-        f"checkpoint every {way.checkpoint_steps} steps. Done in {chosen.days:.3g} days for ${chosen.cost:.2f}; the "
-        f"risk of going back to a checkpoint is {chosen.rollback_risk:.0%}."
+        f"\nRent {way.machines}: {way.stages} stages and {way.spares} spare(s), redundancy {way.redundancy!r}, "
+        f"{saves}. Done in {_span(chosen.days, chosen.days)} for ${chosen.cost:.2f}; a run goes back to a checkpoint "
+        f"with a probability of {chosen.rollback_risk:.0%}."
     )
     for reason in why(chosen, found):
         console.print(f"  {reason}")
+
+
+def _span(first: float, last: float) -> str:
+    """Days in a unit that fits."""
+    unit, name = next(
+        ((unit, name) for unit, name in ((1.0, "days"), (1 / 24, "h"), (1 / 1440, "min")) if last >= 2 * unit),
+        (1 / 86400, "s"),
+    )
+    one, other = f"{first / unit:.3g}", f"{last / unit:.3g}"
+    return f"{one} {name}" if one == other else f"{one}-{other} {name}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.errors import JobError
 from simulator.account import Row
-from simulator.compare import COLUMNS, as_json, cells, rows
+from simulator.compare import COLUMNS, SPENT_COLUMNS, as_json, cells, rows, spent_cells
 from simulator.market import hourly
 from simulator.profile import Cluster
 from simulator.trace import Change, read_trace, write_trace
@@ -90,13 +90,27 @@ def _show(coming: Iterator[Row], title: str) -> list[Row]:
     from rich.live import Live
     from rich.table import Table
 
-    table = Table(*COLUMNS, box=None, title=title, title_justify="left")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    with Live(table, console=Console(), auto_refresh=False) as live:
-        found = []
+    console = Console()
+    table = Table(*COLUMNS, box=None, pad_edge=False, title=title, title_justify="left")
+    spent = Table(*SPENT_COLUMNS, box=None, pad_edge=False, title="of the wall time", title_justify="left")
+    for each in (table, spent):
+        for column in each.columns:
+            column.no_wrap = True
+        for column in each.columns[1:]:
+            column.justify = "right"
+    found = []
+    with Live(table, console=console, auto_refresh=False) as live:
         for row in coming:
             found.append(row)
             table.add_row(*cells(row))
+            spent.add_row(*spent_cells(row))
             live.refresh()
+    if not console.is_terminal:
+        console.print()  # which Live leaves out there
+    machines = found[-1]
+    console.print(
+        f"Machines were preempted every {machines.interval_hours:.2f} h and lived {machines.lifetime_hours:.2f} h, of "
+        f"those that Culm rented. Fatal: all nodes met again, or the run went back to a checkpoint.\n"
+    )
+    console.print(spent)
     return found

@@ -46,24 +46,11 @@ def _short(value: Any) -> Any:
     return round(value, 4) if isinstance(value, float) else value
 
 
-COLUMNS = (
-    "strategy",
-    "samples/s",
-    "$/h",
-    "value",
-    "nodes",
-    "preempted",
-    "every h",
-    "life h",
-    "fatal",
-    *(use.value for use in Use),
-    "exposed",
-)
+COLUMNS = ("strategy", "samples/s", "$/h", "value", "nodes", "lost", "fatal", "exposed")
 
 
 def cells(row: Row) -> list[str]:
-    """As ``COLUMNS``; of the wall time the shares."""
-    shares = [f"{100 * row.spent[use.value] / row.seconds:.1f} %" if row.seconds else "" for use in Use]
+    """As ``COLUMNS``: what it came to."""
     return [
         row.strategy,
         f"{row.throughput:.1f}",
@@ -71,9 +58,15 @@ def cells(row: Row) -> list[str]:
         f"{row.value:.2f}",
         f"{row.nodes:.1f}",
         f"{row.preemptions}",
-        f"{row.interval_hours:.2f}",
-        f"{row.lifetime_hours:.2f}",
         f"{row.fatal}",
-        *shares,
         f"{row.exposed_seconds:.0f} s",
     ]
+
+
+SPENT_COLUMNS = ("strategy", *(use.value for use in Use))
+
+
+def spent_cells(row: Row) -> list[str]:
+    """As ``SPENT_COLUMNS``: shares of the wall time in percent; nothing for nothing."""
+    shares = (100 * row.spent[use.value] / row.seconds if row.seconds else 0.0 for use in Use)
+    return [row.strategy, *(f"{share:.1f} %" if share >= 0.05 else "" for share in shares)]

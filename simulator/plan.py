@@ -26,7 +26,7 @@ class Way:
     machines: int
     stages: int
     redundancy: str
-    checkpoint_steps: int
+    checkpoint_steps: int  # 0: none, where the job is done before the first
 
     @property
     def spares(self) -> int:
@@ -52,6 +52,7 @@ def ways(profile: Profile, machines: Iterable[int]) -> list[Way]:
     """All that are tried: what is not a spare runs a stage, as long as there are layers for it."""
     step = profile.least_step_seconds()
     intervals = sorted({max(1, round(seconds / step)) for seconds in CHECKPOINT_SECONDS})
+    intervals = [every for every in intervals if every < profile.steps] or [0]
     found = []
     for count, spares, redundancy, every in product(sorted(set(machines)), SPARES, REDUNDANCIES, intervals):
         stages = count - spares
