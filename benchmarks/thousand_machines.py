@@ -1,0 +1,36 @@
+"""How fast the simulator is: ``python -m benchmarks.thousand_machines``, a day of 1,000 machines on one core."""
+
+import argparse
+import time
+
+from simulator.culm_run import CulmRun
+from simulator.market import HOUR, Zone, zoned
+from simulator.pace import Choice
+from simulator.profile import Cluster, Layer, Profile
+
+MACHINES = 1000
+ZONES = [
+    Zone(name, MACHINES // 4, 0.91, 0.10, bulk_per_hour=0.02, bulk_share=0.2, wait_seconds=600.0) for name in "abcd"
+]
+# 96 layers in up to 96 stages; what is not needed stands by as spares.
+MODEL = Profile("96 layers", (Layer(0.02, 0.04, 20_000_000, 4_000_000),) * 96, 384, 3072, 10**9, 48, 96)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hours", type=float, default=24.0)
+    seconds = parser.parse_args().hours * HOUR
+    began = time.process_time()
+    changes = zoned(1, ZONES, seconds)
+    run = CulmRun(changes, MODEL, Cluster(), Choice("lazy", machines=MACHINES, checkpoint_steps=50))
+    row = run.run(seconds)
+    took = time.process_time() - began
+    hours = row.nodes * row.seconds / HOUR
+    print(
+        f"{hours:.0f} machine-hours, {row.preemptions} losses, {row.steps} steps, {run.decisions} decisions: "
+        f"{took:.0f} s of CPU, {hours / took:.0f} machine-hours a second"
+    )
+
+
+if __name__ == "__main__":
+    main()
