@@ -223,7 +223,8 @@ class CulmRun:
             step = self._step
             if list(step.owners) != owners:
                 step = step.of(step.owners)
-                step.lose(at - self.cluster.detect_seconds, at, owners, self._pace.ahead(plan), self._pace.ships(plan))
+                gone = max(0.0, at - self.cluster.detect_seconds)
+                step.lose(gone, at, owners, self._pace.ahead(plan), self._pace.ships(plan))
             self._step = step
             self._plan_end(plan)
         self._move_state(plan)

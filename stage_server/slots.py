@@ -35,19 +35,17 @@ class Slots:
     """The sender's end. Nothing is put in before the receiver says that it can read it."""
 
     def __init__(self) -> None:
+        """Raises OSError where the system gives no such memory."""
         size = HEAD + SLOTS * CHUNK_BYTES  # address space: what is never written takes no memory
         self._file = os.memfd_create("culm-slots")
         os.ftruncate(self._file, size)
         self._map = mmap.mmap(self._file, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
-        self._map[:SECRET] = secrets.token_bytes(SECRET)
+        secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
+        self.offer = stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=secret)  # how the receiver finds it
         self._changed = threading.Condition()
         # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
         self._free: list[int] | None = None
-
-    def offer(self) -> stage_pb2.Memory:
-        """How the receiver finds it."""
-        return stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=self._map[:SECRET])
 
     def opened(self) -> None:
         """The receiver can read it."""

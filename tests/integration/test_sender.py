@@ -1,10 +1,12 @@
 """A sender over a stream that breaks though its peer lives: nothing that is sent afterwards is lost."""
 
+import os
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 import torch
 
 from pipeline.channel import server_options
@@ -159,3 +161,24 @@ def test_large_pieces_stay_off_the_stream_and_a_peer_that_holds_slots_back_stops
     assert bytes(peer.in_slots) in whole * (1 + REPEATS)
     first, second = peer.offers
     assert first.secret != second.secret
+
+
+def test_where_no_memory_can_be_shared_the_stream_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(name: str) -> int:
+        raise PermissionError("memfd_create is forbidden")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    peer, giver = BreakingPeer(), Giver(torch.zeros(CHUNK_BYTES))
+    add_StageServicer_to_server(peer, server)
+    server.start()
+    sender = Sender(Member("n1", 1, f"127.0.0.1:{port}"), giver, Faults(()), one_machine=True)
+    try:
+        assert peer.heard.get(timeout=PATIENCE) == "hello"
+        key = Key(0, 0, 0, Kind.ACTIVATION, 0, 0)
+        sender.send(key)
+        assert [peer.heard.get(timeout=PATIENCE) for _ in range(4)] == [key] * 4
+    finally:
+        sender.close()
+        server.stop(None)
