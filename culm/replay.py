@@ -121,12 +121,12 @@ def predict(changes: Sequence[Change], profile: Profile, cluster: Cluster, choic
     later = [replace(c, at=c.at + cluster.starts_up) if c.at > 0.0 else c for c in changes]
     run = CulmRun(later, profile, cluster, choice)
     row = run.run(seconds + cluster.starts_up)
-    return _happened(row, row.steps, row.fatal, seconds, run.calm_seconds(), profile.samples_per_step)
+    return _happened(row, row.steps, row.fatal, row.preemptions, seconds, run.calm_seconds(), profile.samples_per_step)
 
 
-def _happened(row: Row, steps: int, rollbacks: int, seconds: float, calm: float, samples: int) -> Happened:
+def _happened(row: Row, steps: int, rollbacks: int, losses: int, seconds: float, calm: float, samples: int) -> Happened:
     thousands = steps * samples / row.cost / 1e3 if row.cost else 0.0
-    return Happened(steps, seconds, seconds - steps * calm, rollbacks, row.preemptions, row.cost, thousands)
+    return Happened(steps, seconds, seconds - steps * calm, rollbacks, losses, row.cost, thousands)
 
 
 class Machines:
@@ -187,9 +187,9 @@ def drive(
             events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=1), timeout=10.0))
             step = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0).step
     print(file=sys.stderr)
-    rollbacks = sum(event.kind == "rollback" for event in events)
+    rollbacks, losses = (sum(event.kind == kind for event in events) for kind in ("rollback", "lost"))
     calm = _calm(events)
-    return _happened(machines.account.row("measured"), step, rollbacks, now, calm, job.samples_per_step)
+    return _happened(machines.account.row("measured"), step, rollbacks, losses, now, calm, job.samples_per_step)
 
 
 def _until_it_runs(local: LocalCluster, stub: CoordinatorStub) -> None:
