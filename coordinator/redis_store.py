@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 from collections import deque
-from contextlib import suppress
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -102,6 +101,7 @@ class RedisStore:
         self._lost: LostLease | None = None
         self._away = False
         self._writer: asyncio.Task[None] | None = None
+        self._closing = False
 
     @property
     def _lease(self) -> str:
@@ -185,12 +185,14 @@ class RedisStore:
         self._wake.set()
 
     async def _write(self) -> None:
-        while self._lost is None:
+        while True:
             await self._wake.wait()
-            while self._queue or self._beats_due:
+            while (self._queue or self._beats_due) and not (self._closing and self._away):
                 await (self._send_beats() if self._beats_due else self._send_writes())
             if not self._beats:
                 self._drained.set()
+            if self._closing or self._lost is not None:
+                return
             self._wake.clear()
 
     async def _send_writes(self) -> None:
@@ -237,13 +239,12 @@ class RedisStore:
         return True
 
     async def close(self) -> None:
+        self._closing = True
+        self._wake.set()
         if self._writer is not None:
+            # It is asked to end, not cancelled: in Python 3.11 a cancellation while the client sends can be lost.
+            await asyncio.wait({self._writer}, timeout=PATIENCE)
             self._writer.cancel()
-            await asyncio.wait({self._writer})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
-                    while self._queue and not self._away and self._lost is None:
-                        await self._send_writes()
         try:
             await self._redis.eval(RELEASE, 1, self._keys[0], self._lease)
         except RedisError:

@@ -98,6 +98,18 @@ def test_the_last_state_saved_is_the_one_loaded(make_store: Callable[[], Store])
     in_time(scenario)
 
 
+def test_it_closes_at_whatever_instant_and_what_was_given_is_in_redis(server: Server) -> None:
+    async def scenario() -> None:
+        for turns in range(40):  # of the event loop: before the write is sent, while it is sent, after its answer
+            async with leading(server) as store:
+                store.append("events", {"text": f"{turns}"})
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+            assert server.texts("events")[-1] == f"{turns}"
+
+    in_time(scenario)
+
+
 def test_every_leader_has_a_higher_term(server: Server) -> None:
     async def scenario() -> None:
         for term in (1, 2, 3):
