@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -56,6 +57,15 @@ class StagePlan:
 
 
 Stages = tuple[StagePlan, ...]
+
+
+def _by_holder(stages: Stages) -> dict[str, list[int]]:
+    """The stages of which each node has a copy, ascending."""
+    found: dict[str, list[int]] = {}
+    for s, stage in enumerate(stages):
+        for node in stage.holders():
+            found.setdefault(node, []).append(s)
+    return found
 
 
 def stages_to_lists(stages: Stages) -> list[Any]:
@@ -129,12 +139,21 @@ class Plan:
         return tuple(i for i, s in enumerate(self.stages) if any(b.node == node for b in s.standbys))
 
     def held_by(self, node: str) -> tuple[int, ...]:
-        return tuple(i for i, s in enumerate(self.stages) if node in s.holders())
+        return tuple(self._held.get(node, ()))
+
+    @cached_property
+    def _held(self) -> dict[str, list[int]]:
+        return _by_holder(self.stages)
+
+    @cached_property
+    def _to_hold(self) -> dict[str, list[int]]:
+        return _by_holder(self.target)
 
     def layers_of(self, node: str) -> frozenset[int]:
         """The layers that the node holds, or is being seeded with."""
-        ranges = [s.layers for s in (*self.stages, *self.target) if node in s.holders()]
-        return frozenset(layer for layers in ranges for layer in layers)
+        held = [self.stages[s].layers for s in self._held.get(node, ())]
+        to_hold = [self.target[t].layers for t in self._to_hold.get(node, ())]
+        return frozenset(chain(*held, *to_hold))
 
     def held_layers(self, node: str) -> list[tuple[int, int]]:
         """``(stage, layer)`` of the same, ascending."""
@@ -143,14 +162,17 @@ class Plan:
 
     def parts_of(self, node: str) -> list[tuple[int, range]]:
         """What the node reports on: ``(stage, layers)`` of stages that it holds, and its parts of stages to be."""
+        held, to_hold = self._held.get(node, []), self._to_hold.get(node)
+        if to_hold is None:
+            return [(s, self.stages[s].layers) for s in held]
         parts = []
         for s, stage in enumerate(self.stages):
-            if node in stage.holders():
+            if s in held:
                 parts.append((s, stage.layers))
                 continue
-            for to_be in self.target:
+            for to_be in (self.target[t] for t in to_hold):
                 first, end = max(stage.first_layer, to_be.first_layer), min(stage.end_layer, to_be.end_layer)
-                if node in to_be.holders() and first < end:
+                if first < end:
                     parts.append((s, range(first, end)))
         return parts
 

@@ -150,15 +150,25 @@ class Schedule:
         return SPLIT_COST if self.splits_at(instruction.stage) else BACKWARD_COST
 
 
+def awaited(instruction: Instruction, stages: int) -> Instruction | None:
+    """The neighbour's instruction whose result this one needs, if any."""
+    s, op, m = instruction
+    if op == "F":
+        return Instruction(s - 1, "F", m) if s > 0 else None
+    return Instruction(s + 1, "B", m) if op == "B" and s < stages - 1 else None
+
+
 def inputs_of(instruction: Instruction, stages: int) -> tuple[Instruction, ...]:
-    """The instructions whose results this one needs."""
-    s, m = instruction.stage, instruction.microbatch
-    if instruction.op == "F":
-        return (Instruction(s - 1, "F", m),) if s > 0 else ()
-    if instruction.op == "W":
-        return (Instruction(s, "B", m),)
-    own = Instruction(s, "F", m)
-    return (own, Instruction(s + 1, "B", m)) if s < stages - 1 else (own,)
+    """The instructions whose results this one needs: its own stage's, earlier in its order, and another's."""
+    s, op, m = instruction
+    own = {"F": (), "B": (Instruction(s, "F", m),), "W": (Instruction(s, "B", m),)}[op]
+    other = awaited(instruction, stages)
+    return own if other is None else (*own, other)
+
+
+@lru_cache(maxsize=1024)
+def _awaited(stage: int, stages: int, schedule: Schedule) -> tuple[Instruction | None, ...]:
+    return tuple(awaited(instruction, stages) for instruction in schedule.order(stage, stages))
 
 
 def timetable(worker_of: Sequence[int], schedule: Schedule) -> tuple[Slot, ...]:
@@ -170,28 +180,31 @@ def timetable(worker_of: Sequence[int], schedule: Schedule) -> tuple[Slot, ...]:
     """
     stages = len(worker_of)
     orders = [schedule.order(s, stages) for s in range(stages)]
+    needs = [_awaited(s, stages, schedule) for s in range(stages)]
     position = [0] * stages
-    free = dict.fromkeys(worker_of, 0.0)
+    free = [0.0] * (max(worker_of) + 1)
     end: dict[Instruction, float] = {}
     slots: list[Slot] = []
     # Heads whose inputs are there, by the earliest moment known: it may have become later, never earlier.
     ready = [(0.0, 0, 0)]
     while ready:
         known, _, s = heappop(ready)
-        head = orders[s][position[s]]
-        start = max([free[worker_of[s]], *(end[n] for n in inputs_of(head, stages))])
+        worker, head = worker_of[s], orders[s][position[s]]
+        start = max(known, free[worker])
         if start > known:
             heappush(ready, (start, -s, s))
             continue
-        end[head] = free[worker_of[s]] = start + schedule.cost(head)
+        end[head] = free[worker] = start + schedule.cost(head)
         position[s] += 1
-        slots.append(Slot(head, worker_of[s], start, end[head]))
-        for near in (s - 1, s, s + 1):
-            if not 0 <= near < stages or position[near] == len(orders[near]):
+        slots.append(Slot(head, worker, start, end[head]))
+        near = s + 1 if head.op == "F" else s - 1
+        for other in (s, near) if 0 <= near < stages else (s,):
+            if position[other] == len(orders[other]):
                 continue
-            needs = inputs_of(orders[near][position[near]], stages)
-            if (near == s or head in needs) and all(n in end for n in needs):
-                heappush(ready, (max([free[worker_of[near]], *(end[n] for n in needs)]), -near, near))
+            needed = needs[other][position[other]]
+            if needed == head or (other == s and (needed is None or needed in end)):
+                there = end[needed] if needed is not None else 0.0
+                heappush(ready, (max(there, free[worker_of[other]]), -other, other))
     return tuple(slots)
 
 

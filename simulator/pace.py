@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from coordinator.repartition import SLOWDOWN
-from pipeline.plan import Plan
+from pipeline.plan import Plan, Stages
 from simulator.profile import Cluster, Profile
 from simulator.step_time import StepRun, calm
 
@@ -35,9 +35,16 @@ class Pace:
 
     def __init__(self, profile: Profile, cluster: Cluster, choice: Choice) -> None:
         self._profile, self._cluster, self._choice = profile, cluster, choice
+        self._stages: Stages = ()  # that were asked for last, and their step
+        self._calm: StepRun | None = None
 
     def calm_step(self, plan: Plan) -> StepRun:
         """Not to be changed: it is the same for all plans whose stages share nodes alike."""
+        if self._calm is None or plan.stages is not self._stages:
+            self._stages, self._calm = plan.stages, self._calm_step(plan)
+        return self._calm
+
+    def _calm_step(self, plan: Plan) -> StepRun:
         owners = [stage.owner for stage in plan.stages]
         place = {name: i for i, name in enumerate(dict.fromkeys(owners))}
         durations = self._profile.durations(plan.stages, self._cluster)

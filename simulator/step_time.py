@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pipeline.schedule import Instruction, Schedule, inputs_of, programs
+from pipeline.schedule import Instruction, Schedule, awaited, programs
 from pipeline.times import TimeSplit
 
 
@@ -34,13 +34,10 @@ class StepRun:
     began: dict[Instruction, float] = field(default_factory=dict)
     ended: dict[Instruction, float] = field(default_factory=dict)
     arrived: dict[Instruction, float] = field(default_factory=dict)  # when its result is there for another node
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self._run(programs(self.owners, self.schedule), dict.fromkeys(self.owners, 0.0))
-
-    @property
-    def seconds(self) -> float:
-        return max(self.ended.values())
 
     def times(self, node: str) -> TimeSplit:
         """Where the node's compute thread's time goes."""
@@ -57,10 +54,9 @@ class StepRun:
         return min(1.0, busiest.bubble / busiest.forward)
 
     def of(self, owners: Sequence[str]) -> "StepRun":
-        """The same step, run by these nodes: a copy, which may be changed."""
+        """The same step, run by these nodes: one that may lose some of them."""
         same = copy(self)
         same.owners = tuple(owners)
-        same.began, same.ended, same.arrived = dict(self.began), dict(self.ended), dict(self.arrived)
         return same
 
     def lose(self, at: float, resumed: float, owners: Sequence[str], ahead: float = 0.0, ship_every: int = 0) -> int:
@@ -110,18 +106,13 @@ class StepRun:
             mine = orders[node]
             while position[node] < len(mine):
                 instruction = mine[position[node]]
-                start, missing = free[node], None
-                for needed in inputs_of(instruction, stages):
-                    if self.owners[needed.stage] == node and needed.stage == instruction.stage:
-                        continue  # its own earlier work: the program's order sees to it
+                start, needed = free[node], awaited(instruction, stages)
+                if needed is not None:
                     there = self.arrived.get(needed)
                     if there is None:
-                        missing = needed
+                        waiting[needed] = node
                         break
                     start = max(start, there)
-                if missing is not None:
-                    waiting[missing] = node
-                    break
                 seconds = self.durations.of(instruction, self.schedule) * (factor if instruction in cheaper else 1.0)
                 self.began[instruction] = start
                 end = self.ended[instruction] = free[node] = start + seconds
@@ -133,6 +124,7 @@ class StepRun:
                 if instruction in waiting:
                     ready.append(waiting.pop(instruction))
         assert all(position[n] == len(orders[n]) for n in orders), "a program waits for ever"
+        self.seconds = max(self.ended.values())
 
 
 def _shipped(done: Sequence[Instruction], every: int) -> int:
