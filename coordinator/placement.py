@@ -215,14 +215,18 @@ def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[in
 
     Each such move leaves one stage less to be moved, and no node with more than one copy beyond the others.
     """
-    if not several(zones):
+    together = [
+        (s, stage)
+        for s, stage in enumerate(stages)
+        if len(stage.standbys) == 1 and not apart(zones, stage.owner, stage.standbys[0].node)
+    ]
+    if not together or not several(zones):
         return None
-    order, carried = natural_order(nodes), Burdens(stages)
-    for s, stage in enumerate(stages):
-        if len(stage.standbys) != 1 or apart(zones, stage.owner, stage.standbys[0].node):
-            continue
-        elsewhere = [n for n in order if n not in stage.holders() and apart(zones, stage.owner, n)]
-        chosen = min(elsewhere, key=lambda n: carried[n], default=None)
+    carried = Burdens(stages)
+    lightest = sorted(natural_order(nodes), key=carried.__getitem__)
+    for s, stage in together:
+        holders = stage.holders()
+        chosen = next((n for n in lightest if n not in holders and apart(zones, stage.owner, n)), None)
         if chosen is not None and carried.copies[chosen] <= carried.copies[stage.standbys[0].node]:
             return s, chosen
     return None
@@ -230,8 +234,10 @@ def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[in
 
 def separate(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[Stages, list[str]]:
     """Starts seeding a standby in another zone than its stage, one at a time and while nothing else is seeded."""
+    if any(not b.hot for stage in stages for b in stage.standbys):
+        return stages, []
     move = find_apart(stages, nodes, zones)
-    if move is None or any(not b.hot for stage in stages for b in stage.standbys):
+    if move is None:
         return stages, []
     s, chosen = move
     reason = f"{chosen} is seeded as standby of stage {s}, in another zone than its owner, which shares one with"
