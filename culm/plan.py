@@ -5,22 +5,25 @@ import json
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from multiprocessing import get_context
 
+from culm.progress import counted
 from culm.run import read_job
 from pipeline.errors import JobError
 from pipeline.prices import load_prices
 from simulator.account import Row
 from simulator.market import Zone, shifted, zoned
-from simulator.plan import DAY, Draw, Outlook, Way, best, outlook, simulate, ways, why
+from simulator.plan import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
 from simulator.profile import Cluster, Profile, of_job, read_profile
 from simulator.trace import Change, read_trace
 
-LONGEST = 20.0  # times what the job takes without losses on the fewest machines, and a day: then it counts as not done
+FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
+CHUNK = 4  # runs that a process is given at once
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -75,10 +78,12 @@ def plan(arguments: argparse.Namespace) -> int:
     if not tried:
         where = f"the model has {len(profile.layers)} layers"
         raise JobError(f"no number of machines can run it: {where}", "--nodes", "ask for other numbers")
-    seconds = LONGEST * _longest(profile, tried) + DAY
+    seconds = longest(profile, cluster, tried)
     draw = _market(arguments, max(machines), cluster.per_hour, seconds)
-    found = _all(profile, cluster, tried, draw, seconds, arguments.seeds)
-    chosen = best(found, arguments.deadline)
+    one = partial(_one, profile, cluster, draw, seconds)
+    found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
+    listed = [x for x in found if x.markets == arguments.seeds]
+    chosen = best(listed, arguments.deadline)
     if arguments.json:
         told = {
             "seeds": arguments.seeds,
@@ -87,7 +92,7 @@ def plan(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(told))
     else:
-        _show(found, chosen)
+        _show(listed, chosen)
     return 0 if chosen is not None else 1
 
 
@@ -128,13 +133,6 @@ def _known_price(kind: str, path: str) -> float:
     return row.spot
 
 
-def _longest(profile: Profile, tried: Sequence[Way]) -> float:
-    """Seconds of the whole job on the fewest stages."""
-    work = sum(layer.forward + layer.backward for layer in profile.layers)
-    stages = min(way.stages for way in tried)
-    return profile.steps * (profile.microbatches + stages - 1) * work / max(1, stages // 2)
-
-
 def _market(arguments: argparse.Namespace, machines: int, price: float, seconds: float) -> Draw:
     if arguments.trace is not None:
         return partial(_from_trace, read_trace(arguments.trace), seconds)
@@ -154,33 +152,36 @@ def _drawn(zones: list[Zone], seconds: float, notice: float, seed: int) -> list[
     return zoned(seed, zones, seconds, notice)
 
 
-def _of_seed(
-    profile: Profile, cluster: Cluster, tried: Sequence[Way], draw: Draw, seconds: float, seed: int
-) -> list[Row]:
-    """In a process of its own: every way over one market."""
-    changes = draw(seed)
-    return [simulate(profile, cluster, way, changes, seconds) for way in tried]
+def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tuple[int, Way]) -> Row:
+    """In a process of its own: a way over the market of a seed."""
+    seed, way = run
+    return simulate(profile, cluster, way, draw(seed), seconds)
 
 
 def _all(
-    profile: Profile, cluster: Cluster, tried: Sequence[Way], draw: Draw, seconds: float, seeds: int
+    one: Callable[[tuple[int, Way]], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None
 ) -> list[Outlook]:
-    rows: list[list[Row]] = []
-    work = partial(_of_seed, profile, cluster, tried, draw, seconds)
+    """Every way over the first markets, and those that look good there over the others as well."""
+    rows: dict[Way, list[Row]] = {way: [] for way in tried}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        for done in pool.map(work, range(seeds)):
-            rows.append(done)
-            print(f"\r{len(rows)} of {seeds} markets, {len(tried)} ways each", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return [outlook(way, [of_seed[i] for of_seed in rows], profile.steps) for i, way in enumerate(tried)]
+        for markets in (range(min(seeds, FIRST_LOOK)), range(FIRST_LOOK, seeds)):
+            runs = list(product(markets, tried))
+            found = pool.map(one, runs, chunksize=CHUNK)
+            for done, ((seed, way), row) in enumerate(zip(runs, found, strict=True), 1):
+                rows[way].append(row)
+                counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each: {done / len(runs):.0%}")
+            outlooks = [outlook(way, of_way, steps) for way, of_way in rows.items()]
+            tried = short_list(outlooks, deadline_days)
+    counted("")
+    return outlooks
 
 
 def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    heads = ("machines", "stages", "redundancy", "saves every", "time", "$", "goes back")
-    title = "the ten best, each from the 10th to the 90th of 100 markets"
+    heads = ("nodes", "stages", "redundancy", "saves", "time", "$", "rollback")
+    title = "the ten best; ranges are of eight markets in ten"
     table = Table(*heads, box=None, pad_edge=False, title=title, title_justify="left")
     nearest: dict[tuple[int, int, str], Outlook] = {}  # of those that differ in their checkpoints alone the best
     for x in sorted(found, key=lambda x: (x is not chosen, -x.done, x.cost * x.days)):
@@ -192,7 +193,7 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
         table.add_row(*setting, *figures, style="bold" if x is chosen else "")
     for column in table.columns:
         column.no_wrap = True
-    console = Console()
+    console = Console(highlight=False)
     console.print(table)
     if chosen is None:
         console.print("No way ends in every market, or by the deadline: consider more machines, or a later one.")
@@ -203,7 +204,7 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     console.print(
         f"\nRent {way.machines}: {way.stages} stages and {way.spares} spare(s), redundancy {way.redundancy!r}, "
         f"{saves}. Done in {_span(chosen.days, chosen.days)} for ${chosen.cost:.2f}; a run goes back to a checkpoint "
-        f"with a probability of {chosen.rollback_risk:.0%}."
+        f"in {chosen.rollback_risk * chosen.markets:.0f} of {chosen.markets} markets."
     )
     for reason in why(chosen, found):
         console.print(f"  {reason}")

@@ -1,12 +1,12 @@
 """``culm profile``: what each layer of a job takes on this machine, for ``culm plan`` and ``culm simulate``."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from culm.progress import counted
 from culm.run import read_job
 from pipeline.errors import JobError
 from pipeline.job import Job
@@ -76,8 +76,8 @@ def measure(job: Job, rounds: int) -> Profile:
             if number:  # the first one warms up
                 forward[index].append(ahead)
                 backward[index].append(back)
-        print(f"\r{number} of {rounds} microbatches", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
+        counted(f"{number} of {rounds} microbatches")
+    counted("")
     layers = [
         Layer(median(forward[i]), median(backward[i]), sum(p.numel() for p in layer.parameters()), sizes[i])
         for i, layer in enumerate(model)

@@ -127,6 +127,12 @@ def losses_table(outcome: Outcome) -> Table:
     return table
 
 
+def counted(text: str) -> None:
+    """One line that is written over, and nothing unless stderr is a terminal; an empty text ends it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}" if text else "", end="" if text else "\n", file=sys.stderr, flush=True)
+
+
 def display(title: str, plain: bool = False) -> Display:
     """The one that fits: plain lines unless stderr is a terminal."""
     return Lines(title) if plain or not sys.stderr.isatty() else Screen(title)

@@ -13,8 +13,10 @@ from simulator.trace import Change
 
 DAY = 86400.0
 SPARES = (0, 1, 2)
-REDUNDANCIES = ("off", "lazy", "eager")
+REDUNDANCIES = ("off", "lazy", "eager", "auto")
 CHECKPOINT_SECONDS = (300.0, 1800.0)
+SHORT_LIST = 16  # ways at least that are held against all markets, and a quarter of those that are tried
+GIVEN_UP = 10.0  # times what a way takes without losses, and a day: a run that is not done by then counts as not done
 
 Draw = Callable[[int], list[Change]]  # the market of a seed
 
@@ -46,6 +48,7 @@ class Outlook:
     rollbacks: float  # of a run
     rollback_risk: float  # share of the runs with any
     useful: float  # share of the wall time
+    markets: int  # it was held against
 
 
 def ways(profile: Profile, machines: Iterable[int]) -> list[Way]:
@@ -60,6 +63,13 @@ def ways(profile: Profile, machines: Iterable[int]) -> list[Way]:
             continue
         found.append(Way(count, stages, redundancy, every))
     return found
+
+
+def longest(profile: Profile, cluster: Cluster, tried: Sequence[Way]) -> float:
+    """Seconds after which a run of the slowest way is given up."""
+    work = sum(layer.forward + layer.backward for layer in profile.layers)
+    steps = ((profile.microbatches + way.stages - 1) * work / way.stages for way in tried)
+    return GIVEN_UP * profile.steps * (max(steps) + cluster.commit_seconds) + DAY
 
 
 def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change], seconds: float) -> Row:
@@ -83,6 +93,7 @@ def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:
         mean(row.fatal for row in rows),
         mean(row.fatal > 0 for row in rows),
         mean(row.spent[Use.USEFUL] / row.seconds if row.seconds else 0.0 for row in rows),
+        len(rows),
     )
 
 
@@ -99,31 +110,49 @@ def best(found: Sequence[Outlook], deadline_days: float | None = None) -> Outloo
     None if no way ends in every market. Of equals the one with the fewest machines.
     """
     sure = [x for x in found if x.done == 1.0 and (deadline_days is None or x.days_range[1] <= deadline_days)]
-    if deadline_days is not None:
-        return min(sure, key=lambda x: (x.cost, x.way.machines), default=None)
-    return min(sure, key=lambda x: (x.cost * x.days, x.way.machines), default=None)
+    return min(sure, key=lambda x: _worth(x, deadline_days), default=None)
+
+
+def _worth(x: Outlook, deadline_days: float | None) -> tuple[float, int]:
+    return (x.cost * x.days if deadline_days is None else x.cost), x.way.machines
+
+
+def short_list(found: Sequence[Outlook], deadline_days: float | None = None) -> list[Way]:
+    """After a few markets: the ways that are worth more of them, and those that the best is to be compared with."""
+    order = sorted(
+        found,
+        key=lambda x: (-x.done, deadline_days is not None and x.days > deadline_days, _worth(x, deadline_days)),
+    )
+    kept = {x.way for x in order[: max(SHORT_LIST, len(order) // 4)]}
+    kept |= {x.way for _, x in _others(order[0], found)}
+    return [x.way for x in found if x.way in kept]
 
 
 def why(chosen: Outlook, found: Sequence[Outlook]) -> list[str]:
     """Against the nearest other ways, in words: what a change of one setting would bring."""
-    way, reasons = chosen.way, []
+    return [f"{change}: {_against(other, chosen)}" for change, other in _others(chosen, found)]
+
+
+def _others(chosen: Outlook, found: Sequence[Outlook]) -> list[tuple[str, Outlook]]:
+    """The ways next to one, and what is changed."""
+    way, changes = chosen.way, []
     others = {x.way: x for x in found if x is not chosen}
     for redundancy in REDUNDANCIES:
         other = others.get(replace(way, redundancy=redundancy))
         if other is not None:
-            reasons.append(f"redundancy {redundancy}: {_against(other, chosen)}")
+            changes.append((f"redundancy {redundancy}", other))
     neighbours = sorted({x.way.machines for x in found})
     at = neighbours.index(way.machines)
     for count in neighbours[max(0, at - 1) : at] + neighbours[at + 1 : at + 2]:
         same = [x for x in found if x.way.machines == count and x.way.redundancy == way.redundancy]
         nearest = min(same, key=lambda x: x.cost * x.days, default=None)
         if nearest is not None:
-            reasons.append(f"{count} machines: {_against(nearest, chosen)}")
+            changes.append((f"{count} machines", nearest))
     for spares in SPARES:
         other = others.get(replace(way, stages=way.machines - spares))
         if other is not None:
-            reasons.append(f"{spares} spare(s): {_against(other, chosen)}")
-    return reasons
+            changes.append((f"{spares} spare(s)", other))
+    return changes
 
 
 def _against(other: Outlook, chosen: Outlook) -> str:

@@ -1,6 +1,7 @@
 """What to rent: the ways that are tried, the one that is named, and files that are none."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from culm.__main__ import main
 from pipeline.errors import JobError
 from pipeline.job import load_job
 from simulator.market import Zone, shifted, zoned
-from simulator.plan import Outlook, Way, best, outlook, simulate, ways, why
+from simulator.plan import Outlook, Way, best, outlook, short_list, simulate, ways, why
 from simulator.profile import Cluster, Layer, Profile, profile_to_json, read_profile
 from simulator.trace import Change
 
@@ -18,7 +19,7 @@ PROFILE = Profile("small", (Layer(0.01, 0.02, 1000),) * 6, 8, 32, 400, 3, 6, sou
 
 
 def looks(way: Way, days: float, cost: float, done: float = 1.0) -> Outlook:
-    return Outlook(way, done, days, (days, days * 1.2), cost, (cost, cost), 0.0, 0.0, 1.0)
+    return Outlook(way, done, days, (days, days * 1.2), cost, (cost, cost), 0.0, 0.0, 1.0, 20)
 
 
 SMALL, LARGE = Way(3, 3, "lazy", 100), Way(6, 6, "lazy", 100)
@@ -27,7 +28,7 @@ SMALL, LARGE = Way(3, 3, "lazy", 100), Way(6, 6, "lazy", 100)
 def test_every_number_of_machines_is_tried_with_stages_for_all_but_the_spares() -> None:
     found = ways(PROFILE, [3, 8])
     assert {(way.machines, way.stages) for way in found} == {(3, 3), (3, 2), (3, 1), (8, 6)}
-    assert {way.redundancy for way in found} == {"off", "lazy", "eager"}
+    assert {way.redundancy for way in found} == {"off", "lazy", "eager", "auto"}
 
 
 def test_one_machine_has_nobody_to_stand_by() -> None:
@@ -51,6 +52,24 @@ def test_reasons_compare_with_the_nearest_other_ways() -> None:
         "redundancy off: +50.0% time, +20.0% cost, 0.0 rollbacks a run",
         "3 machines: +100.0% time, -33.3% cost, 0.0 rollbacks a run",
     ]
+
+
+def test_after_a_few_markets_the_good_ways_go_on_and_what_the_best_is_compared_with() -> None:
+    tried = ways(replace(PROFILE, layers=PROFILE.layers * 4), range(2, 20))
+    found = [looks(way, 10.0 / way.stages, 1.0 + way.machines) for way in tried]
+    kept = short_list(found)
+    assert len(kept) < len(tried) / 3
+    chosen = best(found)
+    assert chosen is not None
+    listed = [x for x in found if x.way in kept]
+    assert best(listed) is chosen
+    assert why(chosen, listed) == why(chosen, found)
+
+
+def test_ways_that_end_in_no_market_make_room_for_those_that_do() -> None:
+    found = [looks(Way(n, n, "lazy", 100), 1.0, 1.0, done=0.0) for n in range(2, 30)]
+    found.append(looks(Way(40, 40, "lazy", 100), 9.0, 99.0))
+    assert found[-1].way in short_list(found)
 
 
 def test_a_run_that_does_not_end_counts_as_not_done() -> None:
