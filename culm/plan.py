@@ -3,8 +3,6 @@
 import argparse
 import json
 import os
-import random
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -12,15 +10,13 @@ from functools import partial
 from itertools import product
 from multiprocessing import get_context
 
+from culm.market import add_market_arguments, read_market, read_prices
 from culm.progress import counted
 from culm.run import read_job
 from pipeline.errors import JobError
-from pipeline.prices import load_prices
 from simulator.account import Row
-from simulator.market import Zone, shifted, zoned
 from simulator.plan import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
 from simulator.profile import Cluster, Profile, of_job, read_profile
-from simulator.trace import Change, read_trace
 
 FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
 CHUNK = 4  # runs that a process is given at once
@@ -34,23 +30,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "names the best: the cheapest that is done by the deadline, or without one where dollars times days are "
         "fewest. See docs/simulator.md.",
         epilog="examples:\n"
-        "  culm plan examples/stdlib_gpt.toml --nodes 4-8 --price 0.91 --hazard 0.10\n"
+        "  culm plan examples/stdlib_gpt.toml --nodes 4-8 --prices 0.91 --hazard 0.10\n"
         "  culm plan JOB.toml --profile v100.json --nodes 8,12,16 --machine p3.2xlarge --trace p3.csv --deadline 3",
     )
     parser.add_argument("job", metavar="JOB.toml")
     parser.add_argument("--nodes", required=True, metavar="N[-M][,...]", help="numbers of machines to consider")
     parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured here")
-    price = parser.add_mutually_exclusive_group(required=True)
-    price.add_argument("--price", type=float, metavar="$/H", help="of a machine on the spot market")
-    price.add_argument("--machine", metavar="TYPE", help="whose spot price the price table knows, such as p3.2xlarge")
-    parser.add_argument("--prices", default="", metavar="FILE", help="a price table that comes before the shipped one")
-    market = parser.add_mutually_exclusive_group(required=True)
-    market.add_argument("--hazard", type=float, metavar="R", help="losses of a machine an hour")
-    market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
-    parser.add_argument("--zones", type=int, default=1, metavar="Z", help="that machines are spread over; default: 1")
-    parser.add_argument("--traffic", type=float, default=0.0, metavar="$/GB", help="of tensors between zones")
-    parser.add_argument("--bulk", type=float, default=0.0, metavar="R", help="times an hour that half a zone goes")
-    parser.add_argument("--notice", type=float, default=0.0, metavar="S", help="seconds that machines tell it before")
+    add_market_arguments(parser)
     parser.add_argument("--deadline", type=float, metavar="DAYS")
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="random markets; default: 20")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
@@ -61,6 +47,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def plan(arguments: argparse.Namespace) -> int:
     machines = _numbers(arguments.nodes)
     _refuse(arguments)
+    prices = read_prices(arguments)
     job = read_job(arguments.job, arguments.set)
     if arguments.profile is not None:
         given = read_profile(arguments.profile)
@@ -72,14 +59,14 @@ def plan(arguments: argparse.Namespace) -> int:
     cluster = Cluster(
         seed_bytes_per_second=job.resilience.seed_bytes_per_second,
         per_gb_between_zones=arguments.traffic,
-        per_hour=arguments.price if arguments.price is not None else _known_price(arguments.machine, arguments.prices),
+        per_hour=prices[0],
     )
     tried = ways(profile, machines)
     if not tried:
         where = f"the model has {len(profile.layers)} layers"
         raise JobError(f"no number of machines can run it: {where}", "--nodes", "ask for other numbers")
     seconds = longest(profile, cluster, tried)
-    draw = _market(arguments, max(machines), cluster.per_hour, seconds)
+    draw = read_market(arguments, prices, max(machines), seconds)
     one = partial(_one, profile, cluster, draw, seconds)
     found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
     listed = [x for x in found if x.markets == arguments.seeds]
@@ -110,46 +97,10 @@ def _numbers(text: str) -> list[int]:
 
 
 def _refuse(arguments: argparse.Namespace) -> None:
-    for name, least in (("price", 0.0), ("hazard", 0.0), ("bulk", 0.0), ("notice", 0.0), ("traffic", 0.0)):
-        value = getattr(arguments, name)
-        if value is not None and not least <= value < float("inf"):
-            raise JobError(f"{value} is too little", f"--{name}", "give 0 or more")
-    for name in ("zones", "seeds"):
-        if getattr(arguments, name) < 1:
-            raise JobError(f"{getattr(arguments, name)} is too little", f"--{name}", "give 1 or more")
+    if arguments.seeds < 1:
+        raise JobError(f"{arguments.seeds} is too little", "--seeds", "give 1 or more")
     if arguments.deadline is not None and not arguments.deadline > 0:
         raise JobError(f"{arguments.deadline} days are over before they begin", "--deadline", "give more than 0")
-
-
-def _known_price(kind: str, path: str) -> float:
-    rows = [x for x in load_prices(path).rows() if x.instance_type.lower() == kind.lower() and x.spot is not None]
-    if not rows:
-        mend = "give --price, or a table that has it with --prices (culm prices ls shows what is known)"
-        raise JobError(f"the spot price of {kind} is not known", "--machine", mend)
-    row = min(rows, key=lambda x: x.spot or 0.0)
-    where = " ".join(filter(None, (row.provider, row.instance_type, row.region, row.zone)))
-    print(f"{where}: {row.spot:g} $/h ({row.source}, {row.date.isoformat()})", file=sys.stderr)
-    assert row.spot is not None
-    return row.spot
-
-
-def _market(arguments: argparse.Namespace, machines: int, price: float, seconds: float) -> Draw:
-    if arguments.trace is not None:
-        return partial(_from_trace, read_trace(arguments.trace), seconds)
-    share = -(-machines // arguments.zones)
-    zones = [
-        Zone(f"zone-{chr(ord('a') + i)}", share, price, arguments.hazard, arguments.bulk)
-        for i in range(arguments.zones)
-    ]
-    return partial(_drawn, zones, seconds, arguments.notice)
-
-
-def _from_trace(changes: list[Change], seconds: float, seed: int) -> list[Change]:
-    return shifted(changes, random.Random(seed).uniform(0.0, changes[-1].at), seconds)
-
-
-def _drawn(zones: list[Zone], seconds: float, notice: float, seed: int) -> list[Change]:
-    return zoned(seed, zones, seconds, notice)
 
 
 def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tuple[int, Way]) -> Row:

@@ -169,11 +169,32 @@ def test_the_command_names_a_way_and_gives_the_same_for_the_same_seeds(
     assert told["best"] in told["ways"]
 
 
+def test_zones_may_differ_in_price_and_hazard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(profile_to_json(PROFILE))
+
+    def best_way(*more: str) -> dict[str, float]:
+        words = ["plan", str(EXAMPLE), "--profile", str(path), "--nodes", "4", "--seeds", "2", "--json", *more]
+        assert main(words) == 0
+        found: dict[str, float] = json.loads(capsys.readouterr().out)["best"]
+        return found
+
+    calm = best_way("--prices", "1", "--hazard", "0", "--zones", "2")
+    assert best_way("--prices", "1,3", "--hazard", "0")["cost"] == pytest.approx(2 * calm["cost"])
+    assert best_way("--prices", "1", "--hazard", "0,100")["days"] > calm["days"]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (["--nodes", "x", "--price", "1", "--hazard", "1"], "--nodes: 'x' is no number of machines; write 8, 4-8"),
-        (["--nodes", "4", "--price", "-1", "--hazard", "1"], "--price: -1.0 is too little"),
+        (["--nodes", "4", "--price", "-1", "--hazard", "1"], "--prices: -1.0 is too little"),
+        (["--nodes", "4", "--hazard", "1"], "--prices: what a machine costs is not said"),
+        (["--nodes", "4", "--prices", "table.toml", "--hazard", "1"], "--prices: 'table.toml' is no number"),
+        (["--nodes", "4", "--prices", "1", "--machine", "p3.2xlarge", "--hazard", "1"], "give one of them"),
+        (["--nodes", "4", "--prices", "1,2,3", "--hazard", "1,2"], "--hazard: 2 numbers for 3 zones"),
+        (["--nodes", "4", "--prices", "1", "--hazard", "often"], "--hazard: 'often' is no number"),
+        (["--nodes", "4", "--prices", "1", "--hazard", "1", "--zones", "0"], "--zones: 0 is too little"),
         (["--nodes", "4", "--machine", "abacus", "--hazard", "1"], "--machine: the spot price of abacus is not known"),
         (["--nodes", "4", "--price", "1", "--hazard", "1", "--seeds", "0"], "--seeds: 0 is too little"),
         (["--nodes", "4", "--price", "1", "--trace", "nowhere"], "nowhere: the trace cannot be read"),
