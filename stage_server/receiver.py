@@ -128,9 +128,11 @@ class Receiver:
                     if chunk.HasField("header"):
                         assembler = Assembler(chunk.header)
                         self._sink.receiving(key)
-                    assert assembler is not None, "a tensor's first piece carries its header"
+                    if assembler is None:
+                        raise ValueError(f"the first piece of {key} carries no header")
                     if chunk.HasField("slot"):
-                        assert slots is not None, "a slot of memory that was never opened"
+                        if slots is None:
+                            raise ValueError(f"{key} is in memory that was never opened")
                         payload = slots.read(chunk.slot)
                     assembler.add(chunk.offset, payload)
                     if chunk.HasField("slot"):
@@ -144,6 +146,8 @@ class Receiver:
                     ended = True
         except grpc.RpcError as error:
             log.info("the stream from %s broke: %s", peer, error)
+        except Exception:  # whatever is wrong with it: a stream that nobody reads must not stay open
+            log.exception("what came from %s cannot be read: its stream is ended", peer or "an unknown peer")
         answers.put(None)
         if peer and not ended:
             self._sink.sender_lost(peer, incarnation, "the stream from it broke")

@@ -1,0 +1,103 @@
+"""A receiver that is sent what cannot be read: it ends the stream, says whose it was, and takes the next one."""
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+import torch
+
+from pipeline.channel import server_options
+from pipeline.keys import Key, Kind
+from pipeline.messages import key_to_proto
+from pipeline.plan import PlanOrder
+from pipeline.values import Value
+from pipeline.wire import chunks, header_of
+from protos import stage_pb2, tensor_pb2
+from stage_server.loan import Loan
+from stage_server.plane import deliver, encode
+from stage_server.receiver import Receiver
+
+PATIENCE = 30.0
+KEY = Key(0, 0, 0, Kind.ACTIVATION, 0, 0)
+SPEC = tensor_pb2.TensorSpec(name="", dtype="float32", shape=[2])
+
+
+class Taker:
+    """Takes what comes."""
+
+    incarnation = 1
+
+    def __init__(self) -> None:
+        self.heard: queue.SimpleQueue[str | Key] = queue.SimpleQueue()
+
+    def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None: ...
+
+    def receiving(self, key: Key) -> None: ...
+
+    def received(self, peer: str, count: int) -> None: ...
+
+    def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
+        self.heard.put(key)
+
+    def sender_lost(self, peer: str, incarnation: int, why: str) -> None:
+        self.heard.put(f"lost {peer}")
+
+    def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
+        yield from ()
+
+
+@pytest.fixture
+def taker() -> Taker:
+    return Taker()
+
+
+@pytest.fixture
+def channel(taker: Taker) -> Iterator[grpc.Channel]:
+    server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
+    Receiver(taker).serve(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    server.stop(None)
+
+
+def sends(channel: grpc.Channel, *pieces: tensor_pb2.Chunk) -> list[stage_pb2.DeliverResponse]:
+    """All answers to a hello and these pieces; the sender waits for ever afterwards."""
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    requests.put(encode(stage_pb2.DeliverRequest(hello=stage_pb2.Hello(node="n0", incarnation=1))))
+    for piece in pieces:
+        requests.put(encode(stage_pb2.DeliverRequest(chunk=piece)))
+    return list(deliver(channel, iter(requests.get, b"")))
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        tensor_pb2.Chunk(payload=bytes(8)),
+        tensor_pb2.Chunk(header=tensor_pb2.ValueHeader(tensors=[SPEC], total_bytes=8), offset=4, payload=bytes(4)),
+        tensor_pb2.Chunk(header=tensor_pb2.ValueHeader(tensors=[SPEC], total_bytes=8), payload=bytes(9)),
+        tensor_pb2.Chunk(
+            header=tensor_pb2.ValueHeader(tensors=[SPEC], total_bytes=8), slot=tensor_pb2.Slot(number=0, size=8)
+        ),
+        tensor_pb2.Chunk(
+            header=tensor_pb2.ValueHeader(tensors=[tensor_pb2.TensorSpec(dtype="float33", shape=[2])], total_bytes=8),
+            payload=bytes(8),
+        ),
+    ],
+    ids=["no header", "a gap", "too long", "no such memory", "no such type"],
+)
+def test_what_cannot_be_read_ends_the_stream_and_the_next_one_is_taken(
+    piece: tensor_pb2.Chunk, taker: Taker, channel: grpc.Channel
+) -> None:
+    piece.key.CopyFrom(key_to_proto(KEY))
+    assert sends(channel, piece)[-1].incarnation == taker.incarnation
+    assert taker.heard.get(timeout=PATIENCE) == "lost n0"
+
+    whole = Value.single(torch.ones(2))
+    (_, payload), *_ = chunks(whole)
+    good = tensor_pb2.Chunk(key=key_to_proto(KEY), header=header_of(whole), payload=b"".join(payload))
+    sends(channel, good, piece)
+    assert taker.heard.get(timeout=PATIENCE) == KEY
