@@ -30,6 +30,7 @@ class Gcp:
     def probe(self, stop: threading.Event) -> None:
         """NoAnswer if this is no Compute Engine instance."""
         self._ask(PREEMPTED, stop)
+        self._etag = ""  # what it said has yet to be told, not only what changes afterwards
 
     def poll(self, stop: threading.Event) -> Iterator[Notice]:
         """The notice, if it stands; from the second time on, as soon as it stands."""

@@ -8,6 +8,7 @@ from stage_server.notices.notice import Notice
 
 log = logging.getLogger("culm.notices")
 
+PROBES = 6  # at first a machine's network may not be up yet
 LONGEST_PAUSE = 15.0  # seconds between attempts that fail: half of the shortest warning, which is 30 s
 
 
@@ -18,8 +19,8 @@ class NoAnswer(Exception):
 class PolledSource:
     """Asks every ``interval`` seconds, less often while it fails, and complains once about each way of failing.
 
-    ``poll`` gives all notices that stand now, or raises NoAnswer. ``probe``, if given, is called once before, and a
-    source whose probe raises NoAnswer is dropped quietly: nobody asked for that source by name.
+    ``poll`` gives all notices that stand now, or raises NoAnswer. ``probe``, if given, is called before, and a source
+    whose probe raises NoAnswer again and again is dropped quietly: nobody asked for that source by name.
     """
 
     def __init__(
@@ -33,7 +34,6 @@ class PolledSource:
         self._poll = poll
         self._interval = interval
         self._probe = probe
-        self._absent = False
         self._pause = interval
         self._told: set[str] = set()
         self._complaints: set[str] = set()
@@ -52,20 +52,32 @@ class PolledSource:
                 if stop.is_set():
                     break
                 self._complain(str(error))
-                self._pause = min(2 * self._pause, max(LONGEST_PAUSE, self._interval))
-            stop.wait(self._pause)
+                self._wait_longer(stop)
+            else:
+                stop.wait(self._pause)
         return None
 
     def _present(self, stop: threading.Event) -> bool:
-        probe, self._probe = self._probe, None
-        if probe is not None:
+        probe = self._probe
+        if probe is None:
+            return True
+        for _ in range(PROBES):
             try:
                 probe(stop)
-                log.info("%s: watched for preemption notices", self._name)
             except NoAnswer as error:
                 log.debug("%s: not here: %s", self._name, error)
-                self._absent = True
-        return not self._absent
+                self._wait_longer(stop)
+                if stop.is_set():
+                    break
+            else:
+                log.info("%s: watched for preemption notices", self._name)
+                self._probe, self._pause = None, self._interval
+                return True
+        return False
+
+    def _wait_longer(self, stop: threading.Event) -> None:
+        self._pause = min(2 * self._pause, max(LONGEST_PAUSE, self._interval))
+        stop.wait(self._pause)
 
     def _complain(self, why: str) -> None:
         if why not in self._complaints:

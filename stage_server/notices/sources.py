@@ -20,7 +20,7 @@ FILE = "file:"
 def make_sources(names: str, *, interval: float | None = None, timeout: float = TIMEOUT) -> list[NoticeSource]:
     """The sources that ``names`` lists, separated by commas: none, auto, aws, gcp, azure, file:PATH.
 
-    ``auto`` means each cloud whose metadata service answers within ``timeout`` seconds when first waited on.
+    ``auto`` means each cloud whose metadata service answers, in the first minute or two that it is waited on.
     ``interval`` replaces each source's own seconds between requests. Asks nobody yet. ValueError in one line for a
     name that is none of these, or an environment variable that is no endpoint.
     """

@@ -284,8 +284,21 @@ def test_auto_finds_the_cloud_that_is_there(cloud: MetadataServer) -> None:
 
 def test_auto_drops_a_cloud_that_is_not_there_quietly(caplog: pytest.LogCaptureFixture) -> None:
     stop = threading.Event()
-    assert [source.wait(stop) for source in make_sources("auto")] == [None, None, None]
+    assert [source.wait(stop) for source in make_sources("auto", interval=0.01)] == [None, None, None]
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
+
+
+@pytest.mark.parametrize("name", ["aws", "gcp", "azure"])
+def test_auto_finds_a_cloud_that_does_not_answer_at_first(name: str, cloud: MetadataServer) -> None:
+    (source,) = (source for source in named("auto") if source._name == name)  # type: ignore[attr-defined]
+    cloud.fail(503)
+    with watching(source) as notice:
+        cloud.until_asked("", times=2)
+        cloud.recover()
+        cloud.interrupt_aws()
+        cloud.preempt_gcp()
+        cloud.schedule_azure("Preempt", "vm_0")
+        assert notice().certain
 
 
 def test_azure_is_found_where_its_own_tools_find_it(server: MetadataServer, monkeypatch: pytest.MonkeyPatch) -> None:
