@@ -284,7 +284,7 @@ def test_auto_finds_the_cloud_that_is_there(cloud: MetadataServer) -> None:
 
 def test_auto_drops_a_cloud_that_is_not_there_quietly(caplog: pytest.LogCaptureFixture) -> None:
     stop = threading.Event()
-    assert [source.wait(stop) for source in make_sources("auto", interval=0.01)] == [None, None, None]
+    assert [source.wait(stop) for source in make_sources("auto", interval=0.01, timeout=0.05)] == [None, None, None]
     assert [record for record in caplog.records if record.levelno > logging.INFO] == []
 
 
