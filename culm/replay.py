@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ import grpc
 
 from culm.client import connect
 from culm.cluster import LocalCluster, job_folder_of
+from culm.progress import counted
 from culm.run import end_on_sigterm, read_job, try_out
 from pipeline.errors import JobError
 from pipeline.job import Job
@@ -186,7 +186,7 @@ def drive(
             machines.pass_to(now)
             events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=1), timeout=10.0))
             step = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0).step
-    print(file=sys.stderr)
+    counted("")
     rollbacks, losses = (sum(event.kind == kind for event in events) for kind in ("rollback", "lost"))
     calm = _calm(events)
     return _happened(machines.account.row("measured"), step, rollbacks, losses, now, calm, job.samples_per_step)
@@ -206,8 +206,7 @@ def _look(stub: CoordinatorStub, now: float, seconds: float, step: int) -> int:
         status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
     except grpc.RpcError:
         return step
-    told = f"{now:.0f} of {seconds:.0f} s, step {status.step}, {len(status.nodes)} nodes"
-    print(f"\r{told:60}", end="", file=sys.stderr, flush=True)
+    counted(f"{now:.0f} of {seconds:.0f} s, step {status.step}, {len(status.nodes)} nodes")
     return int(status.step)
 
 
