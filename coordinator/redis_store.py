@@ -115,6 +115,8 @@ class RedisStore:
                 obstacle = "another coordinator leads this run: waiting for its lease to end"
             except (RedisConnectionError, RedisTimeoutError) as error:
                 term, obstacle = 0, f"waiting for Redis: {error}"
+            if self._closing:
+                raise asyncio.CancelledError  # it was, and that was lost, as in close
             if term:
                 self._term = int(term)
                 self._writer = asyncio.create_task(self._write())
