@@ -61,7 +61,10 @@ class Worker(StandbyDuty[V]):
     def take_plan(self, plan: Plan) -> None:
         """Adopts a newer plan at once; an older one is refused (rule 3)."""
         before = self.plan
-        if before is not None and plan.order == before.order and plan.era == self.era and plan.step > self.committed:
+        ahead = before is not None and plan.era == self.era and plan.step > self.committed
+        if ahead and any(self.node in stage.required() for stage in plan.stages):
+            return  # it is counted on at that step: the commit that leads there is to come, and the plan with it
+        if ahead and before is not None and plan.order == before.order:
             self._skip_to(plan.step)
             self._progress()
         if self._is_stale(plan):

@@ -120,6 +120,14 @@ def test_outages_that_failed_once(seed: int, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "why"),
+    [(7294, "after a takeover a plan came to an owner before the commit of the other leader that it had refused")],
+)
+def test_histories_with_shipped_gradients_that_failed_once(seed: int, why: str) -> None:
+    eager_history(seed, eager=False, ships=True).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
     [
         (171, "a new era begins every step anew, also one of the same number"),
         (225, "an answer to an earlier plan's Hello spoke of another era's version"),
