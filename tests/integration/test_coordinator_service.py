@@ -335,6 +335,11 @@ def address_of(process: "subprocess.Popen[str]") -> str:
 def finish(process: "subprocess.Popen[str]") -> int:
     """Asks it to stop; its exit code."""
     process.send_signal(signal.SIGTERM)
+    return ended(process)
+
+
+def ended(process: "subprocess.Popen[str]") -> int:
+    """The exit code of one that was asked to stop: a second signal would meet it on its way out."""
     try:
         process.communicate(timeout=DEADLINE_SECONDS)
     finally:
@@ -358,7 +363,7 @@ def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> Non
         try:
             asyncio.run(farewell(process, address_of(process)))
         finally:
-            code = finish(process)
+            code = ended(process)
         assert code == 0
 
 
