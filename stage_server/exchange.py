@@ -73,14 +73,17 @@ class Exchange(Generic[V]):
         self.term = max(self.term, order[0])
         self._arrive(Arrival(peer, incarnation, order))
 
-    def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> None:
-        """A peer has these tensors."""
+    def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> bool:
+        """A peer has these tensors. Whether that may change what there is to do: an heir need not do them again."""
+        matters = False
         for key in keys:
+            matters = matters or key.stage in self._heir
             if key.stage in self._heir and key not in self.outbox and key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
                 self._heir.held_elsewhere(
                     Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
                 )
             self.outbox.acknowledge(key, peer, incarnation)
+        return matters
 
     def synced(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
         """A peer has told all that it has. One that is ahead needs nothing of this step any more.

@@ -45,7 +45,7 @@ from stage_server.metrics import Reading
 from stage_server.orders import Orders
 from stage_server.peers import Peers
 from stage_server.receiver import Receiver
-from stage_server.slack import COMMIT, Slack
+from stage_server.slack import COMMIT, LOADS, Slack
 from stage_server.times import Times, phase_of, redundant_share
 from stage_server.traffic import Traffic
 from stage_server.worker import Worker
@@ -102,6 +102,7 @@ class Node:
                     if not self._loans or self.worker.must_arrange:
                         work = self._next()
                     if work is None:
+                        self._note_wait()
                         work = self._load()
                     if work is None:
                         work = self._redundant()
@@ -126,8 +127,9 @@ class Node:
                 self._busy = False
                 self._durations.end()
                 self._finished += isinstance(work, Run)
-                if isinstance(work, Run) and work.instruction.op == "F":
-                    self._slack.ran(work.instruction.stage, time.monotonic() - began)
+                if isinstance(work, Load) or (isinstance(work, Run) and work.instruction.op == "F"):
+                    stage = LOADS if isinstance(work, Load) else work.instruction.stage
+                    self._slack.ran(stage, time.monotonic() - began)
                 if self._limit.exceeded(self.worker.version, result.kept_bytes):
                     self.worker.ahead.stop()
                 self._running = ""
@@ -156,21 +158,29 @@ class Node:
         self._carry_out()
         return work
 
+    def _note_wait(self) -> None:
+        key = self.worker.awaited
+        slot = (int(key.kind), key.stage, key.index) if key is not None else None
+        self._slack.awaits(COMMIT if slot is None and self.worker.waits_for_commit else slot, time.monotonic())
+
     def _load(self) -> Load | None:
-        """What can be loaded while the node waits, so that no forward waits for it."""
+        """What can be loaded while the node waits, so that no forward waits for it; what is not for the next one, only
+        if that is expected to be over before the wait is.
+        """
         if self._loans or self.worker.must_arrange:
             return None
-        return next((load for load in self.worker.next_loads() if not self._compute.has_loaded(load)), None)
+        load = next((load for load in self.worker.next_loads() if not self._compute.has_loaded(load)), None)
+        if load is None or load.step == self.worker.version:
+            return load
+        next_one = self.worker.waits_for_commit and load.microbatch == 0
+        return load if next_one or self._slack.fits(LOADS, time.monotonic()) else None
 
     def _redundant(self) -> Work[Value] | None:
         """A forward for a stage that this node stands by for, if one is expected to be over before it is waited for."""
         if not self.worker.eager or self._loans or self.worker.must_arrange:
             return None
-        now, key = time.monotonic(), self.worker.awaited
-        slot = (int(key.kind), key.stage, key.index) if key is not None else None
-        self._slack.awaits(COMMIT if slot is None and self.worker.waits_for_commit else slot, now)
         work = self.worker.next_redundant()
-        return work if work is not None and self._slack.fits(work.instruction.stage, now) else None
+        return work if work is not None and self._slack.fits(work.instruction.stage, time.monotonic()) else None
 
     def _fault_before(self, work: Work[Value] | Load) -> None:
         if isinstance(work, Run) and not work.redundant:
@@ -243,13 +253,14 @@ class Node:
             )
 
     def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
-        with self._changed:
-            plan, value = self.worker.plan, self.worker.outbox.get(key)
-            if plan is None or value is None or plan.members.get(peer.node) != peer:
-                return None
-            if self.worker.outbox.has_acknowledged(key, peer.node, peer.incarnation):
-                return None
-            return value, plan.order
+        # Without the lock, which whoever has just put the value out still holds: a key's value never changes, and the
+        # peer is told which plan it was sent under (rule 3).
+        plan, value = self.worker.plan, self.worker.outbox.get(key)
+        if plan is None or value is None or plan.members.get(peer.node) != peer:
+            return None
+        if self.worker.outbox.has_acknowledged(key, peer.node, peer.incarnation):
+            return None
+        return value, plan.order
 
     def unacknowledged(self, peer: Member) -> list[Key]:
         with self._changed:
@@ -260,8 +271,8 @@ class Node:
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None:
         with self._changed:
-            self.worker.acknowledged(peer.node, peer.incarnation, keys)
-            self._after_event()
+            if self.worker.acknowledged(peer.node, peer.incarnation, keys):
+                self._after_event()
 
     def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None:
         with self._changed:
@@ -300,7 +311,7 @@ class Node:
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
         with self._changed:
-            if self.worker.eager and key.step == self.worker.version:
+            if key.step == self.worker.version:
                 self._slack.arrived((int(key.kind), key.stage, key.index), time.monotonic())
             self.worker.deliver(peer, incarnation, order, key, value)
             self._after_event()

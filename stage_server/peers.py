@@ -3,8 +3,8 @@
 from pipeline.keys import Key
 from pipeline.plan import Plan
 from stage_server.faults import Faults
+from stage_server.nearby import of_one_machine
 from stage_server.sender import Sender, Source
-from stage_server.slots import of_one_machine
 
 
 class Peers:

@@ -81,10 +81,14 @@ def decode(data: bytes) -> Received:
 EMPTY = stage_pb2.DeliverRequest()
 
 
-def deliver(channel: grpc.Channel, requests: Iterable[bytes]) -> Iterator[stage_pb2.DeliverResponse]:
-    """Opens a Deliver stream with encoded requests; the answers."""
+class DeliverCall(grpc.Call, Iterator[stage_pb2.DeliverResponse]):
+    """A Deliver stream at its sender; the answers."""
+
+
+def deliver(channel: grpc.Channel, requests: Iterable[bytes]) -> DeliverCall:
+    """Opens a Deliver stream with encoded requests."""
     call: Any = channel.stream_stream(f"/{SERVICE}/Deliver", None, stage_pb2.DeliverResponse.FromString)
-    answers: Iterator[stage_pb2.DeliverResponse] = call(iter(requests))
+    answers: DeliverCall = call(iter(requests))
     return answers
 
 

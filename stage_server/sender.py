@@ -20,12 +20,13 @@ from pipeline.values import Value
 from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
 from stage_server.faults import Faults
+from stage_server.nearby import Offer
 from stage_server.plane import deliver, encode, encode_chunk
-from stage_server.slots import Slots
 
 log = logging.getLogger("culm.sender")
 
 LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
+MOVED = encode(stage_pb2.DeliverRequest(moved=stage_pb2.Moved()))
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
 
 
@@ -72,6 +73,7 @@ class Sender:
         self._thread.start()
 
     HELLO = Key(0, 0, 0, Kind.PARTIAL, 0, 0)  # in the queue: say hello now
+    MOVE = Key(0, 0, 0, Kind.PARTIAL, 0, 1)  # the peer has opened the pipe: all that follows goes there
 
     def send(self, key: Key) -> None:
         self._put(key)
@@ -83,6 +85,10 @@ class Sender:
         """Ends the stream on purpose, after what is queued."""
         self._closed.set()
         self._put(None)
+
+    def join(self, timeout: float) -> None:
+        """Waits until a closed stream has ended, at most so many seconds."""
+        self._thread.join(timeout)
 
     def _put(self, item: Key | None) -> None:
         with self._turn:
@@ -99,19 +105,24 @@ class Sender:
     def _run(self) -> None:
         pause = SHORTEST_PAUSE
         while not self._closed.is_set():
-            slots = self._slots()
+            near = self._offer()
             try:
                 with open_channel(self.peer.address, "stage") as channel:
-                    for response in deliver(channel, self._requests(self._queue, slots)):
+                    call = deliver(channel, self._requests(self._queue, near))
+                    for response in call:
                         pause = SHORTEST_PAUSE
-                        self._hear(response, slots)
+                        self._hear(response, near)
+                        if response.opened and near is not None:
+                            near.slots.opened()
+                            self._put(self.MOVE)
+                            self._hear_through_pipe(call, near)
                 why = "its stream ended"
             except grpc.RpcError as error:
                 why = details(error)
-            except JobError as error:  # this node's own certificate: a newer one may be there soon
+            except (JobError, ValueError) as error:  # this node's own certificate: a newer one may be there soon
                 why = str(error)
-            if slots is not None:
-                slots.close()
+            if near is not None:
+                near.close()
             self._begin_anew()
             if self._closed.is_set():
                 return
@@ -121,31 +132,47 @@ class Sender:
             self._closed.wait(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _slots(self) -> Slots | None:
+    def _offer(self) -> Offer | None:
         try:
-            return Slots() if self._one_machine else None
+            return Offer() if self._one_machine else None
         except OSError as error:  # forbidden here, or no file is left: the stream does it as well
             log.info("tensors to %s go over the stream: no memory can be shared: %s", self.peer.node, error)
             return None
 
-    def _hear(self, response: stage_pb2.DeliverResponse, slots: Slots | None) -> None:
-        if slots is not None and response.memory_opened:
-            slots.opened()
-        if slots is not None and response.free_slots:
-            slots.give_back(response.free_slots)
+    def _hear_through_pipe(self, call: grpc.Call, near: Offer) -> None:
+        """What is answered from now on, until the stream breaks or the peer closes the pipe."""
+        if not call.add_callback(near.answers.end):
+            return
+        while (messages := near.answers.read()) is not None:
+            for message in messages:
+                self._hear(stage_pb2.DeliverResponse.FromString(message), near)
+
+    def _hear(self, response: stage_pb2.DeliverResponse, near: Offer | None) -> None:
+        if near is not None and response.free_slots:
+            near.slots.give_back(response.free_slots)
         if response.acknowledged:
             self._source.acknowledged(self.peer, [key_from_proto(k) for k in response.acknowledged])
         if response.HasField("synced"):
             synced = response.synced
             self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
-    def _requests(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
+    def _requests(self, items: "queue.SimpleQueue[Key | None]", near: Offer | None) -> Iterator[bytes]:
+        """Those for the stream; the others go through the pipe as soon as the peer has opened it."""
+        moved = False
+        for message in self._messages(items, near):
+            if near is None or not moved:
+                yield message
+                moved = message is MOVED
+            elif not near.requests.write(message):
+                return
+
+    def _messages(self, items: "queue.SimpleQueue[Key | None]", near: Offer | None) -> Iterator[bytes]:
         hello = self._source.greeting()
-        if slots is not None:
-            hello.memory.CopyFrom(slots.offer)
+        if near is not None:
+            hello.memory.CopyFrom(near.memory)
         yield encode(stage_pb2.DeliverRequest(hello=hello))
         for key in self._source.unacknowledged(self.peer):
-            yield from self._tensor(key, slots)
+            yield from self._tensor(key, near)
         while True:
             item = items.get()
             if item is None:
@@ -153,10 +180,12 @@ class Sender:
                 return
             if item is self.HELLO:
                 yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
+            elif item is self.MOVE:
+                yield MOVED
             else:
-                yield from self._tensor(item, slots)
+                yield from self._tensor(item, near)
 
-    def _tensor(self, key: Key, slots: Slots | None) -> Iterator[bytes]:
+    def _tensor(self, key: Key, near: Offer | None) -> Iterator[bytes]:
         found = self._source.outgoing(key, self.peer)
         if found is None:
             return
@@ -170,7 +199,7 @@ class Sender:
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term)
             if offset == 0:
                 chunk.header.CopyFrom(header_of(value))
-            if slots is not None and (slot := slots.put(payload)) is not None:
+            if near is not None and (slot := near.slots.put(payload)) is not None:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             self._source.sent(self.peer, size)
             yield encode_chunk(payload, chunk)

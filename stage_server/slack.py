@@ -1,14 +1,15 @@
-"""How long a node will have to wait for what it needs next, as learnt from the last steps."""
+"""How long a node will have to wait for what it needs next, as learnt from the last steps: room for other work."""
 
 from collections import deque
 from statistics import median
 
 REMEMBERED = 3  # steps; the shortest wait of them is what is counted on
-COSTS = 16  # redundant forwards of a stage that tell how long one takes
+COSTS = 16  # forwards of a stage, or loads, that tell how long one takes
 MARGIN = 1.1
 
 Slot = tuple[int, int, int]  # what is waited for in every step: kind, stage and index of its tensor; COMMIT: a commit
 COMMIT: Slot = (-1, 0, 0)
+LOADS = -1  # in place of a stage: what it takes to load a microbatch
 
 
 class Slack:
@@ -33,11 +34,11 @@ class Slack:
             self._awaited = None
 
     def ran(self, stage: int, seconds: float) -> None:
-        """A forward of the stage, redundant or not, took this long."""
+        """A forward of the stage, redundant or not, or a load, took this long."""
         self._costs.setdefault(stage, deque(maxlen=COSTS)).append(seconds)
 
     def fits(self, stage: int, now: float) -> bool:
-        """Whether a forward of the stage is expected to be over before the wait is."""
+        """Whether a forward of the stage, or a load, is expected to be over before the wait is."""
         waits = self._waits.get(self._awaited) if self._awaited is not None else None
         if not waits:
             return False

@@ -20,15 +20,10 @@ from protos import stage_pb2, tensor_pb2
 
 SLOTS = 16
 HEAD = mmap.PAGESIZE  # bytes before the first slot; they begin with what proves that it is the memory meant
-LEAST = 1 << 18  # bytes of a piece from which a slot is faster than the stream itself
+LEAST = 1 << 15  # bytes of a piece from which a slot is faster than the pipe
 SECRET = 16  # bytes
 
 Bytes = npt.NDArray[np.uint8]
-
-
-def of_one_machine(address: str, other: str) -> bool:
-    """Whether two addresses (``host:port``) name the same host, and this system can share memory without a file."""
-    return hasattr(os, "memfd_create") and address.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 class Slots:
@@ -41,11 +36,14 @@ class Slots:
         os.ftruncate(self._file, size)
         self._map = mmap.mmap(self._file, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
-        secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
-        self.offer = stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=secret)  # how the receiver finds it
+        self.secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
         self._changed = threading.Condition()
         # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
         self._free: list[int] | None = None
+
+    @property
+    def file(self) -> int:
+        return self._file
 
     def opened(self) -> None:
         """The receiver can read it."""
@@ -87,10 +85,10 @@ class Slots:
 class SharedSlots:
     """The receiver's end."""
 
-    def __init__(self, offer: stage_pb2.Memory) -> None:
+    def __init__(self, memory: stage_pb2.Memory) -> None:
         """Raises OSError or ValueError where the memory cannot be read from here, as in another container."""
         size = HEAD + SLOTS * CHUNK_BYTES
-        file = os.open(f"/proc/{offer.pid}/fd/{offer.file}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(f"/proc/{memory.pid}/fd/{memory.file}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
@@ -98,7 +96,7 @@ class SharedSlots:
             self._map = mmap.mmap(file, size, prot=mmap.PROT_READ)
         finally:
             os.close(file)
-        if not secrets.compare_digest(self._map[:SECRET], offer.secret):
+        if not secrets.compare_digest(self._map[:SECRET], memory.secret):
             raise ValueError("it is another process's memory")
         self._view = memoryview(self._map)
 

@@ -226,12 +226,12 @@ class Worker(StandbyDuty[V]):
         return self._redundant(plan)
 
     def next_loads(self) -> Iterator[Load]:
-        """The microbatches that this node's forwards will take from the dataset, of the next step once this is done."""
+        """The microbatches that this node's forwards will take from the dataset, of this step and of the next."""
         ends = [s for s in self.tenure if self.plan is not None and s in (0, len(self.plan.stages) - 1)]
-        step = self.version + self.waits_for_commit
-        for m in range(self.microbatches if ends and step < self.steps else 0):
-            if step > self.version or any(Instruction(s, "F", m) not in self._done for s in ends):
-                yield Load(step, m)
+        for step in range(self.version, min(self.version + 2, self.steps) if ends else 0):
+            for m in range(self.microbatches):
+                if step > self.version or any(Instruction(s, "F", m) not in self._done for s in ends):
+                    yield Load(step, m)
 
     def _run(self, instruction: Instruction) -> Run[V] | None:
         s, m = instruction.stage, instruction.microbatch

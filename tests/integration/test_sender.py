@@ -18,8 +18,9 @@ from pipeline.wire import CHUNK_BYTES
 from protos import stage_pb2
 from protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from stage_server.faults import Faults
+from stage_server.nearby import Opened
 from stage_server.sender import Sender
-from stage_server.slots import SLOTS, SharedSlots
+from stage_server.slots import SLOTS
 
 PATIENCE = 30.0
 BREAKS = 3
@@ -53,33 +54,39 @@ class BreakingPeer(StageServicer):
 
 
 class SharingPeer(StageServicer):
-    """Reads the first stream's memory, never gives a slot back and breaks; the second stream's it cannot read."""
+    """Opens what the first stream offers, never gives a slot back and breaks; the second stream's it cannot open."""
 
     def __init__(self) -> None:
         self.offers: list[stage_pb2.Memory] = []
         self.in_slots = bytearray()
+        self.slots = 0
         self.on_the_stream: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def Deliver(  # noqa: N802
         self, request_iterator: Iterator[stage_pb2.DeliverRequest], context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.DeliverResponse]:
-        shared: SharedSlots | None = None
-        slots = 0
+        near: Opened | None = None
         for request in request_iterator:
             if request.HasField("hello"):
                 self.offers.append(request.hello.memory)
                 if len(self.offers) == 1:
-                    shared = SharedSlots(request.hello.memory)
-                    yield stage_pb2.DeliverResponse(incarnation=1, memory_opened=True)
-            elif request.chunk.HasField("slot"):
-                assert shared is not None
-                assert request.chunk.payload == b""
-                self.in_slots += shared.read(request.chunk.slot)
-                slots += 1
-                if slots == SLOTS:
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")
+                    near = Opened(request.hello.memory)
+                    yield stage_pb2.DeliverResponse(incarnation=1, opened=True)
             elif len(self.offers) == 2:
                 self.on_the_stream.put(request.chunk.payload)
+            elif near is not None:
+                self._read_slot(near, request)
+                while request.HasField("moved") and self.slots < SLOTS:
+                    for message in near.requests.read(PATIENCE) or ():
+                        self._read_slot(near, stage_pb2.DeliverRequest.FromString(message))
+            if self.slots == SLOTS and len(self.offers) == 1:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")
+
+    def _read_slot(self, near: Opened, request: stage_pb2.DeliverRequest) -> None:
+        if request.chunk.HasField("slot"):
+            assert request.chunk.payload == b""
+            self.in_slots += near.slots.read(request.chunk.slot)
+            self.slots += 1
 
     def Fetch(  # noqa: N802
         self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext

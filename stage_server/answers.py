@@ -1,0 +1,95 @@
+"""What the receiver of a stream answers its sender, in order: acknowledgements, credits, what it has heard."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from pipeline.keys import Key
+from pipeline.messages import key_to_proto
+from protos import stage_pb2, tensor_pb2
+
+AFTERWARDS = 0.002  # seconds until a tensor is acknowledged: whoever computes with it goes first, and others go along
+MANY = 64  # answers that wait no longer
+
+
+@dataclass(frozen=True, slots=True)
+class SenderOpened:
+    """The sender's memory and pipes are open here: what is answered after this goes through the pipe."""
+
+
+Answer = Key | stage_pb2.Synced | tensor_pb2.Slot | SenderOpened
+
+
+class Answers:
+    """Any thread puts. One thread takes them for the stream; after ``SenderOpened`` another one, for the pipe."""
+
+    def __init__(self, incarnation: int) -> None:
+        self._incarnation = incarnation
+        self._lock = threading.Lock()
+        self._on_stream: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._for_pipe: list[Answer] | None = None
+        self._taker = 0  # the thread that takes them for the pipe
+        self._wake: Callable[[], None] | None = None
+
+    def put(self, answer: Answer) -> None:
+        with self._lock:
+            if self._for_pipe is None:
+                self._on_stream.put(answer)
+                if isinstance(answer, SenderOpened):
+                    self._for_pipe = []
+                return
+            self._for_pipe.append(answer)
+            wake = self._wake
+        if wake is not None and threading.get_ident() != self._taker:
+            wake()
+
+    def end(self) -> None:
+        """The stream has ended."""
+        self._on_stream.put(None)
+
+    def for_stream(self) -> Iterator[stage_pb2.DeliverResponse]:
+        """Until the stream has ended; whatever comes after ``SenderOpened`` is not among them."""
+        last = False
+        while not last:
+            batch = [self._on_stream.get()]
+            if isinstance(batch[0], Key):
+                time.sleep(AFTERWARDS)
+            while batch[-1] is not None and not self._on_stream.empty():
+                batch.append(self._on_stream.get())
+            last = batch[-1] is None
+            if found := [answer for answer in batch if answer is not None]:
+                yield self._response(found)
+
+    def taken_here(self, wake: Callable[[], None]) -> None:
+        """This thread takes those for the pipe from now on. ``wake`` tells it of one that another thread has put."""
+        with self._lock:
+            self._taker, self._wake = threading.get_ident(), wake
+
+    def patience(self) -> float | None:
+        """For how many seconds those for the pipe may wait; None: there are none."""
+        waiting = self._for_pipe
+        if not waiting:
+            return None
+        now = len(waiting) >= MANY or any(not isinstance(answer, Key) for answer in waiting)
+        return 0.0 if now else AFTERWARDS
+
+    def for_pipe(self) -> bytes:
+        """All of them, as one message; nothing if there are none."""
+        with self._lock:
+            found, self._for_pipe = self._for_pipe, []
+        return self._response(found).SerializeToString() if found else b""
+
+    def _response(self, answers: list[Answer]) -> stage_pb2.DeliverResponse:
+        response = stage_pb2.DeliverResponse(incarnation=self._incarnation)
+        for answer in answers:
+            if isinstance(answer, Key):
+                response.acknowledged.append(key_to_proto(answer))
+            elif isinstance(answer, tensor_pb2.Slot):
+                response.free_slots.append(answer.number)
+            elif isinstance(answer, SenderOpened):
+                response.opened = True
+            else:
+                response.synced.CopyFrom(answer)  # of several the last: it answers to the newest plan
+        return response
