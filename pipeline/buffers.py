@@ -1,27 +1,27 @@
-"""Memory for tensors that arrive, used again and again: getting fresh pages costs more than all copying."""
+"""Memory for large tensors that arrive, used again and again: getting fresh pages costs more than all copying."""
 
 import weakref
 from collections import defaultdict, deque
 
 import numpy as np
-import torch
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
 
 SMALLEST = 1 << 20  # bytes; what is smaller the allocator keeps at hand anyhow
 KEPT = 1 << 29  # bytes that may lie unused
 
 
 class Buffers:
-    """Any thread may take; memory comes back by itself when nothing refers to the tensor any more."""
+    """Any thread may take; memory comes back by itself when nothing refers to the array any more."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._unused = 0
         self._free: dict[int, deque[bytearray]] = defaultdict(deque)  # by size
 
-    def take(self, size: int) -> torch.Tensor:
-        """uint8 [size], with anything in it."""
-        if size < SMALLEST:
-            return torch.empty(size, dtype=torch.uint8)
+    def take(self, size: int) -> Bytes:
+        """[size], with anything in it."""
         whole = -(-size // SMALLEST) * SMALLEST
         try:
             memory = self._free[whole].pop()
@@ -30,7 +30,7 @@ class Buffers:
             memory = bytearray(whole)
         array = np.frombuffer(memory, np.uint8, size)
         weakref.finalize(array, self._give_back, memory).atexit = False
-        return torch.from_numpy(array)
+        return array
 
     def _give_back(self, memory: bytearray) -> None:
         # Deques and numbers only: this runs wherever the last reference goes, also within ``take``.

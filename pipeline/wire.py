@@ -1,15 +1,17 @@
 """Values as bytes: a header, then the tensors end to end in pieces. Little-endian, never pickled."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from pipeline.buffers import Buffers
+from pipeline.buffers import SMALLEST, Buffers, Bytes
 from pipeline.values import Value
 from protos import tensor_pb2
 
+PLAIN = (torch.float32, torch.float64, torch.int32, torch.int64)  # a memoryview can tell their bytes
 CHUNK_BYTES = 1 << 21  # one large message is far slower than the same bytes in pieces
 
 
@@ -17,6 +19,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
+    if tensor.dtype in PLAIN and tensor.device.type == "cpu" and tensor.is_contiguous():  # as most are: soon done
+        return memoryview(tensor.detach().numpy()).cast("B")  # type: ignore[arg-type]
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
@@ -75,16 +79,18 @@ class Assembler:
 
     def __init__(self, header: tensor_pb2.ValueHeader) -> None:
         self._header = header
-        self._buffer = BUFFERS.take(header.total_bytes)
-        self._bytes = self._buffer.numpy()
+        total = header.total_bytes
+        self._memory: bytearray | Bytes = bytearray(total) if total < SMALLEST else BUFFERS.take(total)
         self._received = 0
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         """Takes the next piece. Raises ValueError if it does not follow the one before."""
         if offset != self._received or offset + len(payload) > self._header.total_bytes:
             raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")
-        if payload:
-            self._bytes[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
+        if isinstance(self._memory, bytearray):
+            self._memory[offset : offset + len(payload)] = payload
+        elif payload:
+            self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
         self._received += len(payload)
 
     @property
@@ -98,10 +104,14 @@ class Assembler:
         for spec in self._header.tensors:
             dtype = getattr(torch, spec.dtype)
             shape = tuple(spec.shape)
-            length = torch.Size(shape).numel() * dtype.itemsize
-            piece = self._buffer[start : start + length]
-            if start % dtype.itemsize:
-                piece = piece.clone()  # a view needs its storage aligned to the element size
-            tensors.append((spec.name, piece.view(dtype).reshape(shape)))
-            start += length
+            count = math.prod(shape)
+            tensors.append((spec.name, self._tensor(start, dtype, count).reshape(shape)))
+            start += count * dtype.itemsize
         return Value(tuple(tensors), self._header.squared_norm, tuple(self._header.losses))
+
+    def _tensor(self, start: int, dtype: torch.dtype, count: int) -> torch.Tensor:
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        if start % dtype.itemsize:  # elements have to be aligned to their size
+            return torch.frombuffer(bytearray(self._memory[start : start + count * dtype.itemsize]), dtype=dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start)

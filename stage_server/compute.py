@@ -38,6 +38,7 @@ class Compute:
         self._job = job
         self._source = source
         self._device = device
+        self._accelerated = device.type != "cpu"
         self._layers: dict[int, HeldLayer] = {}
         self._stages: dict[int, Stage] = {}
         self._ranges: dict[int, tuple[int, int]] = {}
@@ -145,25 +146,33 @@ class Compute:
             if first == 0 or last:
                 inputs, targets = self._samples(Load(work.step, m), wanted_again=not last and self._holds_last())
                 operand = inputs if first == 0 else operand
-                target = targets.to(self._device) if last else None
+                target = self._here(targets) if last else None
             assert operand is not None, f"{work.instruction} has no input"
             with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(0, m, operand.to(self._device), target)
+                output = runner.forward(0, m, self._here(operand), target)
             self._synchronize()
-            return Result(value=Value.single(output.cpu()), kept_bytes=kept.size)
+            return Result(value=Value.single(self._home(output)), kept_bytes=kept.size)
         if work.instruction.op == "W":
             runner.backward_of_parameters(0, m)
             self._synchronize()
             return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
-        operand = operand.to(self._device) if operand is not None else None
+        operand = self._here(operand) if operand is not None else None
         gradient = runner.backward(0, m, operand, work.accumulates)
         self._synchronize()
         return Result(
-            value=Value.single(gradient.cpu()) if gradient is not None else Value(()),
+            value=Value.single(self._home(gradient)) if gradient is not None else Value(()),
             accumulated=runner.accumulated(work.ships) if work.ships else None,
         )
 
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device."""
+        return tensor.to(self._device) if self._accelerated else tensor
+
+    def _home(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In the host's memory."""
+        return tensor.cpu() if self._accelerated else tensor
+
     def _synchronize(self) -> None:
         """An instruction is over when its device is done: that is what its time is taken for, and sent after."""
-        if self._device.type != "cpu":
+        if self._accelerated:
             torch.cuda.synchronize(self._device)

@@ -43,7 +43,9 @@ class Durations:
     def end(self) -> None:
         if not self._kind:
             return
-        known = self._kinds.setdefault(self._kind, _Kind())
+        known = self._kinds.get(self._kind)
+        if known is None:
+            known = self._kinds[self._kind] = _Kind()
         seconds = time.monotonic() - self._began
         if len(known.first) < BASELINE:
             known.first.append(seconds)

@@ -28,11 +28,11 @@ class Faults:
             kind, label = "", instruction
         self._places.setdefault(int(step), []).append((kind, label))
 
-    def at(self, step: int, kind: str, label: str = "") -> None:
-        """The process is at this instruction of this step; it may be its last."""
+    def at(self, step: int, kind: str, label: object = "") -> None:
+        """The process is at this instruction of this step; it may be its last. ``label``: what prints as it."""
         for wanted_kind, wanted_label in self._places.get(step, ()):
             kind_fits = wanted_kind == kind or (not wanted_kind and kind in ("forward", "backward"))
-            if kind_fits and wanted_label in ("", label):
+            if kind_fits and wanted_label in ("", str(label)):
                 die()
 
 

@@ -15,9 +15,9 @@ from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from protos import stage_pb2
 from stage_server import reports
+from stage_server.activity import Activity
 from stage_server.checkpointer import Checkpointer, Share
 from stage_server.compute import Compute
-from stage_server.durations import Durations
 from stage_server.faults import Faults, die
 from stage_server.fetch import Fetcher
 from stage_server.instructions import (
@@ -39,14 +39,11 @@ from stage_server.instructions import (
     Send,
     Work,
 )
-from stage_server.keeping import Limit
 from stage_server.loan import Loan
 from stage_server.metrics import Reading
 from stage_server.orders import Orders
 from stage_server.peers import Peers
 from stage_server.receiver import Receiver
-from stage_server.slack import COMMIT, LOADS, Slack
-from stage_server.times import Times, phase_of, redundant_share
 from stage_server.traffic import Traffic
 from stage_server.worker import Worker
 
@@ -75,17 +72,12 @@ class Node:
         self._reader = Checkpointer(job.checkpoint.url if job.checkpoint is not None else "", self)
         self._checkpointer = self._reader if job.checkpoint is not None else None
         self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
-        self._durations = Durations()
-        self._slack = Slack()
-        self._limit = Limit(job.resilience.redundant_bytes)
-        self._times = Times(time.monotonic())
+        self._activity = Activity(job.resilience.redundant_bytes)
         self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
-        self._running = ""
         self._has_sent = False  # a tensor since the last piece of work
         self._busy = False
         self._loans = 0  # loans that wait for a moment between two pieces of work
-        self._finished = 0
         self._stopped = False
 
     def attend(self, orders: Orders) -> None:
@@ -102,51 +94,38 @@ class Node:
                     if not self._loans or self.worker.must_arrange:
                         work = self._next()
                     if work is None:
-                        self._note_wait()
-                        work = self._load()
+                        self._activity.waits(self.worker.awaited, self.worker.waits_for_commit)
+                        work = self._load() or self._redundant()
                     if work is None:
-                        work = self._redundant()
-                    if work is None:
-                        self._times.turn("bubble" if self.worker.waits_for_input else "idle", time.monotonic())
+                        self._activity.rests(self.worker.waits_for_input)
                         self._changed.wait()
                 if work is None:
                     break
                 self._busy = True
-                share = redundant_share(work, self._ranges.values())
-                self._times.turn(phase_of(work), time.monotonic(), share)
-                self._running = _words(work)
-                if isinstance(work, Run) and not work.redundant:
-                    self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
+                self._activity.begin(work, self._ranges.values())
             if isinstance(work, Reduce) and self._has_sent:
                 time.sleep(GIVE_WAY)
             self._has_sent = False
             self._fault_before(work)
-            began = time.monotonic()
             result = self._compute.do(work)
             with self._changed:
                 self._busy = False
-                self._durations.end()
-                self._finished += isinstance(work, Run)
-                if isinstance(work, Load) or (isinstance(work, Run) and work.instruction.op == "F"):
-                    stage = LOADS if isinstance(work, Load) else work.instruction.stage
-                    self._slack.ran(stage, time.monotonic() - began)
-                if self._limit.exceeded(self.worker.version, result.kept_bytes):
-                    self.worker.ahead.stop()
-                self._running = ""
-                if isinstance(work, Save) and self._checkpointer is not None:
-                    self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
                 if not isinstance(work, Load):
                     self.worker.finish(work, result.value, result.reduced, result.accumulated)
                     self._carry_out()
+                if isinstance(work, Save) and self._checkpointer is not None:
+                    self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
+                if not self._activity.end(work, self.worker.version, result.kept_bytes):
+                    self.worker.ahead.stop()
                 self._changed.notify_all()
             self._fault_after(work)
         self._peers.close()
         self._reader.close(CHECKPOINT_PATIENCE)
-        log.info("ends after %d instructions, at step %d", self._finished, self.worker.version)
+        log.info("ends after %d instructions, at step %d", self._activity.finished, self.worker.version)
 
     def doing(self) -> str:
         """The instruction that is running, or nothing."""
-        return self._running
+        return self._activity.running
 
     def stop(self) -> None:
         with self._changed:
@@ -158,11 +137,6 @@ class Node:
         self._carry_out()
         return work
 
-    def _note_wait(self) -> None:
-        key = self.worker.awaited
-        slot = (int(key.kind), key.stage, key.index) if key is not None else None
-        self._slack.awaits(COMMIT if slot is None and self.worker.waits_for_commit else slot, time.monotonic())
-
     def _load(self) -> Load | None:
         """What can be loaded while the node waits, so that no forward waits for it; what is not for the next one, only
         if that is expected to be over before the wait is.
@@ -173,19 +147,19 @@ class Node:
         if load is None or load.step == self.worker.version:
             return load
         next_one = self.worker.waits_for_commit and load.microbatch == 0
-        return load if next_one or self._slack.fits(LOADS, time.monotonic()) else None
+        return load if next_one or self._activity.has_time_for(load) else None
 
     def _redundant(self) -> Work[Value] | None:
         """A forward for a stage that this node stands by for, if one is expected to be over before it is waited for."""
         if not self.worker.eager or self._loans or self.worker.must_arrange:
             return None
         work = self.worker.next_redundant()
-        return work if work is not None and self._slack.fits(work.instruction.stage, time.monotonic()) else None
+        return work if work is not None and self._activity.has_time_for(work) else None
 
     def _fault_before(self, work: Work[Value] | Load) -> None:
         if isinstance(work, Run) and not work.redundant:
             kind = "forward" if work.instruction.op == "F" else "backward"
-            self._faults.at(work.step, kind, str(work.instruction))
+            self._faults.at(work.step, kind, work.instruction)
 
     def _fault_after(self, work: Work[Value] | Load) -> None:
         if isinstance(work, Apply) and not work.catch_up:
@@ -222,7 +196,7 @@ class Node:
             self._report(reports.caught_up(effect))
         elif isinstance(effect, ReportReady):
             self._report(reports.ready(effect))
-            self._faults.at(effect.step, "ready", f"{effect.stage}")
+            self._faults.at(effect.step, "ready", effect.stage)
         else:
             self._report(reports.resumed(effect))
 
@@ -234,8 +208,7 @@ class Node:
         ranges = {s: plan.stages[s].layers for s in plan.owned_by(self.worker.node)}
         if ranges != self._ranges:
             self._ranges = ranges
-            self._durations.forget()
-            self._slack.forget()
+            self._activity.forget()
 
     def _report(self, request: pb.AttendRequest) -> None:
         if self._orders is not None:
@@ -304,7 +277,7 @@ class Node:
     def receiving(self, key: Key) -> None:
         if key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
             op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
-            self._faults.at(key.step, "receive", str(op))
+            self._faults.at(key.step, "receive", op)
 
     def received(self, peer: str, count: int) -> None:
         self._traffic.received(peer, count)
@@ -312,7 +285,7 @@ class Node:
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
         with self._changed:
             if key.step == self.worker.version:
-                self._slack.arrived((int(key.kind), key.stage, key.index), time.monotonic())
+                self._activity.arrived(key)
             self.worker.deliver(peer, incarnation, order, key, value)
             self._after_event()
 
@@ -380,33 +353,25 @@ class Node:
             announce(facts)
 
     def heartbeat(self) -> pb.Heartbeat:
-        running, usual = self._durations.running()
-        return pb.Heartbeat(
-            version=self.worker.version,
-            instruction=self._running,
-            finished=self._finished,
-            running_seconds=running,
-            median_seconds=usual.median,
-            deviation_seconds=usual.deviation,
-            samples=usual.samples,
-            slowness=self._durations.slowness(),
-            times=times_to_proto(self._times.split(time.monotonic())),
-            sent_bytes=self._traffic.sent_by_peer(),
-            bytes_per_second=self._traffic.bytes_per_second(),
-        )
+        beat = self._activity.heartbeat()
+        beat.version = self.worker.version
+        beat.times.CopyFrom(times_to_proto(self._activity.times.split(time.monotonic())))
+        beat.sent_bytes.update(self._traffic.sent_by_peer())
+        beat.bytes_per_second = self._traffic.bytes_per_second()
+        return beat
 
     def reading(self) -> Reading:
         """For Prometheus."""
         with self._changed:
             return Reading(
                 node=self.worker.node,
-                times=self._times.split(time.monotonic()),
+                times=self._activity.times.split(time.monotonic()),
                 sent_bytes=self._traffic.sent_by_peer(),
                 received_bytes=self._traffic.received_by_peer(),
                 version=self.worker.version,
                 mailbox=len(self.worker.mailbox),
                 outbox=len(self.worker.outbox),
-                finished=self._finished,
+                finished=self._activity.finished,
             )
 
     def order(self, order: pb.AttendResponse) -> None:
@@ -420,17 +385,10 @@ class Node:
             if body == "plan":
                 self.worker.take_plan(plan_from_proto(order.plan))
             elif body == "commit":
-                self._slack.arrived(COMMIT, time.monotonic())
+                self._activity.arrived(None)
                 self.worker.take_commit(reports.commit_from_proto(order.commit))
             self._after_event()
 
     def _after_event(self) -> None:
         self._carry_out()
         self._changed.notify_all()
-
-
-def _words(work: Work[Value] | Load) -> str:
-    """What heartbeats and errors call it; nothing for what is over in a moment."""
-    if isinstance(work, Run):
-        return str(work.instruction)
-    return str(work) if isinstance(work, Load) else ""

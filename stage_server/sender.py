@@ -204,9 +204,9 @@ class Sender:
             self._source.sent(self.peer, size)
             yield encode_chunk(payload, chunk)
             if key.kind in (Kind.REDUCED, Kind.ACCUMULATED):
-                self._faults.at(key.step, "ship", f"{key.stage}")
+                self._faults.at(key.step, "ship", key.stage)
             else:
                 op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
-                self._faults.at(key.step, "send", str(op))
+                self._faults.at(key.step, "send", op)
         if total >= LARGE:
             self._source.went(total, time.monotonic() - began)

@@ -29,13 +29,17 @@ class Slack:
     def arrived(self, slot: Slot, now: float) -> None:
         """A tensor, or a commit, is there; the wait for it is over, if it was waited for."""
         waited = now - self._since if slot == self._awaited else 0.0
-        self._waits.setdefault(slot, deque(maxlen=REMEMBERED)).append(waited)
+        if slot not in self._waits:
+            self._waits[slot] = deque(maxlen=REMEMBERED)
+        self._waits[slot].append(waited)
         if slot == self._awaited:
             self._awaited = None
 
     def ran(self, stage: int, seconds: float) -> None:
         """A forward of the stage, redundant or not, or a load, took this long."""
-        self._costs.setdefault(stage, deque(maxlen=COSTS)).append(seconds)
+        if stage not in self._costs:
+            self._costs[stage] = deque(maxlen=COSTS)
+        self._costs[stage].append(seconds)
 
     def fits(self, stage: int, now: float) -> bool:
         """Whether a forward of the stage, or a load, is expected to be over before the wait is."""

@@ -100,12 +100,12 @@ class StandbyDuty(Exchange[V]):
         # The last one first: until it is done nothing else has to be looked at.
         return all(i in self._done for i in reversed(self._stage_order(stage)) if self._accumulates(i))
 
-    def _todo(self, stage: int) -> set[Instruction]:
-        """What is left of a stage in this step."""
+    def _todo(self, stage: int) -> set[Instruction] | None:
+        """What is left of a stage in this step; None: all that is not done."""
         order = self._stage_order(stage)
         if not self.holds_whole(stage):
             if stage not in self._inherited:
-                return set(order) - self._done
+                return None
             todo = {i for i in order if self._accumulates(i)} - self._done
             return todo | self._lost_results(stage, [i for i in order if not self._accumulates(i)])
         if stage not in self._heir or not self._has_heard(stage):

@@ -1,7 +1,7 @@
 """Where the compute thread's time goes: one clock read whenever it turns from one thing to another."""
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import fields
 from typing import Literal, TypeVar
 
 from pipeline.times import TimeSplit
@@ -9,6 +9,7 @@ from stage_server.instructions import Apply, Facts, Install, Load, Reduce, Run, 
 
 V = TypeVar("V", bound=Facts)
 Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
+PLACE = {field.name: i for i, field in enumerate(fields(TimeSplit))}
 
 
 def phase_of(work: Work[V] | Load) -> Phase:
@@ -42,18 +43,21 @@ class Times:
     def __init__(self, now: float) -> None:
         # Phase, since when, the redundant part of it, and all before. Replaced whole, so that who asks needs no lock
         # and sees no half of a turn.
-        self._state: tuple[Phase, float, float, TimeSplit] = ("idle", now, 0.0, TimeSplit())
+        self._state: tuple[int, float, float, Sequence[float]] = (PLACE["idle"], now, 0.0, [0.0] * len(PLACE))
 
     def turn(self, phase: Phase, now: float, redundant: float = 0.0) -> None:
         """From now on the thread does this, the given part of it for stages that the node stands by for."""
-        self._state = (phase, now, redundant, self.split(now))
+        self._state = (PLACE[phase], now, redundant, self._spent(now))
 
     def split(self, now: float) -> TimeSplit:
         """Everything until now, the present phase included. No part of it ever shrinks."""
-        phase, since, redundant, past = self._state
+        return TimeSplit(*self._spent(now))
+
+    def _spent(self, now: float) -> list[float]:
+        place, since, redundant, past = self._state
         # Who asks may have read the clock just before the thread turned.
         seconds = max(0.0, now - since)
-        spent = {phase: getattr(past, phase) + seconds * (1 - redundant)}
-        if redundant:
-            spent["redundant"] = past.redundant + seconds * redundant
-        return replace(past, **spent)
+        spent = [*past]
+        spent[place] += seconds * (1 - redundant)
+        spent[PLACE["redundant"]] += seconds * redundant
+        return spent

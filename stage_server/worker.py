@@ -6,6 +6,7 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan, PlanOrder
@@ -51,6 +52,7 @@ class Worker(StandbyDuty[V]):
         self.checkpoint_every = checkpoint_every
         self.ship_every = ship_every  # microbatches; 0: gradients go to the standby when they are whole
         self._program: tuple[Instruction, ...] = ()
+        self._position = 0  # in it: all before is done
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
         self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._saves: deque[Save] = deque()
@@ -94,7 +96,7 @@ class Worker(StandbyDuty[V]):
         self.seeding.adopt(plan, self.node, self.version, anew)
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
-        self._program = program(owners, self.node, self.schedule)
+        self._program, self._position = program(owners, self.node, self.schedule), 0
         ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
         if self._arrange is not None:  # the one before was never carried out
             anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
@@ -199,14 +201,9 @@ class Worker(StandbyDuty[V]):
         if self.plan is None or self.version >= self.steps:
             return None
         for s in self.tenure:
-            if not self.holds_whole(s) and self._is_accumulated(s):
+            if self._is_accumulated(s) and not self.holds_whole(s):
                 return Reduce(s, self.version, self.tenure[s])
-        # An owner's state may be on its way still: from a checkpoint, after a rollback.
-        todo = {s: self._todo(s) for s in self.tenure if self._at_version(s, self.plan)}
-        for instruction in self._program:
-            if instruction in todo.get(instruction.stage, ()):
-                return self._run(instruction)
-        return None
+        return self._next_run(self.plan)
 
     @property
     def waits_for_input(self) -> bool:
@@ -232,6 +229,23 @@ class Worker(StandbyDuty[V]):
             for m in range(self.microbatches):
                 if step > self.version or any(Instruction(s, "F", m) not in self._done for s in ends):
                     yield Load(step, m)
+
+    def _next_run(self, plan: Plan) -> Run[V] | None:
+        """The first of the program that is left to be done; None while it lacks its tensor."""
+        # An owner's state may be on its way still: from a checkpoint, after a rollback.
+        here = {s for s in self.tenure if self._at_version(s, plan)}
+        todo = {s: self._todo(s) for s in here if s in self._heir}
+        while self._position < len(self._program) and self._program[self._position] in self._done:
+            self._position += 1
+        for instruction in islice(self._program, self._position, None):
+            s = instruction.stage
+            if s not in here or instruction in self._done:
+                continue
+            if s not in todo:
+                todo[s] = self._todo(s)
+            if (wanted := todo[s]) is None or instruction in wanted:
+                return self._run(instruction)
+        return None
 
     def _run(self, instruction: Instruction) -> Run[V] | None:
         s, m = instruction.stage, instruction.microbatch
@@ -361,6 +375,7 @@ class Worker(StandbyDuty[V]):
 
     def _forget_step(self) -> None:
         super()._forget_step()
+        self._position = 0
         self._reported.clear()
 
     # ---- facts ------------------------------------------------------------------------------------------------------

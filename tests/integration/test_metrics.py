@@ -149,7 +149,8 @@ def test_rpcs_are_counted(scraped: Scraped) -> None:
     deliver = {"grpc_service": "culm.v1.Stage", "grpc_method": "Deliver", "grpc_type": "bidi_stream"}
     fetch = {"grpc_service": "culm.v1.Stage", "grpc_method": "Fetch", "grpc_type": "server_stream"}
     for node in NODES:
-        assert scraped.value(node, "grpc_server_msg_received_total", **deliver) >= STEPS * MICROBATCHES
+        # Nodes of one machine: after the Hello and the word that it moves the stream carries nothing.
+        assert scraped.value(node, "grpc_server_msg_received_total", **deliver) >= 2
         assert scraped.value(node, "grpc_server_handled_total", grpc_code="OK", **fetch) >= 1
 
 

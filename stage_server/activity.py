@@ -1,0 +1,92 @@
+"""What the compute thread does, what it waits for and how long things took: told to others, and used to fill waits."""
+
+import time
+from collections.abc import Collection
+
+from pipeline.keys import Key
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from stage_server.durations import Durations
+from stage_server.instructions import Load, Run, Work
+from stage_server.keeping import Limit
+from stage_server.slack import COMMIT, LOADS, Slack, Slot
+from stage_server.times import Times, phase_of, redundant_share
+
+
+class Activity:
+    """The compute thread begins and ends; others tell what has arrived, and ask. One lock guards it, its node's."""
+
+    def __init__(self, redundant_bytes: int) -> None:
+        self.running = ""  # the instruction, or nothing
+        self.finished = 0  # instructions
+        self.times = Times(time.monotonic())
+        self._durations = Durations()
+        self._slack = Slack()
+        self._limit = Limit(redundant_bytes)
+        self._began = 0.0
+
+    def begin(self, work: Work[Value] | Load, owned: Collection[range]) -> None:
+        """``owned``: the layers of each stage that the node owns."""
+        self._began = time.monotonic()
+        self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
+        self.running = _words(work)
+        if isinstance(work, Run) and not work.redundant:
+            self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
+
+    def end(self, work: Work[Value] | Load, step: int, kept_bytes: int) -> bool:
+        """``kept_bytes``: of a redundant forward's graph. False if the step's memory for these is used up."""
+        self.running = ""
+        self._durations.end()
+        if isinstance(work, Load):
+            self._slack.ran(LOADS, time.monotonic() - self._began)
+        elif isinstance(work, Run):
+            self.finished += 1
+            if work.instruction.op == "F":
+                self._slack.ran(work.instruction.stage, time.monotonic() - self._began)
+        return not self._limit.exceeded(step, kept_bytes)
+
+    def waits(self, awaited: Key | None, for_commit: bool) -> None:
+        """There is no own work: for want of this tensor, or as the step is done here."""
+        self._slack.awaits(_slot(awaited) if awaited is not None else COMMIT if for_commit else None, time.monotonic())
+
+    def rests(self, for_input: bool) -> None:
+        """There is no work at all."""
+        self.times.turn("bubble" if for_input else "idle", time.monotonic())
+
+    def arrived(self, key: Key | None) -> None:
+        """A tensor of the running step is here; None: a commit."""
+        self._slack.arrived(_slot(key) if key is not None else COMMIT, time.monotonic())
+
+    def has_time_for(self, work: Work[Value] | Load) -> bool:
+        """Whether this is expected to be over before the wait is."""
+        stage = work.instruction.stage if isinstance(work, Run) else LOADS
+        return self._slack.fits(stage, time.monotonic())
+
+    def forget(self) -> None:
+        """The stages are others from now on."""
+        self._durations.forget()
+        self._slack.forget()
+
+    def heartbeat(self) -> pb.Heartbeat:
+        """From any thread, without the lock."""
+        running, usual = self._durations.running()
+        return pb.Heartbeat(
+            instruction=self.running,
+            finished=self.finished,
+            running_seconds=running,
+            median_seconds=usual.median,
+            deviation_seconds=usual.deviation,
+            samples=usual.samples,
+            slowness=self._durations.slowness(),
+        )
+
+
+def _slot(key: Key) -> Slot:
+    return int(key.kind), key.stage, key.index
+
+
+def _words(work: Work[Value] | Load) -> str:
+    """What heartbeats and errors call it; nothing for what is over in a moment."""
+    if isinstance(work, Run):
+        return str(work.instruction)
+    return str(work) if isinstance(work, Load) else ""
