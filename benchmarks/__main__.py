@@ -35,7 +35,8 @@ TAIL = """
 The dot is the median, the bar the spread of the rounds; what lies far beyond floor or aim is drawn at the edge.
 
 - Throughput and CPU: tensors from process to process, beside gloo's send and recv; CPU of both sides. Nodes of one
-  machine pass large tensors through shared memory; the stream alone is what nodes of two machines have.
+  machine pass large tensors through shared memory and small ones through pipes; the stream alone is what nodes of two
+  machines have.
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all of
   it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is
   (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo.
@@ -79,6 +80,7 @@ def pipelined(count: int, stages: int) -> list[Measure]:
     p = f"P = {stages}"
     ideal = Measure(f"paced step against the ideal, {p}", "ratio", 1.06, 1.02)
     torchs = Measure(f"paced step against torch's 1F1B, {p}", "ratio", 1.0, 0.97)
+    apart = Measure(f"paced step over the stream alone against the ideal, {p}", "ratio", 1.06, 1.02)
     lazy = Measure(f"paced step, lazy against off, {p}", "ratio", 1.03, 1.01)
     eager = Measure(f"paced step, eager against off, {p}", "ratio", 1.06, 1.02)
     microbatches = 2 * stages
@@ -86,9 +88,11 @@ def pipelined(count: int, stages: int) -> list[Measure]:
         took = {way: pipelining.culm_step(stages, microbatches, way, 20) for way in ("off", "lazy", "eager")}
         ideal.rounds.append(took["off"] / pipelining.ideal(stages, microbatches))
         torchs.rounds.append(took["off"] / pipelining.torch_step(stages, microbatches, 20))
+        alone = pipelining.culm_step(stages, microbatches, "off", 20, apart=True)
+        apart.rounds.append(alone / pipelining.ideal(stages, microbatches))
         lazy.rounds.append(took["lazy"] / took["off"])
         eager.rounds.append(took["eager"] / took["off"])
-    return [ideal, torchs, lazy, eager]
+    return [ideal, torchs, apart, lazy, eager]
 
 
 def unbubbled(count: int) -> list[Measure]:
@@ -96,7 +100,8 @@ def unbubbled(count: int) -> list[Measure]:
     ratio = Measure("zero bubble against 1F1B, P = 4", "ratio", 0.95, 0.9)
     for _ in range(count):
         whole, split = (
-            pipelining.culm_step(4, 8, "lazy", 20, **{"pipeline.schedule": schedule}) for schedule in ("1f1b", "zb-h1")
+            pipelining.culm_step(4, 8, "lazy", 20, changes=[f"pipeline.schedule={schedule}"])
+            for schedule in ("1f1b", "zb-h1")
         )
         ratio.rounds.append(split / whole)
     return [ratio]

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.paced import BACKWARD, FORWARD, job_file
@@ -25,19 +26,26 @@ def ideal(stages: int, microbatches: int) -> float:
     return (microbatches + stages - 1) * (FORWARD + BACKWARD)
 
 
-def culm_step(stages: int, microbatches: int, redundancy: str, steps: int, **more: str) -> float:
-    """Median seconds from commit to commit of a calm run on local processes."""
+def culm_step(
+    stages: int, microbatches: int, redundancy: str, steps: int, apart: bool = False, changes: Sequence[str] = ()
+) -> float:
+    """Median seconds from commit to commit of a calm run on local processes.
+
+    ``apart``: as nodes of different machines, which share no memory and no pipes: an address of loopback for each.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = {"steps": steps, "stages": stages, "microbatches": microbatches, "redundancy": redundancy}
         path = job_file(folder, forward=FORWARD, backward=BACKWARD, **settings)
-        job = load_job(path, [f"{key}={value}" for key, value in more.items()])
+        job = load_job(path, changes)
         commits: list[float] = []
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
             commits.extend(event.time for event in events if event.kind == "commit")
 
-        with LocalCluster(job, ROOT, stages, folder=folder / "run", heartbeat_timeout=20.0) as cluster:
+        hosts = {f"n{i}": {"CULM_LISTEN": f"127.0.0.{i + 2}:0"} for i in range(stages if apart else 0)}
+        run = folder / "run"
+        with LocalCluster(job, ROOT, stages, folder=run, heartbeat_timeout=20.0, environments=hosts) as cluster:
             train(cluster, note)
     times = [b - a for a, b in zip(commits[WARM:], commits[WARM + 1 :], strict=False)]
     return statistics.median(times)
@@ -55,7 +63,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--ways", nargs="+", default=["off", "lazy", "eager", "torch"])
+    parser.add_argument("--ways", nargs="+", default=["off", "apart", "lazy", "eager", "torch"])
     arguments = parser.parse_args()
     for stages in arguments.stages:
         microbatches = 2 * stages
@@ -65,6 +73,8 @@ def main() -> None:
             for way in arguments.ways:
                 if way == "torch":
                     seconds = torch_step(stages, microbatches, arguments.steps)
+                elif way == "apart":
+                    seconds = culm_step(stages, microbatches, "off", arguments.steps, apart=True)
                 else:
                     seconds = culm_step(stages, microbatches, way, arguments.steps)
                 found[way].append(seconds)

@@ -1,7 +1,7 @@
 """What the compute thread does, what it waits for and how long things took: told to others, and used to fill waits."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from pipeline.keys import Key
 from pipeline.values import Value
@@ -16,10 +16,12 @@ from stage_server.times import Times, phase_of, redundant_share
 class Activity:
     """The compute thread begins and ends; others tell what has arrived, and ask. One lock guards it, its node's."""
 
-    def __init__(self, redundant_bytes: int) -> None:
+    def __init__(self, redundant_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``redundant_bytes``: how much memory a step's redundant forwards may take. ``clock``: seconds."""
         self.running = ""  # the instruction, or nothing
         self.finished = 0  # instructions
-        self.times = Times(time.monotonic())
+        self.times = Times(clock())
+        self._clock = clock
         self._durations = Durations()
         self._slack = Slack()
         self._limit = Limit(redundant_bytes)
@@ -27,7 +29,7 @@ class Activity:
 
     def begin(self, work: Work[Value] | Load, owned: Collection[range]) -> None:
         """``owned``: the layers of each stage that the node owns."""
-        self._began = time.monotonic()
+        self._began = self._clock()
         self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
         self.running = _words(work)
         if isinstance(work, Run) and not work.redundant:
@@ -38,29 +40,29 @@ class Activity:
         self.running = ""
         self._durations.end()
         if isinstance(work, Load):
-            self._slack.ran(LOADS, time.monotonic() - self._began)
+            self._slack.ran(LOADS, self._clock() - self._began)
         elif isinstance(work, Run):
             self.finished += 1
             if work.instruction.op == "F":
-                self._slack.ran(work.instruction.stage, time.monotonic() - self._began)
+                self._slack.ran(work.instruction.stage, self._clock() - self._began)
         return not self._limit.exceeded(step, kept_bytes)
 
     def waits(self, awaited: Key | None, for_commit: bool) -> None:
         """There is no own work: for want of this tensor, or as the step is done here."""
-        self._slack.awaits(_slot(awaited) if awaited is not None else COMMIT if for_commit else None, time.monotonic())
+        self._slack.awaits(_slot(awaited) if awaited is not None else COMMIT if for_commit else None, self._clock())
 
     def rests(self, for_input: bool) -> None:
         """There is no work at all."""
-        self.times.turn("bubble" if for_input else "idle", time.monotonic())
+        self.times.turn("bubble" if for_input else "idle", self._clock())
 
     def arrived(self, key: Key | None) -> None:
         """A tensor of the running step is here; None: a commit."""
-        self._slack.arrived(_slot(key) if key is not None else COMMIT, time.monotonic())
+        self._slack.arrived(_slot(key) if key is not None else COMMIT, self._clock())
 
     def has_time_for(self, work: Work[Value] | Load) -> bool:
         """Whether this is expected to be over before the wait is."""
         stage = work.instruction.stage if isinstance(work, Run) else LOADS
-        return self._slack.fits(stage, time.monotonic())
+        return self._slack.fits(stage, self._clock())
 
     def forget(self) -> None:
         """The stages are others from now on."""

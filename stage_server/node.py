@@ -1,6 +1,7 @@
 """A node at work: one worker behind one lock, one compute thread, and the threads that bring and take tensors."""
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pipeline.job import Job
 from pipeline.keys import Key, Kind
 from pipeline.manifest import File
-from pipeline.messages import plan_from_proto, plan_to_proto, times_to_proto
+from pipeline.messages import plan_from_proto, times_to_proto
 from pipeline.plan import Member, Plan, PlanOrder
 from pipeline.schedule import Instruction
 from pipeline.values import Value
@@ -66,6 +67,9 @@ class Node:
         self._faults = faults
         self._forfeit = forfeit
         self._changed = threading.Condition()
+        # The compute thread waits for this, a condition's wait being many times the work: it is there for every tensor.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._rests = False  # it waits for the bell
         self._peers = Peers(self, faults)
         self._orders: Orders | None = None
         self._fetcher = Fetcher(self)
@@ -89,20 +93,13 @@ class Node:
         """Computes until ``stop``."""
         while True:
             with self._changed:
-                work: Work[Value] | Load | None = None
-                while work is None and not self._stopped:
-                    if not self._loans or self.worker.must_arrange:
-                        work = self._next()
-                    if work is None:
-                        self._activity.waits(self.worker.awaited, self.worker.waits_for_commit)
-                        work = self._load() or self._redundant()
-                    if work is None:
-                        self._activity.rests(self.worker.waits_for_input)
-                        self._changed.wait()
-                if work is None:
+                if self._stopped:
                     break
-                self._busy = True
-                self._activity.begin(work, self._ranges.values())
+                work = self._choose()
+                self._busy, self._rests = work is not None, work is None
+            if work is None:
+                self._bell.get()
+                continue
             if isinstance(work, Reduce) and self._has_sent:
                 time.sleep(GIVE_WAY)
             self._has_sent = False
@@ -117,7 +114,8 @@ class Node:
                     self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
                 if not self._activity.end(work, self.worker.version, result.kept_bytes):
                     self.worker.ahead.stop()
-                self._changed.notify_all()
+                if self._loans:
+                    self._changed.notify_all()
             self._fault_after(work)
         self._peers.close()
         self._reader.close(CHECKPOINT_PATIENCE)
@@ -131,10 +129,27 @@ class Node:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+            self._wake()
 
-    def _next(self) -> Work[Value] | None:
-        work = self.worker.next_work()
-        self._carry_out()
+    def _wake(self) -> None:
+        """There may be something to compute, if only to end."""
+        if self._rests:
+            self._rests = False
+            self._bell.put(None)
+
+    def _choose(self) -> Work[Value] | Load | None:
+        """What to compute now; None until something happens."""
+        work: Work[Value] | Load | None = None
+        if not self._loans or self.worker.must_arrange:
+            work = self.worker.next_work()
+            self._carry_out()
+        if work is None:
+            self._activity.waits(self.worker.awaited, self.worker.waits_for_commit)
+            work = self._load() or self._redundant()
+        if work is None:
+            self._activity.rests(self.worker.waits_for_input)
+        else:
+            self._activity.begin(work, self._ranges.values())
         return work
 
     def _load(self) -> Load | None:
@@ -306,7 +321,7 @@ class Node:
                     loan = self._compute.layer(layer).lend()
                 finally:
                     self._loans -= 1
-                    self._changed.notify_all()
+                    self._wake()
             yield layer, version, loan
 
     # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
@@ -335,18 +350,7 @@ class Node:
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None], available: pb.Available) -> None:
         """Announces this node and repeats its facts (rule 6)."""
         with self._changed:
-            available.era = self.worker.era
-            available.version = self.worker.version
-            available.holds_state = self.worker.plan is not None and bool(self.worker.plan.held_by(self.worker.node))
-            available.ClearField("plan")
-            available.ClearField("last_commit")
-            available.ClearField("layers")
-            available.layers.extend(self.worker.seeding.kept())
-            if self.worker.plan is not None:
-                available.plan.CopyFrom(plan_to_proto(self.worker.plan))
-            if (commit := self.worker.last_commit) is not None:
-                available.last_commit.CopyFrom(reports.commit_to_proto(commit))
-            facts = [pb.AttendRequest(available=available)]
+            facts = [reports.available(available, self.worker)]
             facts.extend(reports.ready(fact) for fact in self.worker.repeat_facts())
             if self._saved is not None:
                 facts.append(self._saved)
@@ -391,4 +395,6 @@ class Node:
 
     def _after_event(self) -> None:
         self._carry_out()
-        self._changed.notify_all()
+        self._wake()
+        if self._loans:
+            self._changed.notify_all()

@@ -2,8 +2,24 @@
 
 from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto
+from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from stage_server.instructions import CommitOrder, ReportCaughtUp, ReportReady, ReportResumed
+from stage_server.worker import Worker
+
+
+def available(node: pb.Available, worker: Worker[Value]) -> pb.AttendRequest:
+    """The node is there, with all that it holds; ``node``: what does not change about it."""
+    message = pb.Available()
+    message.CopyFrom(node)
+    message.era, message.version = worker.era, worker.version
+    message.layers.extend(worker.seeding.kept())
+    if worker.plan is not None:
+        message.holds_state = bool(worker.plan.held_by(worker.node))
+        message.plan.CopyFrom(plan_to_proto(worker.plan))
+    if worker.last_commit is not None:
+        message.last_commit.CopyFrom(commit_to_proto(worker.last_commit))
+    return pb.AttendRequest(available=message)
 
 
 def ready(fact: ReportReady) -> pb.AttendRequest:

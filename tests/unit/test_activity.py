@@ -1,0 +1,102 @@
+"""What fits into a wait, by what the waits and the work took before."""
+
+import pytest
+
+from pipeline.keys import Key, Kind
+from pipeline.schedule import Instruction
+from pipeline.values import Value
+from stage_server.activity import Activity
+from stage_server.instructions import Load, Run
+
+GRADIENT = Key(0, 0, 0, Kind.GRADIENT, 1, 3)
+LOAD = Load(1, 0)
+FORWARD: Run[Value] = Run(Instruction(1, "F", 0), 0, -1, None)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def activity(clock: Clock) -> Activity:
+    return Activity(1000, clock)
+
+
+def took(activity: Activity, clock: Clock, work: Load | Run[Value], seconds: float) -> None:
+    activity.begin(work, ())
+    clock.now += seconds
+    assert activity.end(work, 0, 0)
+
+
+def waited(activity: Activity, clock: Clock, key: Key | None, seconds: float) -> None:
+    activity.waits(key, for_commit=key is None)
+    clock.now += seconds
+    activity.arrived(key)
+
+
+@pytest.mark.parametrize("key", [GRADIENT, None])
+@pytest.mark.parametrize("work", [LOAD, FORWARD])
+def test_work_fits_into_a_wait_that_was_longer_before(
+    activity: Activity, clock: Clock, key: Key | None, work: Load | Run[Value]
+) -> None:
+    took(activity, clock, work, 0.1)
+    for seconds in (1.0, 0.5, 2.0):
+        waited(activity, clock, key, seconds)
+    activity.waits(key, for_commit=key is None)
+    clock.now += 0.3
+    assert activity.has_time_for(work)
+    clock.now += 0.1
+    assert not activity.has_time_for(work)
+
+
+def test_nothing_fits_as_long_as_nothing_is_known(activity: Activity, clock: Clock) -> None:
+    activity.waits(GRADIENT, for_commit=False)
+    assert not activity.has_time_for(LOAD)
+    clock.now += 1.0
+    activity.arrived(GRADIENT)
+    activity.waits(GRADIENT, for_commit=False)
+    assert not activity.has_time_for(LOAD), "nobody knows how long a load takes"
+    took(activity, clock, LOAD, 0.1)
+    assert activity.has_time_for(LOAD)
+    activity.waits(None, for_commit=True)
+    assert not activity.has_time_for(LOAD), "no wait for a commit is known"
+
+
+def test_what_was_there_before_it_was_needed_leaves_no_room(activity: Activity, clock: Clock) -> None:
+    took(activity, clock, LOAD, 0.1)
+    waited(activity, clock, GRADIENT, 1.0)
+    activity.arrived(GRADIENT)
+    activity.waits(GRADIENT, for_commit=False)
+    assert not activity.has_time_for(LOAD)
+
+
+def test_other_stages_have_other_waits(activity: Activity, clock: Clock) -> None:
+    took(activity, clock, LOAD, 0.1)
+    waited(activity, clock, GRADIENT, 1.0)
+    activity.forget()
+    activity.waits(GRADIENT, for_commit=False)
+    assert not activity.has_time_for(LOAD)
+
+
+def test_graphs_of_redundant_forwards_use_up_their_memory_within_a_step(activity: Activity) -> None:
+    kept = []
+    for step in (0, 0, 0, 1):
+        activity.begin(FORWARD, ())
+        kept.append(activity.end(FORWARD, step, 400))
+    assert kept == [True, True, False, True]
+
+
+def test_a_heartbeat_tells_what_runs(activity: Activity) -> None:
+    activity.begin(FORWARD, ())
+    assert activity.heartbeat().instruction == "1F0"
+    activity.end(FORWARD, 0, 0)
+    beat = activity.heartbeat()
+    assert (beat.instruction, beat.finished) == ("", 1)

@@ -1,0 +1,77 @@
+"""A worker between events: what it loads ahead, and what it need not wake up for."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from pipeline.keys import Key, Kind
+from pipeline.plan import Member, Plan, StagePlan, Standby
+from pipeline.schedule import Instruction, Schedule
+from stage_server.instructions import Arrange, Load, Run
+from stage_server.worker import Worker
+
+
+@dataclass(frozen=True)
+class Nothing:
+    squared_norm: float = 0.0
+    losses: tuple[float, ...] = ()
+
+
+NAMES = ("n0", "n1", "n2")
+STAGES = tuple(StagePlan(s, s + 1, (NAMES[s],), (Standby(NAMES[s - 1], hot=True),)) for s in range(3))
+PLAN = Plan(1, 1, 0, 0, STAGES, {name: Member(name, 1) for name in NAMES})
+
+
+def worker_of(name: str, steps: int = 2) -> Worker[Nothing]:
+    worker: Worker[Nothing] = Worker(name, 1, Schedule(2), steps)
+    worker.take_plan(PLAN)
+    arrange = worker.next_work()
+    assert isinstance(arrange, Arrange)
+    worker.finish(arrange)
+    return worker
+
+
+def runs_next(worker: Worker[Nothing]) -> Instruction:
+    work = worker.next_work()
+    assert isinstance(work, Run)
+    worker.finish(work, Nothing())
+    return work.instruction
+
+
+def test_the_samples_of_this_step_are_loaded_first_and_then_those_of_the_next() -> None:
+    worker = worker_of("n0")
+    assert list(worker.next_loads()) == [Load(0, 0), Load(0, 1), Load(1, 0), Load(1, 1)]
+    assert runs_next(worker) == Instruction(0, "F", 0)
+    assert list(worker.next_loads()) == [Load(0, 1), Load(1, 0), Load(1, 1)]
+
+
+@pytest.mark.parametrize(("name", "steps", "count"), [("n0", 1, 2), ("n1", 2, 0), ("n2", 2, 4)])
+def test_nothing_is_loaded_after_the_last_step_or_by_a_stage_that_takes_no_samples(
+    name: str, steps: int, count: int
+) -> None:
+    assert len(list(worker_of(name, steps).next_loads())) == count
+
+
+def test_an_acknowledgement_gives_an_owner_nothing_to_do_but_it_may_spare_an_heir_work() -> None:
+    worker = worker_of("n0")
+    assert runs_next(worker) == Instruction(0, "F", 0)
+    assert not worker.acknowledged("n1", 1, [Key(0, 0, 0, Kind.ACTIVATION, 0, 0)])
+
+    stages = (STAGES[0], replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
+    worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
+    assert not worker.acknowledged("n2", 1, [])
+    assert worker.acknowledged("n2", 1, [Key(0, 0, 0, Kind.ACTIVATION, 1, 0)])
+
+
+def test_a_program_is_gone_through_once_and_again_from_its_beginning_in_the_next_plan() -> None:
+    worker = worker_of("n0")
+    assert [runs_next(worker) for _ in range(2)] == [Instruction(0, "F", 0), Instruction(0, "F", 1)]
+    assert worker.next_work() is None
+    assert worker.awaited == Key(0, 0, 0, Kind.GRADIENT, 1, 0)
+
+    stages = (STAGES[0], replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
+    worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
+    arrange = worker.next_work()
+    assert isinstance(arrange, Arrange)
+    worker.finish(arrange)
+    assert [runs_next(worker) for _ in range(2)] == [Instruction(1, "F", 0), Instruction(1, "F", 1)]
