@@ -21,7 +21,11 @@ class _End:
     def __init__(self, file: int, event: int) -> None:
         """Takes a pipe's file over, which does not block. ``event``: of ``select.poll``, what is waited for."""
         self._file = file
-        self._word = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            self._word = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        except OSError:  # no file is left: the one that was taken over must not stay open
+            os.close(file)
+            raise
         self._poll = select.poll()
         self._poll.register(file, event)
         self._poll.register(self._word, select.POLLIN)
