@@ -44,7 +44,7 @@ class _End:
                 os.eventfd_write(self._word, 1)
 
     def end(self) -> None:
-        """From any thread: the stream is over. Nothing more comes, nothing more is taken."""
+        """From any thread: the stream is over. What is in the pipe can still be read; nothing more is taken."""
         self._over = True
         self.wake()
 
@@ -95,15 +95,23 @@ class Reader(_End):
     def read(self, timeout: float | None = None) -> list[bytes] | None:
         """The messages that are here; waits for one, at most so many seconds or until woken: then there are none.
 
-        None once the writer or the stream has ended. Raises ValueError for what no writer writes.
+        None once the writer or the stream has ended and nothing is left: a stream that ends on purpose may be over
+        before its last messages are read. Raises ValueError for what no writer writes.
         """
         with self._in_use:
-            if not self._over and self._wait(timeout):
+            ready = self._over or self._wait(timeout)
+            if not (ready or self._over):
+                return []
+            if self._closed:
+                return None
+            try:
                 found = os.read(self._file, AT_ONCE)
-                if not found:
-                    return None
-                self._held += found
-            return None if self._over else self._cut()
+            except BlockingIOError:  # the stream is over
+                return None
+            if not found:
+                return None
+            self._held += found
+            return self._cut()
 
     def _cut(self) -> list[bytes]:
         messages, start = [], 0

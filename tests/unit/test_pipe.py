@@ -89,6 +89,14 @@ def test_who_waits_for_a_message_stops_when_the_stream_ends(
     assert reader.read() is None
 
 
+def test_what_is_in_the_pipe_when_the_stream_ends_is_read(ends: tuple[Reader, Writer]) -> None:
+    reader, writer = ends
+    writer.write(b"last")
+    reader.end()
+    assert reader.read() == [b"last"]
+    assert reader.read() is None
+
+
 @pytest.mark.parametrize("stop", [Writer.end, Writer.close])
 def test_who_waits_for_room_stops_when_the_stream_ends(
     ends: tuple[Reader, Writer], stop: Callable[[Writer], None]
