@@ -85,6 +85,7 @@ def pipelined(count: int, stages: int) -> list[Measure]:
     ideal = Measure(f"paced step against the ideal, {p}", "ratio", 1.06, 1.02)
     torchs = Measure(f"paced step against torch's 1F1B, {p}", "ratio", 1.0, 0.97)
     apart = Measure(f"paced step over the stream alone against the ideal, {p}", "ratio", 1.06, 1.02)
+    bare = Measure(f"paced step of bare processes against the ideal, {p}", "ratio", 1.06, 1.02)
     lazy = Measure(f"paced step, lazy against off, {p}", "ratio", 1.03, 1.01)
     eager = Measure(f"paced step, eager against off, {p}", "ratio", 1.06, 1.02)
     microbatches = 2 * stages
@@ -92,11 +93,12 @@ def pipelined(count: int, stages: int) -> list[Measure]:
         took = {way: pipelining.culm_step(stages, microbatches, way, 20) for way in ("off", "lazy", "eager")}
         ideal.rounds.append(took["off"] / pipelining.ideal(stages, microbatches))
         torchs.rounds.append(took["off"] / pipelining.torch_step(stages, microbatches, 20))
+        bare.rounds.append(pipelining.bare_step(stages, microbatches, 20) / pipelining.ideal(stages, microbatches))
         alone = pipelining.culm_step(stages, microbatches, "off", 20, apart=True)
         apart.rounds.append(alone / pipelining.ideal(stages, microbatches))
         lazy.rounds.append(took["lazy"] / took["off"])
         eager.rounds.append(took["eager"] / took["off"])
-    return [ideal, torchs, apart, lazy, eager]
+    return [ideal, torchs, bare, apart, lazy, eager]
 
 
 def unbubbled(count: int) -> list[Measure]:

@@ -53,7 +53,16 @@ def culm_step(
 
 def torch_step(stages: int, microbatches: int, steps: int) -> float:
     """The same of torch.distributed.pipelining's 1F1B on gloo, a process a stage."""
-    words = [sys.executable, "-m", "benchmarks.torch_pipelining", str(stages), str(microbatches), str(steps), str(WARM)]
+    return _told("benchmarks.torch_pipelining", stages, microbatches, steps)
+
+
+def bare_step(stages: int, microbatches: int, steps: int) -> float:
+    """The same of processes and pipes without any runtime."""
+    return _told("benchmarks.bare_pipeline", stages, microbatches, steps)
+
+
+def _told(module: str, stages: int, microbatches: int, steps: int) -> float:
+    words = [sys.executable, "-m", module, str(stages), str(microbatches), str(steps), str(WARM)]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     return float(done.stdout.strip().split("\n")[-1])
 
@@ -63,7 +72,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--ways", nargs="+", default=["off", "apart", "lazy", "eager", "torch"])
+    parser.add_argument("--ways", nargs="+", default=["off", "apart", "lazy", "eager", "torch", "bare"])
     arguments = parser.parse_args()
     for stages in arguments.stages:
         microbatches = 2 * stages
@@ -73,6 +82,8 @@ def main() -> None:
             for way in arguments.ways:
                 if way == "torch":
                     seconds = torch_step(stages, microbatches, arguments.steps)
+                elif way == "bare":
+                    seconds = bare_step(stages, microbatches, arguments.steps)
                 elif way == "apart":
                     seconds = culm_step(stages, microbatches, "off", arguments.steps, apart=True)
                 else:

@@ -1,5 +1,7 @@
 """From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
 
+from collections.abc import Iterable
+
 from coordinator import commands as cmd
 from coordinator import events as ev
 from pipeline.manifest import File
@@ -17,6 +19,13 @@ def commit_from_proto(commit: pb.Commit) -> cmd.Commit:
 def addressee(command: cmd.Command) -> str | None:
     """The node that the order is for; None: all that attend."""
     return command.node if isinstance(command, cmd.SendPlan | cmd.SendCommit | cmd.Ask | cmd.Dismiss) else None
+
+
+def in_turn(nodes: Iterable[str], plan: Plan | None) -> list[str]:
+    """Owners in the order of their stages, then the others: a step begins with the first, which waits for that."""
+    stages = plan.stages if plan is not None else ()
+    turns = {stage.owner: s for s, stage in reversed(list(enumerate(stages)))}
+    return sorted(nodes, key=lambda node: turns.get(node, len(stages)))
 
 
 def plan_in(command: cmd.Command) -> Plan | None:

@@ -13,7 +13,7 @@ from coordinator import events as ev
 from coordinator import state as co
 from coordinator.billing import Billing
 from coordinator.decisions import commit_record
-from coordinator.effects import addressee, order_of, plan_in
+from coordinator.effects import addressee, in_turn, order_of, plan_in
 from coordinator.machine import advance, begin, validate
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
@@ -205,7 +205,8 @@ class Leader:
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
-        for stream in [s for s in self._streams.values() if node in (None, s.node)]:
+        for name in in_turn(self._streams if node is None else {node} & self._streams.keys(), self._state.plan):
+            stream = self._streams[name]
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
