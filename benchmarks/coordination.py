@@ -143,16 +143,15 @@ def commit_round_trip_ms(count: int = COMMITS, nodes: int = SMALL) -> list[float
     return _apart(_commits, count, nodes)
 
 
-def measures(count: int) -> list[Measure]:
-    """The group of measures of ``python -m benchmarks``: so many rounds, each on clusters of its own."""
-    cpu = Measure(f"coordinator, {NODES} nodes at a heartbeat a second", "% of a core", 50, 15)
-    plan = Measure(f"a loss to the new plan at each of {NODES} nodes, p99", "ms", 200, 50)
-    commit = Measure(f"the last Ready to the commit at each of {SMALL} nodes", "ms", 5, 2)
-    for seed in range(count):
-        cpu.rounds.append(heartbeats_cpu())
-        plan.rounds.append(p99(loss_to_plan_ms(seed=seed)))
-        commit.rounds.append(statistics.median(commit_round_trip_ms()))
-    return [cpu, plan, commit]
+def measures(number: int) -> list[Measure]:
+    """The group of measures of ``python -m benchmarks``: one round, on clusters of its own."""
+    busy, late = heartbeats_cpu(), p99(loss_to_plan_ms(seed=number))
+    commit = statistics.median(commit_round_trip_ms())
+    return [
+        Measure(f"coordinator, {NODES} nodes at a heartbeat a second", "% of a core", 50, 15, rounds=[busy]),
+        Measure(f"a loss to the new plan at each of {NODES} nodes, p99", "ms", 200, 50, rounds=[late]),
+        Measure(f"the last Ready to the commit at each of {SMALL} nodes", "ms", 5, 2, rounds=[commit]),
+    ]
 
 
 def p99(values: list[float]) -> float:

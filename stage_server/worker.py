@@ -6,7 +6,6 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
 
 from pipeline.keys import Key, Kind, consumers
 from pipeline.plan import Plan, PlanOrder
@@ -31,6 +30,7 @@ from stage_server.instructions import (
     Work,
 )
 from stage_server.outbox import COMMITS_TO_WAIT
+from stage_server.program import Program
 from stage_server.standby import StandbyDuty
 
 
@@ -51,8 +51,7 @@ class Worker(StandbyDuty[V]):
         self.steps = steps
         self.checkpoint_every = checkpoint_every
         self.ship_every = ship_every  # microbatches; 0: gradients go to the standby when they are whole
-        self._program: tuple[Instruction, ...] = ()
-        self._position = 0  # in it: all before is done
+        self._program = Program()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
         self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._saves: deque[Save] = deque()
@@ -96,7 +95,7 @@ class Worker(StandbyDuty[V]):
         self.seeding.adopt(plan, self.node, self.version, anew)
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
-        self._program, self._position = program(owners, self.node, self.schedule), 0
+        self._program = Program(program(owners, self.node, self.schedule))
         ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
         if self._arrange is not None:  # the one before was never carried out
             anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
@@ -235,11 +234,9 @@ class Worker(StandbyDuty[V]):
         # An owner's state may be on its way still: from a checkpoint, after a rollback.
         here = {s for s in self.tenure if self._at_version(s, plan)}
         todo = {s: self._todo(s) for s in here if s in self._heir}
-        while self._position < len(self._program) and self._program[self._position] in self._done:
-            self._position += 1
-        for instruction in islice(self._program, self._position, None):
+        for instruction in self._program.left(self._done):
             s = instruction.stage
-            if s not in here or instruction in self._done:
+            if s not in here:
                 continue
             if s not in todo:
                 todo[s] = self._todo(s)
@@ -375,7 +372,7 @@ class Worker(StandbyDuty[V]):
 
     def _forget_step(self) -> None:
         super()._forget_step()
-        self._position = 0
+        self._program.restart()
         self._reported.clear()
 
     # ---- facts ------------------------------------------------------------------------------------------------------
