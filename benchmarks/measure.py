@@ -51,8 +51,8 @@ def quiet_rounds(
         found = group(len(rounds))
         stolen, passed = (b - a for a, b in zip(before, seconds(), strict=True))
         rounds.append((stolen / passed if passed else 0.0, found))
-        told = ", ".join(f"{m.name} {m.value:.3f}" for m in found)
-        print(f"  round {len(rounds) - 1}, {rounds[-1][0]:.1%} stolen: {told}", flush=True)
+        told = "".join(f"\n    {m.name}: {m.value:.3f}" for m in found)
+        print(f"  round {len(rounds) - 1}, {rounds[-1][0]:.1%} of the cores' time stolen{told}", flush=True)
     chosen = sorted(rounds, key=lambda each: each[0])[:count]
     share = max(stolen for stolen, _ in chosen)
     values = zip(*(found for _, found in chosen), strict=True)
