@@ -24,9 +24,11 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 HEAD = """# Performance
 
 Made by `make bench` from `benchmarks/results.json`. Every value is the median of rounds in which both sides ran in turn
-on one machine: {machine}. The floor has to hold; the aim is what to try for. Stolen is
-the share of the cores' time that the machine's host gave to others meanwhile: rounds in which it was more than a
-hundredth are done again, up to three times as many in all, and the quietest count.
+on one machine: {machine}. The floor has to hold; the aim is what to try for.
+
+Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
+which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. Rows
+without it are of before this was told.
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -41,9 +43,9 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   machines have.
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all of
   it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is
-  (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through
-  pipes and do nothing else: what this machine gives without any runtime. Of the 28 ms that a step of P = 4 took
-  longer than the ideal, traced once: 17 ms in and around the 22 instructions on the critical path, 6 ms of them the
+  (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors
+  through pipes and do nothing else: what this machine gives without any runtime. Of the 28 ms that a step of P = 4
+  took longer than the ideal, traced once: 17 ms in and around the 22 instructions on the critical path, 6 ms of them the
   paced layers' own; 8 ms in six hops from node to node; 4 ms from the last backward to the next step (reduce, ready,
   commit, apply). Most of it is waking up: these virtual cores halt when nothing runs, and code that takes 24 us at once
   takes 410 us after a sleep of 5 ms.
