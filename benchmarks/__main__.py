@@ -41,14 +41,14 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
 - Throughput and CPU: tensors from process to process, beside gloo's send and recv; CPU of both sides. Nodes of one
   machine pass large tensors through shared memory and small ones through pipes; the stream alone is what nodes of two
   machines have.
-- Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all of
-  it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is
-  (M + P - 1) (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors
-  through pipes and do nothing else: what this machine gives without any runtime. Of the 28 ms that a step of P = 4
-  took longer than the ideal, traced once: 17 ms in and around the 22 instructions on the critical path, 6 ms of them the
-  paced layers' own; 8 ms in six hops from node to node; 4 ms from the last backward to the next step (reduce, ready,
-  commit, apply). Most of it is waking up: these virtual cores halt when nothing runs, and code that takes 24 us at once
-  takes 410 us after a sleep of 5 ms.
+- Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all
+  of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
+  (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
+  and do nothing else: what this machine gives without any runtime. Of the 28 ms that a step of P = 4 took longer than
+  the ideal, traced once: 17 ms in and around the 22 instructions on the critical path, 6 ms of them the paced layers'
+  own; 8 ms in six hops from node to node; 4 ms from the last backward to the next step (reduce, ready, commit,
+  apply). Most of it is waking up: these virtual cores halt when nothing runs, and code that takes 24 us at once takes
+  410 us after a sleep of 5 ms.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
