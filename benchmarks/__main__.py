@@ -47,8 +47,9 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   and do nothing else: what this machine gives without any runtime. Of the 28 ms that a step of P = 4 took longer than
   the ideal, traced once: 17 ms in and around the 22 instructions on the critical path, 6 ms of them the paced layers'
   own; 8 ms in six hops from node to node; 4 ms from the last backward to the next step (reduce, ready, commit,
-  apply). Most of it is waking up: these virtual cores halt when nothing runs, and code that takes 24 us at once takes
-  410 us after a sleep of 5 ms.
+  apply). Most of it is Python that runs cold on two cores which all processes share: seeding the generators before a
+  forward takes 18 us at once and some 85 us there. With cores that are kept from halting the same code took 1.10 of
+  the ideal at P = 4 and bare processes 1.05: runs are steadier then, and ours no shorter.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import torch
+from torch import multiprocessing
 from torch.nn import functional
 
 from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
@@ -38,8 +39,8 @@ class Pipe:
         return torch.frombuffer(bytearray(os.read(self.reading, BYTES)), dtype=torch.float32).reshape(1, WIDTH)
 
 
-def work(stage: int, forwards: list[Pipe], backwards: list[Pipe], microbatches: int, steps: int) -> list[float]:
-    """One stage's training; when each step ended. ``forwards[i]`` and ``backwards[i]`` join stages i and i + 1."""
+def work(stage: int, forwards: list[Pipe], backwards: list[Pipe], microbatches: int, steps: int, warm: int) -> None:
+    """One stage's training. ``forwards[i]`` and ``backwards[i]`` join stages i and i + 1."""
     torch.set_num_threads(1)
     last = len(forwards)
     module = Paced(FORWARD, BACKWARD)
@@ -69,23 +70,16 @@ def work(stage: int, forwards: list[Pipe], backwards: list[Pipe], microbatches: 
         optimizer.step()
         optimizer.zero_grad()
         ends.append(time.perf_counter())
-    return ends
+    if stage == 0:
+        print(statistics.median(b - a for a, b in zip(ends[warm:], ends[warm + 1 :], strict=False)), flush=True)
 
 
 def main() -> None:
     stages, microbatches, steps, warm = map(int, sys.argv[1:])
     forwards, backwards = ([Pipe.opened() for _ in range(stages - 1)] for _ in range(2))
-    others = []
-    for stage in range(1, stages):
-        pid = os.fork()
-        if not pid:
-            work(stage, forwards, backwards, microbatches, steps)
-            os._exit(0)
-        others.append(pid)
-    ends = work(0, forwards, backwards, microbatches, steps)
-    for pid in others:
-        os.waitpid(pid, 0)
-    print(statistics.median(b - a for a, b in zip(ends[warm:], ends[warm + 1 :], strict=False)))
+    multiprocessing.start_processes(  # type: ignore[attr-defined, no-untyped-call]
+        work, (forwards, backwards, microbatches, steps, warm), nprocs=stages, start_method="fork"
+    )
 
 
 if __name__ == "__main__":

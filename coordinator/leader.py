@@ -205,8 +205,8 @@ class Leader:
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
-        for name in in_turn(self._streams if node is None else {node} & self._streams.keys(), self._state.plan):
-            stream = self._streams[name]
+        names = in_turn(self._streams, self._state.plan) if node is None else [node]
+        for stream in [self._streams[name] for name in names if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
