@@ -10,6 +10,8 @@ from pipeline.plan import Plan
 class Kind(IntEnum):
     """What a tensor is for; the numbers are those of the wire."""
 
+    __hash__ = int.__hash__  # an enum's own is a function in Python, called for every look at a key
+
     ACTIVATION = 1
     GRADIENT = 2
     PARTIAL = 3

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from types import MappingProxyType
+from typing import Any
 
 from pipeline.keys import Key, Kind
 from pipeline.machine import Machine
@@ -11,13 +12,9 @@ from protos import coordinator_pb2, tensor_pb2
 
 
 def key_to_proto(key: Key) -> tensor_pb2.Key:
+    kind: Any = key.kind  # a number, as the message wants it
     return tensor_pb2.Key(
-        era=key.era,
-        step=key.step,
-        pipeline=key.pipeline,
-        kind=tensor_pb2.Kind.ValueType(int(key.kind)),
-        stage=key.stage,
-        index=key.index,
+        era=key.era, step=key.step, pipeline=key.pipeline, kind=kind, stage=key.stage, index=key.index
     )
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,18 +20,25 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
-    if tensor.dtype in PLAIN and tensor.device.type == "cpu" and tensor.is_contiguous():  # as most are: soon done
-        return memoryview(tensor.detach().numpy()).cast("B")  # type: ignore[arg-type]
+    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous():  # as most are: soon done
+        return memoryview((tensor.detach() if tensor.requires_grad else tensor).numpy()).cast("B")  # type: ignore[arg-type]
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
     header = tensor_pb2.ValueHeader(squared_norm=value.squared_norm, losses=value.losses)
-    for name, tensor in value.tensors:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        header.tensors.add(name=name, dtype=dtype, shape=tensor.shape)
-        header.total_bytes += tensor.numel() * tensor.element_size()
+    header.MergeFrom(_specs(tuple((name, tensor.dtype, tensor.shape) for name, tensor in value.tensors)))
+    return header
+
+
+@lru_cache(maxsize=1024)
+def _specs(tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tensor_pb2.ValueHeader:
+    """What a header says of its tensors: the same from microbatch to microbatch and from step to step."""
+    header = tensor_pb2.ValueHeader()
+    for name, dtype, shape in tensors:
+        header.tensors.add(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape)
+        header.total_bytes += math.prod(shape) * dtype.itemsize
     return header
 
 
@@ -67,6 +75,9 @@ def pieces(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tup
 def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[memoryview]]]:
     """``(offset, parts)`` of each of a value's pieces; the parts lie in the tensors' own memory."""
     data = [bytes_of(tensor) for _, tensor in value.tensors]
+    if sum(map(len, data)) <= chunk_bytes:  # most values are one piece
+        yield 0, data
+        return
     for offset, parts in pieces([len(d) for d in data], chunk_bytes):
         yield offset, [data[p.tensor][p.start : p.end] for p in parts]
 

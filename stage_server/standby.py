@@ -12,10 +12,11 @@ from stage_server.instructions import ReportResumed, Resume, Run, V
 
 
 class StandbyDuty(Exchange[V]):
-    """The part of a worker that makes an heir: what it has ready, what it takes over and what is to be done again."""
+    """The part of a worker that makes heirs: what one has ready, is given, takes over and does again."""
 
-    def __init__(self, node: str, incarnation: int, schedule: Schedule, eager: bool) -> None:
+    def __init__(self, node: str, incarnation: int, schedule: Schedule, eager: bool, ship_every: int) -> None:
         super().__init__(node, incarnation, schedule)
+        self.ship_every = ship_every  # microbatches; 0: gradients go to the standby when they are whole
         self.eager = eager  # run forwards ahead for the stages that this node stands by for
         self.ahead: Ahead[V] = Ahead()
         self.awaited: Key | None = None  # why there is no work: the next instruction lacks this tensor
@@ -90,6 +91,15 @@ class StandbyDuty(Exchange[V]):
     def _accumulates(self, instruction: Instruction) -> bool:
         """Whether this backward adds to the stage's gradients; false if it is in those that were inherited."""
         return instruction.microbatch >= self._inherited.get(instruction.stage, 0)
+
+    def _ships(self, instruction: Instruction) -> int:
+        """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
+        s, count = instruction.stage, instruction.microbatch + 1
+        due = self.ship_every and count % self.ship_every == 0 and count < self.microbatches
+        if not due or instruction.op != self.schedule.closes(s) or not self._accumulates(instruction):
+            return 0
+        assert self.plan is not None
+        return count if consumers(self._key(Kind.ACCUMULATED, s, count), self.plan) else 0
 
     def _stage_order(self, stage: int) -> tuple[Instruction, ...]:
         assert self.plan is not None

@@ -7,7 +7,7 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from pipeline.keys import Key, Kind, consumers
+from pipeline.keys import Key, Kind
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction, Schedule, program
 from stage_server.early import Arrival
@@ -47,10 +47,9 @@ class Worker(StandbyDuty[V]):
         eager: bool = False,
         ship_every: int = 0,
     ) -> None:
-        super().__init__(node, incarnation, schedule, eager)
+        super().__init__(node, incarnation, schedule, eager, ship_every)
         self.steps = steps
         self.checkpoint_every = checkpoint_every
-        self.ship_every = ship_every  # microbatches; 0: gradients go to the standby when they are whole
         self._program = Program()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
         self.last_commit: CommitOrder | None = None  # the newest that was applied
@@ -222,9 +221,11 @@ class Worker(StandbyDuty[V]):
         return self._redundant(plan)
 
     def next_loads(self) -> Iterator[Load]:
-        """The microbatches that this node's forwards will take from the dataset, of this step and of the next."""
+        """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
         ends = [s for s in self.tenure if self.plan is not None and s in (0, len(self.plan.stages) - 1)]
-        for step in range(self.version, min(self.version + 2, self.steps) if ends else 0):
+        # Not at a step's beginning, when all that runs on a machine has work to do.
+        begun = any(instruction.stage in ends for instruction in self._done)
+        for step in range(self.version, min(self.version + 1 + begun, self.steps) if ends else 0):
             for m in range(self.microbatches):
                 if step > self.version or any(Instruction(s, "F", m) not in self._done for s in ends):
                     yield Load(step, m)
@@ -262,15 +263,6 @@ class Worker(StandbyDuty[V]):
         self._note_resumed(s)
         accumulates = self._accumulates(instruction)
         return Run(instruction, self.version, self.tenure[s], operand, accumulates, self._ships(instruction))
-
-    def _ships(self, instruction: Instruction) -> int:
-        """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
-        s, count = instruction.stage, instruction.microbatch + 1
-        due = self.ship_every and count % self.ship_every == 0 and count < self.microbatches
-        if not due or instruction.op != self.schedule.closes(s) or not self._accumulates(instruction):
-            return 0
-        assert self.plan is not None
-        return count if consumers(self._key(Kind.ACCUMULATED, s, count), self.plan) else 0
 
     def _may_wait(self, plan: Plan) -> bool:
         """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""

@@ -51,3 +51,10 @@ def test_a_piece_out_of_order_is_refused() -> None:
     assembler = Assembler(header_of(Value.single(torch.zeros(4))))
     with pytest.raises(ValueError, match="does not follow"):
         assembler.add(4, b"1234")
+
+
+def test_a_header_that_is_known_is_one_of_its_own() -> None:
+    first = header_of(Value.single(torch.zeros(2, 3)))
+    first.tensors[0].name = "another"
+    assert header_of(Value.single(torch.zeros(2, 3))).tensors[0].name == "output"
+    assert header_of(Value.single(torch.zeros(3, 2))).tensors[0].shape == [3, 2]
