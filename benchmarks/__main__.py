@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import coordination, failover, idle_cost, pipelining, plots, transport
+from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure, quiet_rounds
 from benchmarks.restarts import restarted
 from culm.kills import Kill
@@ -28,7 +29,8 @@ on one machine: {machine}. The floor has to hold; the aim is what to try for.
 
 Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
 which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. Rows
-without it are of before this was told.
+without it are of before this was told. During paced steps and kills a loop of the lowest priority keeps every core from
+halting, for both sides: a host that gives halted cores to others takes a while to give them back.
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -79,6 +81,7 @@ def transported(_: int) -> list[Measure]:
     return out
 
 
+@awake_cores()
 def pipelined(stages: int) -> list[Measure]:
     """Paced steps with and without redundancy."""
     p, apart, microbatches = f"P = {stages}", "paced step over the stream alone", 2 * stages
@@ -97,6 +100,7 @@ def pipelined(stages: int) -> list[Measure]:
     ]
 
 
+@awake_cores()
 def unbubbled(_: int) -> list[Measure]:
     """Paced steps of ZB-H1 beside 1F1B."""
     whole, split = (
@@ -106,6 +110,7 @@ def unbubbled(_: int) -> list[Measure]:
     return [Measure("zero bubble against 1F1B, P = 4", "ratio", 0.95, 0.9, rounds=[split / whole])]
 
 
+@awake_cores()
 def killed(number: int) -> list[Measure]:
     """What a kill costs."""
     draw = random.Random(number)

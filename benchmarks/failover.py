@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.pipelining import ROOT, WARM
 from culm.cluster import LocalCluster
@@ -61,6 +62,7 @@ def steps_lost(way: str, kill: Kill) -> Loss:
     return Loss((after - died) / calm - 1, (after - before) / calm - 1, calm)
 
 
+@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)

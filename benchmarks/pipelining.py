@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from culm.cluster import LocalCluster
 from culm.training import train
@@ -67,6 +68,7 @@ def _told(module: str, stages: int, microbatches: int, steps: int) -> float:
     return float(done.stdout.strip().split("\n")[-1])
 
 
+@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
