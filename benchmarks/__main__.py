@@ -46,12 +46,11 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
-  and do nothing else: what this machine gives without any runtime. Of the 28 ms that a step of P = 4 took longer than
-  the ideal, traced once: 17 ms in and around the 22 instructions on the critical path, 6 ms of them the paced layers'
-  own; 8 ms in six hops from node to node; 4 ms from the last backward to the next step (reduce, ready, commit,
-  apply). Most of it is Python that runs cold on two cores which all processes share: seeding the generators before a
-  forward takes 18 us at once and some 85 us there. With cores that are kept from halting the same code took 1.10 of
-  the ideal at P = 4 and bare processes 1.05: runs are steadier then, and ours no shorter.
+  and do nothing else: what this machine gives without any runtime. Of the 35 ms that a step of P = 4 took longer than
+  the ideal, traced once: 22 ms in and around the 22 instructions on the critical path, most of it torch's own and the
+  paced layers'; 8 ms in six hops from node to node; 5 ms from the last backward to the next step (reduce, ready,
+  commit, apply). Most of it is Python that runs cold on two cores which all processes share: seeding the generators
+  before a forward takes 18 us at once and some 85 us there.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
@@ -173,9 +172,14 @@ def _percent(measure: dict[str, Any]) -> str:
     return f"{measure['stolen']:.0%}" if "stolen" in measure else ""  # those of before do not tell
 
 
+def _shown(value: float) -> str:
+    """With what tells it from a floor that it just misses."""
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
+
+
 def page(results: dict[str, Any]) -> str:
     rows = [
-        f"| {name} | {m['value']:.2f} | {min(m['rounds']):.2f} to {max(m['rounds']):.2f} | {m['floor']:g} | "
+        f"| {name} | {_shown(m['value'])} | {min(m['rounds']):.2f} to {max(m['rounds']):.2f} | {m['floor']:g} | "
         f"{m['aim']:g} | {'yes' if m['holds'] else '**no**'} | {_percent(m)} |"
         for name, m in results["measures"].items()
     ]

@@ -1,10 +1,6 @@
 """The coordinator over real gRPC: a node that speaks the raw protocol meets the service, and so do its viewers."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,19 +9,18 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from redis import Redis
 
 from coordinator.leader import Leader
 from coordinator.service import Service
 from coordinator.settings import CoordinatorSettings
 from coordinator.state import Phase
 from coordinator.store import MemoryStore
-from culm.redis_server import EmbeddedRedis
 from pipeline.channel import channel_options, server_options
 from pipeline.job import load_job, parse_job
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
+from tests.fake_node import FakeNode
 
 if TYPE_CHECKING:
     from protos.coordinator_pb2_grpc import CoordinatorAsyncStub  # in the stubs' types only
@@ -33,8 +28,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 JOB = load_job(ROOT / "examples" / "digits_mlp.toml", ["pipeline.stages=2", "job.steps=2"])
 DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
-
-Call = grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendResponse]
 
 
 @dataclass
@@ -44,21 +37,20 @@ class Cluster:
     leader: Leader
     stub: "CoordinatorAsyncStub"
 
-    async def open(self, name: str, incarnation: int = 1, version: int = PROTOCOL_VERSION) -> "FakeNode":
-        call = self.stub.Attend()
-        node = FakeNode(name, call)
+    async def open(self, name: str, incarnation: int = 1, version: int = PROTOCOL_VERSION) -> FakeNode:
+        node = FakeNode(name, self.stub.Attend())
         join = pb.Join(node=name, incarnation=incarnation, address=f"{name}:1", pid=77, protocol_version=version)
         await node.say(join=join)
         return node
 
-    async def attend(self, name: str) -> "FakeNode":
+    async def attend(self, name: str) -> FakeNode:
         """A node that has joined and built the model."""
         node = await self.open(name)
         await node.hear("welcome")
         await node.say(available=pb.Available(layer_parameters=[4, 3, 2, 1], fingerprint="code"))
         return node
 
-    async def pair(self) -> tuple["FakeNode", "FakeNode"]:
+    async def pair(self) -> tuple[FakeNode, FakeNode]:
         """Two nodes that have their first plan, each owner of one stage and standby of the other."""
         n0, n1 = await self.attend("n0"), await self.attend("n1")
         await n0.hear("plan")
@@ -81,33 +73,6 @@ class Cluster:
 
     async def events(self) -> list[pb.ListEventsResponse]:
         return [event async for event in self.stub.ListEvents(pb.ListEventsRequest(from_sequence=1))]
-
-
-@dataclass
-class FakeNode:
-    """The node's end of an Attend stream."""
-
-    name: str
-    call: Call
-
-    async def say(self, **body: object) -> None:
-        await self.call.write(pb.AttendRequest(**body))  # type: ignore[arg-type]
-
-    async def hear(self, body: str) -> pb.AttendResponse:
-        """The next order, which must be of this kind."""
-        order = await self.call.read()
-        assert isinstance(order, pb.AttendResponse), f"{self.name}'s stream ended before {body}"
-        assert order.WhichOneof("body") == body
-        return order
-
-    async def ready(self, stage: int, step: int = 0) -> None:
-        losses = [0.5, 0.25] if stage == 1 else []
-        norms = [1.0] if stage == 0 else [1.0, 2.0, 3.0]  # four layers cost 4, 3, 2, 1: the first is a stage
-        ready = pb.Ready(step=step, stage=stage, first_layer=stage, squared_norms=norms, losses=losses)
-        await self.say(ready=ready)
-
-    async def ended(self) -> bool:
-        return await self.call.read() is grpc.aio.EOF
 
 
 def run(
@@ -294,121 +259,6 @@ def test_a_successor_goes_on_from_the_last_commit() -> None:
 
     run(before, store)
     run(after, store)
-
-
-# ---- as a process ---------------------------------------------------------------------------------------------------
-
-
-SERVE = """
-import logging, os, sys
-from coordinator.service import main
-from coordinator.settings import CoordinatorSettings
-from pipeline.job import load_job
-logging.basicConfig(level="INFO", stream=sys.stderr)
-job, listen, redis_url = sys.argv[1:]
-sys.exit(main(CoordinatorSettings(load_job(job), listen, redis_url, name=str(os.getpid()))))
-"""
-
-
-def command(redis: EmbeddedRedis, listen: str = "127.0.0.1:0") -> list[str]:
-    return [sys.executable, "-c", SERVE, str(ROOT / "examples" / "digits_mlp.toml"), listen, redis.url]
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> EmbeddedRedis:
-    return EmbeddedRedis(tmp_path)
-
-
-def start(words: list[str]) -> "subprocess.Popen[str]":
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=environment)
-
-
-def address_of(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("culm coordinator listening on 127.0.0.1:")
-    return line.split()[-1]
-
-
-def finish(process: "subprocess.Popen[str]") -> int:
-    """Asks it to stop; its exit code."""
-    process.send_signal(signal.SIGTERM)
-    return ended(process)
-
-
-def ended(process: "subprocess.Popen[str]") -> int:
-    """The exit code of one that was asked to stop: a second signal would meet it on its way out."""
-    try:
-        process.communicate(timeout=DEADLINE_SECONDS)
-    finally:
-        process.kill()
-    return process.returncode
-
-
-def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> None:
-    async def farewell(process: "subprocess.Popen[str]", address: str) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS), grpc.aio.insecure_channel(address) as channel:
-            node = FakeNode("n0", CoordinatorStub(channel).Attend())
-            await node.say(join=pb.Join(node="n0", incarnation=1, protocol_version=PROTOCOL_VERSION))
-            await node.hear("welcome")
-            process.send_signal(signal.SIGTERM)
-            dismiss = (await node.hear("dismiss")).dismiss
-            assert (dismiss.goodbye, dismiss.join_anew) == (True, False)
-            assert await node.ended()
-
-    with server:
-        process = start(command(server))
-        try:
-            asyncio.run(farewell(process, address_of(process)))
-        finally:
-            code = ended(process)
-        assert code == 0
-
-
-def test_a_port_in_use_is_one_line_and_exit_code_2(server: EmbeddedRedis) -> None:
-    with server:
-        process = start(command(server))
-        try:
-            address = address_of(process)
-            second = subprocess.run(command(server, address), cwd=ROOT, capture_output=True, text=True)
-        finally:
-            finish(process)
-    assert (second.returncode, second.stdout) == (2, "")
-    assert second.stderr == (
-        f"culm coordinator: cannot listen on {address}: port in use; choose another with --listen\n"
-    )
-
-
-def test_one_that_waits_for_the_lease_says_so_and_can_be_stopped(server: EmbeddedRedis) -> None:
-    with server:
-        leader = start(command(server))
-        try:
-            address_of(leader)
-            waiting = start(command(server))
-            assert waiting.stderr is not None
-            assert any("waiting for its lease to end" in line for line in waiting.stderr)
-            assert finish(waiting) == 0
-        finally:
-            finish(leader)
-
-
-def test_a_leader_that_lost_its_lease_steps_down(server: EmbeddedRedis) -> None:
-    with server:
-        process = start(command(server))
-        try:
-            address_of(process)
-            with Redis.from_url(server.url) as client:
-                client.incr("culm:culm:term")
-                client.set("culm:culm:leader", "another:2")
-            _, said = process.communicate(timeout=DEADLINE_SECONDS)
-        finally:
-            process.kill()
-    assert process.returncode == 1
-    assert said.splitlines()[-1] == (
-        "culm coordinator: another coordinator leads with a higher term; this one steps down"
-    )
 
 
 def test_a_process_started_again_is_not_dismissed_for_the_one_before() -> None:

@@ -13,7 +13,6 @@ from pipeline.machine import Machine
 from stage_server.notices import Notice, NoticeSource, NoticeWatcher, find_machine, make_sources
 from stage_server.notices.aws import instance_action, rebalance_recommendation
 from stage_server.notices.azure import Azure, scheduled_events
-from stage_server.notices.file import NoticeFile, time_of_end
 from stage_server.notices.gcp import Gcp, preemption
 from stage_server.notices.metadata import MetadataService
 from stage_server.notices.polled import NoAnswer, PolledSource
@@ -213,37 +212,9 @@ def test_a_file_that_comes_into_existence_is_a_notice(tmp_path: Path) -> None:
         assert notice() == Notice(f"the file {path} exists", None, certain=True)
 
 
-def test_a_file_that_is_just_being_written_is_looked_at_again(tmp_path: Path) -> None:
-    path = tmp_path / "preempt"
-    file, stop = NoticeFile(path, lambda: NOW), threading.Event()
-    assert list(file.poll(stop)) == []
-    path.touch()
-    assert list(file.poll(stop)) == []
-    path.write_text("30\n")
-    assert list(file.poll(stop)) == [Notice(f"the file {path} exists", NOW + 30.0, certain=True)]
-
-
 def test_a_directory_of_that_name_exists_too(tmp_path: Path) -> None:
     with watching(*named(f"file:{tmp_path}")) as notice:
         assert notice().deadline is None
-
-
-@pytest.mark.parametrize(
-    ("content", "end"),
-    [
-        ("120", NOW + 120.0),
-        (" 1.5\n", NOW + 1.5),
-        ("-3", NOW),
-        ("2026-01-02T03:04:05Z\n", AT),
-        ("2026-01-02 04:04:05+01:00", AT),
-        ("", None),
-        ("nan", None),
-        ("inf", None),
-        ("soon", None),
-    ],
-)
-def test_a_file_may_say_when(content: str, end: float | None) -> None:
-    assert time_of_end(content, NOW) == end
 
 
 # ---- the setting ----------------------------------------------------------------------------------------------------

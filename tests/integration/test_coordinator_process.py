@@ -1,0 +1,131 @@
+"""The coordinator as a process: it says where it listens, stops when it is told to, and leads only with its lease."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from redis import Redis
+
+from culm.redis_server import EmbeddedRedis
+from pipeline.version import PROTOCOL_VERSION
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from tests.fake_node import FakeNode
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
+SERVE = """
+import logging, os, sys
+from coordinator.service import main
+from coordinator.settings import CoordinatorSettings
+from pipeline.job import load_job
+logging.basicConfig(level="INFO", stream=sys.stderr)
+job, listen, redis_url = sys.argv[1:]
+sys.exit(main(CoordinatorSettings(load_job(job), listen, redis_url, name=str(os.getpid()))))
+"""
+
+
+def command(redis: EmbeddedRedis, listen: str = "127.0.0.1:0") -> list[str]:
+    return [sys.executable, "-c", SERVE, str(ROOT / "examples" / "digits_mlp.toml"), listen, redis.url]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> EmbeddedRedis:
+    return EmbeddedRedis(tmp_path)
+
+
+def start(words: list[str]) -> "subprocess.Popen[str]":
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def address_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("culm coordinator listening on 127.0.0.1:")
+    return line.split()[-1]
+
+
+def finish(process: "subprocess.Popen[str]") -> int:
+    """Asks it to stop; its exit code."""
+    process.send_signal(signal.SIGTERM)
+    return ended(process)
+
+
+def ended(process: "subprocess.Popen[str]") -> int:
+    """The exit code of one that was asked to stop: a second signal would meet it on its way out."""
+    try:
+        process.communicate(timeout=DEADLINE_SECONDS)
+    finally:
+        process.kill()
+    return process.returncode
+
+
+def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> None:
+    async def farewell(process: "subprocess.Popen[str]", address: str) -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), grpc.aio.insecure_channel(address) as channel:
+            node = FakeNode("n0", CoordinatorStub(channel).Attend())
+            await node.say(join=pb.Join(node="n0", incarnation=1, protocol_version=PROTOCOL_VERSION))
+            await node.hear("welcome")
+            process.send_signal(signal.SIGTERM)
+            dismiss = (await node.hear("dismiss")).dismiss
+            assert (dismiss.goodbye, dismiss.join_anew) == (True, False)
+            assert await node.ended()
+
+    with server:
+        process = start(command(server))
+        try:
+            asyncio.run(farewell(process, address_of(process)))
+        finally:
+            code = ended(process)
+        assert code == 0
+
+
+def test_a_port_in_use_is_one_line_and_exit_code_2(server: EmbeddedRedis) -> None:
+    with server:
+        process = start(command(server))
+        try:
+            address = address_of(process)
+            second = subprocess.run(command(server, address), cwd=ROOT, capture_output=True, text=True)
+        finally:
+            finish(process)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert second.stderr == (
+        f"culm coordinator: cannot listen on {address}: port in use; choose another with --listen\n"
+    )
+
+
+def test_one_that_waits_for_the_lease_says_so_and_can_be_stopped(server: EmbeddedRedis) -> None:
+    with server:
+        leader = start(command(server))
+        try:
+            address_of(leader)
+            waiting = start(command(server))
+            assert waiting.stderr is not None
+            assert any("waiting for its lease to end" in line for line in waiting.stderr)
+            assert finish(waiting) == 0
+        finally:
+            finish(leader)
+
+
+def test_a_leader_that_lost_its_lease_steps_down(server: EmbeddedRedis) -> None:
+    with server:
+        process = start(command(server))
+        try:
+            address_of(process)
+            with Redis.from_url(server.url) as client:
+                client.incr("culm:culm:term")
+                client.set("culm:culm:leader", "another:2")
+            _, said = process.communicate(timeout=DEADLINE_SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert said.splitlines()[-1] == (
+        "culm coordinator: another coordinator leads with a higher term; this one steps down"
+    )

@@ -1,0 +1,39 @@
+"""What a file that stands for a preemption notice says."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from stage_server.notices import Notice
+from stage_server.notices.file import NoticeFile, time_of_end
+
+NOW = 1_000_000.0
+
+
+def test_a_file_that_is_just_being_written_is_looked_at_again(tmp_path: Path) -> None:
+    path = tmp_path / "preempt"
+    file, stop = NoticeFile(path, lambda: NOW), threading.Event()
+    assert list(file.poll(stop)) == []
+    path.touch()
+    assert list(file.poll(stop)) == []
+    path.write_text("30\n")
+    assert list(file.poll(stop)) == [Notice(f"the file {path} exists", NOW + 30.0, certain=True)]
+
+
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("120", NOW + 120.0),
+        (" 1.5\n", NOW + 1.5),
+        ("-3", NOW),
+        ("2026-01-02T03:04:05Z\n", 1767323045.0),
+        ("2026-01-02 04:04:05+01:00", 1767323045.0),
+        ("", None),
+        ("nan", None),
+        ("inf", None),
+        ("soon", None),
+    ],
+)
+def test_a_file_may_say_when(content: str, end: float | None) -> None:
+    assert time_of_end(content, NOW) == end
