@@ -29,8 +29,8 @@ on one machine: {machine}. The floor has to hold; the aim is what to try for.
 
 Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
 which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. Rows
-without it are of before this was told. During paced steps and kills a loop of the lowest priority keeps every core from
-halting, for both sides: a host that gives halted cores to others takes a while to give them back.
+without it are of before this was told. A loop of the lowest priority keeps every core from halting meanwhile: a host
+that gives halted cores to others takes a while to give them back.
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -80,7 +80,6 @@ def transported(_: int) -> list[Measure]:
     return out
 
 
-@awake_cores()
 def pipelined(stages: int) -> list[Measure]:
     """Paced steps with and without redundancy."""
     p, apart, microbatches = f"P = {stages}", "paced step over the stream alone", 2 * stages
@@ -99,7 +98,6 @@ def pipelined(stages: int) -> list[Measure]:
     ]
 
 
-@awake_cores()
 def unbubbled(_: int) -> list[Measure]:
     """Paced steps of ZB-H1 beside 1F1B."""
     whole, split = (
@@ -109,7 +107,6 @@ def unbubbled(_: int) -> list[Measure]:
     return [Measure("zero bubble against 1F1B, P = 4", "ratio", 0.95, 0.9, rounds=[split / whole])]
 
 
-@awake_cores()
 def killed(number: int) -> list[Measure]:
     """What a kill costs."""
     draw = random.Random(number)
@@ -186,6 +183,7 @@ def page(results: dict[str, Any]) -> str:
     return HEAD.format(machine=results["machine"]) + "\n".join(rows) + "\n" + TAIL
 
 
+@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.awake import awake_cores
 from culm.cluster import LocalCluster
 from culm.training import train
 from pipeline.job import load_job
@@ -36,6 +37,7 @@ def pipeline_seconds(overrides: list[str]) -> float:
         return train(c, lambda status, events, outcome: None).seconds
 
 
+@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)

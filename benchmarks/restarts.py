@@ -9,6 +9,7 @@ import statistics
 from dataclasses import dataclass
 
 from benchmarks import failover, torchrun_restart
+from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure
 from culm.kills import Kill
 from pipeline.schedule import one_f_one_b
@@ -45,6 +46,7 @@ def restarted(number: int) -> list[Measure]:
     return [measure]
 
 
+@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)

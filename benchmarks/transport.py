@@ -30,6 +30,7 @@ def measure(way: str, mib: int) -> tuple[float, float]:
     return gb / told["seconds"], told["cpu"] / gb
 
 
+@awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
