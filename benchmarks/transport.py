@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.awake import awake_cores
+
 ROOT = Path(__file__).parents[1]
 WAYS = ("culm", "stream", "gloo")
 SIZES = (1, 4, 16, 64)  # MiB
