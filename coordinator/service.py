@@ -3,6 +3,7 @@
 import asyncio
 import bisect
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -34,6 +35,7 @@ from protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServ
 log = logging.getLogger("culm.coordinator")
 
 TICK_SECONDS = 0.05
+GARBAGE_SECONDS = 60.0  # between two collections
 GRACE_SECONDS = 1.0
 SCRAPE_SECONDS = 5.0  # that whoever asks for the metrics waits for the event loop
 
@@ -243,8 +245,8 @@ def _expose(leader: Leader, exposition: Exposition) -> None:
 
 async def _lead(leader: Leader, store: Store) -> None:
     """Time passes and the lease is kept, until another leads. A decision that raised ends it too."""
-    last = 0.0
     loop = asyncio.get_running_loop()
+    last, collected = 0.0, loop.time()
     while True:
         await asyncio.sleep(TICK_SECONDS)
         if leader.failure is not None:
@@ -253,6 +255,9 @@ async def _lead(leader: Leader, store: Store) -> None:
         if loop.time() - last > leader.settings.lease_seconds / 4:
             last = loop.time()
             await store.renew()
+        if loop.time() - collected > GARBAGE_SECONDS:
+            collected = loop.time()
+            gc.collect()
 
 
 async def _serve_until_told(settings: CoordinatorSettings) -> int:
@@ -264,6 +269,8 @@ async def _serve_until_told(settings: CoordinatorSettings) -> int:
 
 def main(settings: CoordinatorSettings) -> int:
     """Serves until it is told to stop. Exit codes as for every ``culm`` command."""
+    # A collection takes 0.15 s with a thousand nodes, and is due when most objects are made: while a loss is answered.
+    gc.disable()
     try:
         return asyncio.run(_serve_until_told(settings))
     except LostLease as error:
