@@ -29,8 +29,8 @@ on one machine: {machine}. The floor has to hold; the aim is what to try for.
 
 Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
 which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. Rows
-without it are of before this was told. A loop of the lowest priority keeps every core from halting meanwhile: a host
-that gives halted cores to others takes a while to give them back.
+without it are of before this was told. Since then a loop of the lowest priority keeps every core from halting
+meanwhile: a host that gives halted cores to others takes a while to give them back.
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |

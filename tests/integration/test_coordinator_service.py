@@ -1,6 +1,8 @@
 """The coordinator over real gRPC: a node that speaks the raw protocol meets the service, and so do its viewers."""
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,8 +12,9 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from coordinator import service
 from coordinator.leader import Leader
-from coordinator.service import Service
+from coordinator.service import Service, _lead
 from coordinator.settings import CoordinatorSettings
 from coordinator.state import Phase
 from coordinator.store import MemoryStore
@@ -271,3 +274,25 @@ def test_a_process_started_again_is_not_dismissed_for_the_one_before() -> None:
         await again.hear("die")
 
     run(scenario, allow_kill=True)
+
+
+def test_garbage_that_refers_to_itself_goes_while_a_coordinator_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Knot:
+        itself: "Knot"
+
+    async def scenario(running: Cluster) -> None:
+        gone = asyncio.Event()
+        knot = Knot()
+        knot.itself = knot
+        weakref.finalize(knot, gone.set)
+        del knot
+        lead = asyncio.create_task(_lead(running.leader, MemoryStore()))
+        await gone.wait()
+        lead.cancel()
+
+    monkeypatch.setattr(service, "GARBAGE_SECONDS", 0.0)
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
