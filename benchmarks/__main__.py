@@ -25,7 +25,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 HEAD = """# Performance
 
 Made by `make bench` from `benchmarks/results.json`. Every value is the median of rounds in which both sides ran in turn
-on one machine: {machine}. The floor has to hold; the aim is what to try for.
+on one machine: {machine}.
+The floor has to hold; the aim is what to try for.
 
 Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
 which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. Rows
@@ -47,8 +48,8 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
   and do nothing else: what this machine gives without any runtime. Of the 35 ms that a step of P = 4 took longer than
-  the ideal, traced once: 22 ms in and around the 22 instructions on the critical path, most of it torch's own and the
-  paced layers'; 8 ms in six hops from node to node; 5 ms from the last backward to the next step (reduce, ready,
+  the ideal, traced once: 22 ms in and around the 22 instructions on the critical path (bare processes have 16 ms in
+  all); 8 ms in six hops from node to node; 5 ms from the last backward to the next step (reduce, ready,
   commit, apply). Most of it is Python that runs cold on two cores which all processes share: seeding the generators
   before a forward takes 18 us at once and some 85 us there.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.

@@ -288,11 +288,10 @@ def test_garbage_that_refers_to_itself_goes_while_a_coordinator_leads(monkeypatc
         del knot
         lead = asyncio.create_task(_lead(running.leader, MemoryStore()))
         await gone.wait()
+        assert not gc.isenabled()
         lead.cancel()
+        await asyncio.wait({lead})
+        assert gc.isenabled()
 
     monkeypatch.setattr(service, "GARBAGE_SECONDS", 0.0)
-    gc.disable()
-    try:
-        run(scenario)
-    finally:
-        gc.enable()
+    run(scenario)
