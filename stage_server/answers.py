@@ -1,16 +1,16 @@
 """What the receiver of a stream answers its sender, in order: acknowledgements, credits, what it has heard."""
 
+import contextlib
 import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.keys import Key
 from pipeline.messages import key_to_proto
 from protos import stage_pb2, tensor_pb2
 
-AFTERWARDS = 0.002  # seconds until a tensor is acknowledged: whoever computes with it goes first, and others go along
+AFTERWARDS = 0.05  # seconds until a tensor is acknowledged: whoever computes with it goes first, and others go along
 MANY = 64  # answers that wait no longer
 
 
@@ -28,7 +28,8 @@ class Answers:
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self._lock = threading.Lock()
-        self._on_stream: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._on_stream: list[Answer] = []
+        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the stream; False: it has ended
         self._for_pipe: list[Answer] | None = None
         self._taker = 0  # the thread that takes them for the pipe
         self._wake: Callable[[], None] | None = None
@@ -36,9 +37,11 @@ class Answers:
     def put(self, answer: Answer) -> None:
         with self._lock:
             if self._for_pipe is None:
-                self._on_stream.put(answer)
+                self._on_stream.append(answer)
                 if isinstance(answer, SenderOpened):
                     self._for_pipe = []
+                if len(self._on_stream) == 1 or _are_due(self._on_stream):
+                    self._bell.put(True)
                 return
             self._for_pipe.append(answer)
             wake = self._wake
@@ -47,19 +50,19 @@ class Answers:
 
     def end(self) -> None:
         """The stream has ended."""
-        self._on_stream.put(None)
+        self._bell.put(False)
 
     def for_stream(self) -> Iterator[stage_pb2.DeliverResponse]:
         """Until the stream has ended; whatever comes after ``SenderOpened`` is not among them."""
-        last = False
-        while not last:
-            batch = [self._on_stream.get()]
-            if isinstance(batch[0], Key):
-                time.sleep(AFTERWARDS)
-            while batch[-1] is not None and not self._on_stream.empty():
-                batch.append(self._on_stream.get())
-            last = batch[-1] is None
-            if found := [answer for answer in batch if answer is not None]:
+        lasts = True
+        while lasts:
+            lasts = self._bell.get()
+            if lasts and not _are_due(self._on_stream):
+                with contextlib.suppress(queue.Empty):
+                    lasts = self._bell.get(timeout=AFTERWARDS)
+            with self._lock:
+                found, self._on_stream = self._on_stream, []
+            if found:
                 yield self._response(found)
 
     def taken_here(self, wake: Callable[[], None]) -> None:
@@ -72,8 +75,7 @@ class Answers:
         waiting = self._for_pipe
         if not waiting:
             return None
-        now = len(waiting) >= MANY or any(not isinstance(answer, Key) for answer in waiting)
-        return 0.0 if now else AFTERWARDS
+        return 0.0 if _are_due(waiting) else AFTERWARDS
 
     def for_pipe(self) -> bytes:
         """All of them, as one message; nothing if there are none."""
@@ -93,3 +95,8 @@ class Answers:
             else:
                 response.synced.CopyFrom(answer)  # of several the last: it answers to the newest plan
         return response
+
+
+def _are_due(answers: Sequence[Answer]) -> bool:
+    """Whether these wait no longer for others."""
+    return len(answers) >= MANY or any(not isinstance(answer, Key) for answer in answers)

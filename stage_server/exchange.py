@@ -142,15 +142,31 @@ class Exchange(Generic[V]):
                 self._effects.append(Acknowledge(arrival.peer, key))
         self._effects.append(AnswerHello(arrival.peer, arrival.order, self.era, self.version))
 
+    @property
+    def first_input(self) -> Key | None:
+        """The tensor that this node's part of a step begins with; None if it owns the first stage, or none at all."""
+        first = min(self.tenure, default=0)
+        return self._key(Kind.ACTIVATION, first - 1, 0) if first else None
+
     def _put_out(self, key: Key, value: V) -> None:
         self.outbox.put(key, value)
-        self._route(key)
+        self._route(key, self._can_wait(key))
 
-    def _route(self, key: Key) -> None:
+    def _can_wait(self, key: Key) -> bool:
+        """Whether it is soon enough once this node's next work has begun: the last stage's gradients but the last one.
+
+        Between its first forward and its last backward the last stage waits for nobody, and so the step for it; with a
+        lead the stage before has other microbatches meanwhile.
+        """
+        assert self.plan is not None
+        of_last_stage = key.kind is Kind.GRADIENT and key.stage == len(self.plan.stages) - 1
+        return of_last_stage and self.schedule.lead > 1 and key.index + 1 < self.microbatches
+
+    def _route(self, key: Key, later: bool = False) -> None:
         assert self.plan is not None
         for peer in self.outbox.unacknowledged(key, self.plan):
             value = self.outbox.get(key)
             if peer != self.node:
-                self._effects.append(Send(peer, key))
+                self._effects.append(Send(peer, key, later))
             elif value is not None and key.step >= self.version:
                 self.mailbox.put(key, value)

@@ -4,6 +4,8 @@ import os
 import signal
 from collections.abc import Iterable
 
+from stage_server.instructions import Apply, Load, Run, V, Work
+
 KINDS = ("forward", "backward", "send", "receive", "ship", "ready", "commit")
 
 
@@ -27,6 +29,16 @@ class Faults:
         if kind not in KINDS:
             kind, label = "", instruction
         self._places.setdefault(int(step), []).append((kind, label))
+
+    def before(self, work: Work[V] | Load) -> None:
+        """The compute thread begins this."""
+        if isinstance(work, Run) and not work.redundant:
+            self.at(work.step, "forward" if work.instruction.op == "F" else "backward", work.instruction)
+
+    def after(self, work: Work[V] | Load) -> None:
+        """The compute thread has done this, and others know it."""
+        if isinstance(work, Apply) and not work.catch_up:
+            self.at(work.step, "commit")
 
     def at(self, step: int, kind: str, label: object = "") -> None:
         """The process is at this instruction of this step; it may be its last. ``label``: what prints as it."""

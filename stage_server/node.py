@@ -34,7 +34,6 @@ from stage_server.instructions import (
     ReportCaughtUp,
     ReportReady,
     RestoreLayers,
-    Run,
     Save,
     SayHello,
     Send,
@@ -51,6 +50,7 @@ from stage_server.worker import Worker
 log = logging.getLogger("culm.node")
 
 GIVE_WAY = 0.0005  # seconds that a reduction waits while the last gradient goes out: a peer waits for that one
+GIVE_WAY_TO_FIRST = 0.003  # that a commit waits on a later stage's node: all wait for the first, maybe on this machine
 CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
 
 
@@ -97,13 +97,14 @@ class Node:
                     break
                 work = self._choose()
                 self._busy, self._rests = work is not None, work is None
+                pause = self._pause_before(work)
             if work is None:
                 self._bell.get()
                 continue
-            if isinstance(work, Reduce) and self._has_sent:
-                time.sleep(GIVE_WAY)
+            if pause:
+                time.sleep(pause)
             self._has_sent = False
-            self._fault_before(work)
+            self._faults.before(work)
             result = self._compute.do(work)
             with self._changed:
                 self._busy = False
@@ -116,7 +117,7 @@ class Node:
                     self.worker.ahead.stop()
                 if self._loans:
                     self._changed.notify_all()
-            self._fault_after(work)
+            self._faults.after(work)
         self._peers.close()
         self._reader.close(CHECKPOINT_PATIENCE)
         log.info("ends after %d instructions, at step %d", self._activity.finished, self.worker.version)
@@ -171,14 +172,13 @@ class Node:
         work = self.worker.next_redundant()
         return work if work is not None and self._activity.has_time_for(work) else None
 
-    def _fault_before(self, work: Work[Value] | Load) -> None:
-        if isinstance(work, Run) and not work.redundant:
-            kind = "forward" if work.instruction.op == "F" else "backward"
-            self._faults.at(work.step, kind, work.instruction)
-
-    def _fault_after(self, work: Work[Value] | Load) -> None:
-        if isinstance(work, Apply) and not work.catch_up:
-            self._faults.at(work.step, "commit")
+    def _pause_before(self, work: Work[Value] | Load | None) -> float:
+        """Seconds in which others go first for whom somebody waits."""
+        if isinstance(work, Reduce) and self._has_sent:
+            return GIVE_WAY
+        if not isinstance(work, Apply) or work.catch_up:
+            return 0.0
+        return GIVE_WAY_TO_FIRST if self._activity.usual_wait(self.worker.first_input) > 2 * GIVE_WAY_TO_FIRST else 0.0
 
     # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Node:
     def _effect(self, effect: Effect) -> None:
         if isinstance(effect, Send):
             self._has_sent = True
-            self._peers.send(effect.peer, effect.key)
+            self._peers.send(effect.peer, effect.key, effect.later)
         elif isinstance(effect, Acknowledge):
             self.receiver.acknowledge(effect.peer, effect.key)
         elif isinstance(effect, Forfeit):

@@ -26,8 +26,8 @@ class Peers:
             if peer not in self._senders:
                 self._senders[peer] = Sender(member, self._source, self._faults, of_one_machine(own, member.address))
 
-    def send(self, peer: str, key: Key) -> None:
-        self._senders[peer].send(key)
+    def send(self, peer: str, key: Key, later: bool) -> None:
+        self._senders[peer].send(key, later)
 
     def say_hello(self, peer: str) -> None:
         self._senders[peer].say_hello()

@@ -27,6 +27,7 @@ log = logging.getLogger("culm.sender")
 
 LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
 MOVED = encode(stage_pb2.DeliverRequest(moved=stage_pb2.Moved()))
+OWN_WORK_FIRST = 0.001  # seconds in which the next piece of work gets to where it leaves the interpreter to others
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
 
 
@@ -75,7 +76,12 @@ class Sender:
     HELLO = Key(0, 0, 0, Kind.PARTIAL, 0, 0)  # in the queue: say hello now
     MOVE = Key(0, 0, 0, Kind.PARTIAL, 0, 1)  # the peer has opened the pipe: all that follows goes there
 
-    def send(self, key: Key) -> None:
+    PAUSE = Key(0, 0, 0, Kind.PARTIAL, 0, 2)  # the node's own next work goes first
+
+    def send(self, key: Key, later: bool = False) -> None:
+        """``later``: not at once, when this thread would take the interpreter from the compute thread."""
+        if later:
+            self._put(self.PAUSE)
         self._put(key)
 
     def say_hello(self) -> None:
@@ -182,6 +188,8 @@ class Sender:
                 yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
             elif item is self.MOVE:
                 yield MOVED
+            elif item is self.PAUSE:
+                time.sleep(OWN_WORK_FIRST)
             else:
                 yield from self._tensor(item, near)
 

@@ -1,0 +1,55 @@
+"""What a receiver answers: acknowledgements wait for others, all else takes them along at once."""
+
+import pytest
+
+from pipeline.keys import Key, Kind
+from pipeline.messages import key_from_proto
+from protos import stage_pb2, tensor_pb2
+from stage_server.answers import AFTERWARDS, MANY, Answer, Answers, SenderOpened
+
+KEYS = [Key(0, 0, 0, Kind.ACTIVATION, 0, m) for m in range(MANY)]
+SYNCED = stage_pb2.Synced(term=1, generation=2)
+SLOT = tensor_pb2.Slot(number=3, size=4)
+
+
+def acknowledged(response: stage_pb2.DeliverResponse) -> list[Key]:
+    return [key_from_proto(key) for key in response.acknowledged]
+
+
+@pytest.mark.parametrize("last", [SYNCED, SLOT, SenderOpened()])
+def test_acknowledgements_go_along_with_what_does_not_wait(last: Answer) -> None:
+    answers = Answers(1)
+    for answer in (*KEYS[:2], last):
+        answers.put(answer)
+    response = next(answers.for_stream())
+    assert acknowledged(response) == KEYS[:2]
+    assert (response.HasField("synced"), response.opened, list(response.free_slots)) == (
+        last is SYNCED,
+        isinstance(last, SenderOpened),
+        [3] if last is SLOT else [],
+    )
+
+
+def test_an_acknowledgement_alone_goes_after_a_while_and_what_is_left_goes_before_the_end() -> None:
+    answers = Answers(1)
+    stream = answers.for_stream()
+    answers.put(KEYS[0])
+    assert acknowledged(next(stream)) == KEYS[:1]
+    answers.put(KEYS[1])
+    answers.end()
+    assert [acknowledged(response) for response in stream] == [KEYS[1:2]]
+
+
+def test_the_pipe_takes_all_that_follows_its_opening() -> None:
+    answers = Answers(1)
+    answers.put(SenderOpened())
+    assert answers.patience() is None
+    answers.put(KEYS[0])
+    assert answers.patience() == AFTERWARDS
+    for key in KEYS[1:]:
+        answers.put(key)
+    assert answers.patience() == 0.0
+    assert acknowledged(stage_pb2.DeliverResponse.FromString(answers.for_pipe())) == KEYS
+    assert answers.for_pipe() == b""
+    answers.end()
+    assert [response.opened for response in answers.for_stream()] == [True]
