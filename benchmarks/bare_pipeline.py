@@ -19,6 +19,7 @@ from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
 from pipeline.schedule import one_f_one_b
 
 BYTES = WIDTH * 4  # of a tensor
+LEAD = 2  # microbatches that a stage is ahead of the next one, as in the runtime
 
 
 @dataclass(frozen=True)
@@ -39,30 +40,50 @@ class Pipe:
         return torch.frombuffer(bytearray(os.read(self.reading, BYTES)), dtype=torch.float32).reshape(1, WIDTH)
 
 
+class Samples:
+    """Loaded while a stage waits, as the runtime does it; ``microbatches`` a step."""
+
+    def __init__(self, microbatches: int) -> None:
+        self._microbatches = microbatches
+        self._data = dataset()
+        self._loaded: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+    def load(self, step: int) -> None:
+        for m in range(self._microbatches):
+            self._loaded[step, m] = [part[None] for part in self._data[step * self._microbatches + m]]
+
+    def take(self, step: int, microbatch: int) -> list[torch.Tensor]:
+        """Input and target."""
+        return self._loaded.pop((step, microbatch))
+
+
 def work(stage: int, forwards: list[Pipe], backwards: list[Pipe], microbatches: int, steps: int, warm: int) -> None:
     """One stage's training. ``forwards[i]`` and ``backwards[i]`` join stages i and i + 1."""
     torch.set_num_threads(1)
     last = len(forwards)
     module = Paced(FORWARD, BACKWARD)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    data = dataset()
-    program = one_f_one_b(stage, last + 1, microbatches)
+    program = one_f_one_b(stage, last + 1, microbatches, LEAD)
+    samples = Samples(microbatches if stage in (0, last) else 0)
     ends = []
     for step in range(steps):
+        if stage == last or step == 0:  # it has nothing else to do until the first forward comes
+            samples.load(step)
         graphs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for instruction in program:
             m = instruction.microbatch
             if instruction.op == "F":
-                sample, target = (part[None] for part in data[step * microbatches + m])
-                x = forwards[stage - 1].get().requires_grad_() if stage else sample
+                x = forwards[stage - 1].get().requires_grad_() if stage else samples.take(step, m)[0]
                 out = module(x)
                 if stage == last:
-                    out = functional.mse_loss(out, target)
+                    out = functional.mse_loss(out, samples.take(step, m)[1])
                     out.item()
                 else:
                     forwards[stage].put(out.detach())
                 graphs[m] = x, out
             else:
+                if stage == m == 0:  # the gradient is far away
+                    samples.load(step + 1)
                 x, out = graphs.pop(m)
                 torch.autograd.backward(out, None if stage == last else backwards[stage].get())
                 if x.grad is not None:
