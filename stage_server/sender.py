@@ -75,7 +75,6 @@ class Sender:
 
     HELLO = Key(0, 0, 0, Kind.PARTIAL, 0, 0)  # in the queue: say hello now
     MOVE = Key(0, 0, 0, Kind.PARTIAL, 0, 1)  # the peer has opened the pipe: all that follows goes there
-
     PAUSE = Key(0, 0, 0, Kind.PARTIAL, 0, 2)  # the node's own next work goes first
 
     def send(self, key: Key, later: bool = False) -> None:
