@@ -26,6 +26,7 @@ from pipeline.keys import Key, Kind
 from pipeline.plan import Member, PlanOrder
 from pipeline.values import Value
 from protos import stage_pb2
+from stage_server.bell import Bell
 from stage_server.faults import Faults
 from stage_server.loan import Loan
 from stage_server.receiver import Receiver
@@ -47,7 +48,7 @@ class Taker:
     def __init__(self, count: int) -> None:
         self._count = count
         self.warm, self.done = threading.Event(), threading.Event()
-        self.receiver = Receiver(self)
+        self.receiver = Receiver(self, Bell())
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None: ...
 

@@ -18,6 +18,11 @@ class Value:
         """An activation or a gradient."""
         return Value((("output", tensor),))
 
+    @property
+    def size(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for _, tensor in self.tensors)
+
     def tensor(self) -> torch.Tensor:
         """The tensor of a value that has one."""
         ((_, tensor),) = self.tensors

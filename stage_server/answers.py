@@ -44,7 +44,7 @@ class Answers:
                     self._bell.put(True)
                 return
             self._for_pipe.append(answer)
-            wake = self._wake
+            wake = self._wake if _are_due(self._for_pipe) else None
         if wake is not None and threading.get_ident() != self._taker:
             wake()
 
@@ -66,7 +66,7 @@ class Answers:
                 yield self._response(found)
 
     def taken_here(self, wake: Callable[[], None]) -> None:
-        """This thread takes those for the pipe from now on. ``wake`` tells it of one that another thread has put."""
+        """This thread takes those for the pipe from now on. ``wake``: called when another has put what is due."""
         with self._lock:
             self._taker, self._wake = threading.get_ident(), wake
 

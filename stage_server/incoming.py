@@ -1,6 +1,7 @@
 """One Deliver stream where it arrives: tensors are assembled and passed on at once, and answered."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -13,15 +14,19 @@ from pipeline.values import Value
 from pipeline.wire import Assembler
 from protos import stage_pb2, tensor_pb2
 from stage_server.answers import Answers, SenderOpened
+from stage_server.bell import Bell
 from stage_server.loan import Loan
 from stage_server.nearby import Opened
+from stage_server.pipe import Reader
 from stage_server.plane import Received, decode
 
 log = logging.getLogger("culm.receiver")
 
+LOOK_AGAIN = 0.5  # seconds until what another thread has taken is acknowledged, if nothing takes that along before
+
 
 class Sink(Protocol):
-    """Who takes what arrives. Called on the stream's thread; must not wait for compute."""
+    """Who takes what arrives. Called on the stream's thread, or on the compute thread; must not wait for compute."""
 
     incarnation: int
 
@@ -45,17 +50,25 @@ class Sink(Protocol):
 
 
 class Incoming:
-    """Read by one thread until the stream, or the pipe to which it has moved, ends."""
+    """Read by one thread until the stream, or the pipe to which it has moved, ends; of a pipe's messages the compute
+    thread takes those that come while it waits for something to do.
+    """
 
-    def __init__(self, sink: Sink, heard: Callable[[str, Answers], None], context: grpc.ServicerContext) -> None:
+    def __init__(
+        self, sink: Sink, bell: Bell, heard: Callable[[str, Answers], None], context: grpc.ServicerContext
+    ) -> None:
         """``heard``: called with each Hello's node."""
         self.answers = Answers(sink.incarnation)
         self._sink = sink
+        self._bell = bell
         self._context = context
         self._heard = heard
         self._peer, self._incarnation = "", 0
         self._assembler: Assembler | None = None
         self._near: Opened | None = None
+        self._turn = threading.Lock()  # of those who read the pipe
+        self._ended: bool | None = None  # the pipe: on purpose or not
+        self._failure: Exception | None = None  # what is wrong with it
 
     def read(self, requests: Iterator[Received]) -> None:
         """Until the end; what is wrong with the stream is logged, and ends it."""
@@ -84,13 +97,36 @@ class Incoming:
             raise ValueError("it goes on in a pipe that was never opened")
         pipe = self._near.requests
         self.answers.taken_here(pipe.wake)
-        while (messages := pipe.read(self.answers.patience())) is not None:
-            for message in messages:
-                if self._take(decode(message)):
-                    return True
-            if not messages or self.answers.patience() == 0.0:
-                self._answer()
-        return False
+        self._bell.watch(pipe, lambda: self._take_now(pipe))
+        try:
+            while self._ended is None:
+                patience = self.answers.patience()
+                here = pipe.wait(LOOK_AGAIN if patience is None else patience)
+                self._take_now(pipe)
+                if not here or self.answers.patience() == 0.0:
+                    self._answer()
+        finally:
+            self._bell.leave(pipe)
+        if self._failure is not None:
+            raise self._failure
+        return self._ended
+
+    def _take_now(self, pipe: Reader) -> bool:
+        """From any thread: takes what is in the pipe. Whether it goes on; if not, its own thread learns why."""
+        with self._turn:
+            if self._ended is not None:
+                return False
+            try:
+                messages = pipe.read_now()
+                if messages is None:
+                    self._ended = False
+                elif any(self._take(decode(message)) for message in messages):  # nothing comes after the end
+                    self._ended = True
+            except Exception as error:  # whatever is wrong with it, the compute thread goes on
+                self._failure, self._ended = error, False
+            if self._ended is not None:
+                pipe.wake()
+            return self._ended is None
 
     def _answer(self) -> None:
         if self._near is not None and (message := self.answers.for_pipe()):

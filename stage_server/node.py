@@ -1,7 +1,6 @@
 """A node at work: one worker behind one lock, one compute thread, and the threads that bring and take tensors."""
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from protos import coordinator_pb2 as pb
 from protos import stage_pb2
 from stage_server import reports
 from stage_server.activity import Activity
+from stage_server.bell import Bell
 from stage_server.checkpointer import Checkpointer, Share
 from stage_server.compute import Compute
 from stage_server.faults import Faults, die
@@ -62,14 +62,12 @@ class Node:
     ) -> None:
         self.worker = worker
         self.incarnation = worker.incarnation
-        self.receiver = Receiver(self, job.resilience.seed_bytes_per_second)
+        self._bell = Bell()
+        self.receiver = Receiver(self, self._bell, job.resilience.seed_bytes_per_second)
         self._compute = compute
         self._faults = faults
         self._forfeit = forfeit
         self._changed = threading.Condition()
-        # The compute thread waits for this, a condition's wait being many times the work: it is there for every tensor.
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._rests = False  # it waits for the bell
         self._peers = Peers(self, faults)
         self._orders: Orders | None = None
         self._fetcher = Fetcher(self)
@@ -96,10 +94,12 @@ class Node:
                 if self._stopped:
                     break
                 work = self._choose()
-                self._busy, self._rests = work is not None, work is None
+                self._busy = work is not None
+                if work is None:
+                    self._bell.rests()
                 pause = self._pause_before(work)
             if work is None:
-                self._bell.get()
+                self._bell.wait()
                 continue
             if pause:
                 time.sleep(pause)
@@ -130,13 +130,7 @@ class Node:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-            self._wake()
-
-    def _wake(self) -> None:
-        """There may be something to compute, if only to end."""
-        if self._rests:
-            self._rests = False
-            self._bell.put(None)
+            self._bell.ring()
 
     def _choose(self) -> Work[Value] | Load | None:
         """What to compute now; None until something happens."""
@@ -321,7 +315,7 @@ class Node:
                     loan = self._compute.layer(layer).lend()
                 finally:
                     self._loans -= 1
-                    self._wake()
+                    self._bell.ring()
             yield layer, version, loan
 
     # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
@@ -395,6 +389,6 @@ class Node:
 
     def _after_event(self) -> None:
         self._carry_out()
-        self._wake()
+        self._bell.ring()
         if self._loans:
             self._changed.notify_all()

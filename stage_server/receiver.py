@@ -11,6 +11,7 @@ from pipeline.plan import PlanOrder
 from pipeline.wire import header_of
 from protos import stage_pb2
 from stage_server.answers import Answers
+from stage_server.bell import Bell
 from stage_server.incoming import Incoming, Sink
 from stage_server.plane import Received, add_to_server
 
@@ -18,8 +19,10 @@ from stage_server.plane import Received, add_to_server
 class Receiver:
     """Translates the Stage service. Answers go to the newest stream of each peer."""
 
-    def __init__(self, sink: Sink, seed_bytes_per_second: int | None = None) -> None:
+    def __init__(self, sink: Sink, bell: Bell, seed_bytes_per_second: int | None = None) -> None:
+        """``bell``: what the compute thread waits at, which takes what comes meanwhile."""
         self._sink = sink
+        self._bell = bell
         self._pace = Pace(seed_bytes_per_second)
         self._lock = threading.Lock()
         self._answers: dict[str, Answers] = {}
@@ -44,7 +47,7 @@ class Receiver:
     def _deliver(
         self, request_iterator: Iterator[Received], context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.DeliverResponse]:
-        incoming = Incoming(self._sink, self._heard, context)
+        incoming = Incoming(self._sink, self._bell, self._heard, context)
         threading.Thread(target=incoming.read, args=(request_iterator,), name="receive", daemon=True).start()
         return incoming.answers.for_stream()
 

@@ -1,4 +1,7 @@
-"""The outgoing half of the tensor plane: one thread and one Deliver stream for each peer."""
+"""The outgoing half of the tensor plane: one thread and one Deliver stream for each peer.
+
+A small tensor that goes through a pipe is written by the thread that has it: no other has to wake for it.
+"""
 
 import logging
 import queue
@@ -21,10 +24,12 @@ from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
 from stage_server.faults import Faults
 from stage_server.nearby import Offer
+from stage_server.pipe import Writer
 from stage_server.plane import deliver, encode, encode_chunk
 
 log = logging.getLogger("culm.sender")
 
+SMALL = 1 << 11  # bytes of a tensor that fits into a pipe as one message, with all that goes with it
 LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
 MOVED = encode(stage_pb2.DeliverRequest(moved=stage_pb2.Moved()))
 OWN_WORK_FIRST = 0.001  # seconds in which the next piece of work gets to where it leaves the interpreter to others
@@ -69,6 +74,8 @@ class Sender:
         # Of the present stream alone: gRPC leaves a broken stream's requests waiting, and they would take from it.
         self._queue: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
         self._turn = threading.Lock()
+        self._queued = 0  # items of the queue that the thread is not done with
+        self._pipe: Writer | None = None  # of the present stream, once everything goes there
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
@@ -78,10 +85,21 @@ class Sender:
     PAUSE = Key(0, 0, 0, Kind.PARTIAL, 0, 2)  # the node's own next work goes first
 
     def send(self, key: Key, later: bool = False) -> None:
-        """``later``: not at once, when this thread would take the interpreter from the compute thread."""
+        """Never waits. ``later``: not at once, when this thread would take the interpreter from the compute thread."""
+        with self._turn:
+            if not later and not self._queued and self._pipe is not None and self._send_now(key, self._pipe):
+                return
         if later:
             self._put(self.PAUSE)
         self._put(key)
+
+    def _send_now(self, key: Key, pipe: Writer) -> bool:
+        """Whether the pipe has taken it, or the peer does not need it any more."""
+        found = self._source.outgoing(key, self.peer)
+        if found is None:
+            return True
+        value, order = found
+        return value.size <= SMALL and all(pipe.write_now(message) for message in self._pieces(key, value, order, None))
 
     def say_hello(self) -> None:
         self._put(self.HELLO)
@@ -98,12 +116,13 @@ class Sender:
     def _put(self, item: Key | None) -> None:
         with self._turn:
             self._queue.put(item)
+            self._queued += 1
 
     def _begin_anew(self) -> None:
         """What was queued for a broken stream is unacknowledged, and so the first that the next one sends."""
         with self._turn:
             self._queue.put(None)
-            self._queue = queue.SimpleQueue()
+            self._queue, self._queued, self._pipe = queue.SimpleQueue(), 0, None
             if self._closed.is_set():
                 self._queue.put(None)
 
@@ -167,9 +186,16 @@ class Sender:
         for message in self._messages(items, near):
             if near is None or not moved:
                 yield message
-                moved = message is MOVED
+                if near is not None and message is MOVED:
+                    moved = True
+                    self._go_on_in(near.requests, items)
             elif not near.requests.write(message):
                 return
+
+    def _go_on_in(self, pipe: Writer, items: "queue.SimpleQueue[Key | None]") -> None:
+        with self._turn:
+            if items is self._queue:
+                self._pipe = pipe
 
     def _messages(self, items: "queue.SimpleQueue[Key | None]", near: Offer | None) -> Iterator[bytes]:
         hello = self._source.greeting()
@@ -191,12 +217,17 @@ class Sender:
                 time.sleep(OWN_WORK_FIRST)
             else:
                 yield from self._tensor(item, near)
+            with self._turn:
+                if items is self._queue:
+                    self._queued -= 1
 
     def _tensor(self, key: Key, near: Offer | None) -> Iterator[bytes]:
         found = self._source.outgoing(key, self.peer)
-        if found is None:
-            return
-        value, (term, generation) = found
+        if found is not None:
+            yield from self._pieces(key, *found, near)
+
+    def _pieces(self, key: Key, value: Value, order: PlanOrder, near: Offer | None) -> Iterator[bytes]:
+        term, generation = order
         wire_key = key_to_proto(key)
         began = time.monotonic()
         total = 0
@@ -208,8 +239,8 @@ class Sender:
                 chunk.header.CopyFrom(header_of(value))
             if near is not None and (slot := near.slots.put(payload)) is not None:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
-            self._source.sent(self.peer, size)
             yield encode_chunk(payload, chunk)
+            self._source.sent(self.peer, size)
             if key.kind in (Kind.REDUCED, Kind.ACCUMULATED):
                 self._faults.at(key.step, "ship", key.stage)
             else:

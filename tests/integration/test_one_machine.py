@@ -1,6 +1,7 @@
 """A sender and a receiver of one machine: they move to pipes, everything arrives in order, and an end is told."""
 
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,10 +14,13 @@ from pipeline.keys import Key, Kind
 from pipeline.plan import Member, PlanOrder
 from pipeline.values import Value
 from protos import stage_pb2
+from stage_server.bell import Bell
 from stage_server.faults import Faults
 from stage_server.loan import Loan
+from stage_server.nearby import Offer
+from stage_server.plane import deliver, encode
 from stage_server.receiver import Receiver
-from stage_server.sender import Sender
+from stage_server.sender import MOVED, Sender
 from stage_server.slots import LEAST
 
 PATIENCE = 30.0
@@ -31,7 +35,8 @@ class Taker:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[Key | str] = queue.SimpleQueue()
         self.values: dict[Key, Value] = {}
-        self.receiver = Receiver(self)
+        self.bell = Bell()
+        self.receiver = Receiver(self, self.bell)
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         self.heard.put("hello")
@@ -59,6 +64,7 @@ class Giver:
     def __init__(self) -> None:
         self.acknowledged_keys: queue.SimpleQueue[Key] = queue.SimpleQueue()
         self.heard: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.asked_by: set[int] = set()  # the threads that wanted to send
 
     @staticmethod
     def value(key: Key) -> torch.Tensor:
@@ -68,6 +74,7 @@ class Giver:
         return stage_pb2.Hello(node="n0", incarnation=1, term=1, generation=1)
 
     def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
+        self.asked_by.add(threading.get_ident())
         return Value.single(self.value(key)), ORDER
 
     def unacknowledged(self, peer: Member) -> list[Key]:
@@ -91,19 +98,45 @@ class Giver:
 Ends = tuple[Taker, Giver, Sender, grpc.Server]
 
 
+@pytest.fixture(params=["computes", "rests"])
+def taker(request: pytest.FixtureRequest) -> Iterator[Taker]:
+    """Of a node whose compute thread is busy all the time, and of one where it takes what comes."""
+    taker = Taker()
+    over = threading.Event()
+
+    def rest() -> None:
+        while not over.is_set():
+            taker.bell.rests()
+            taker.bell.wait()
+
+    compute = threading.Thread(target=rest)
+    if request.param == "rests":
+        compute.start()
+    yield taker
+    over.set()
+    while compute.is_alive():
+        taker.bell.ring()
+        compute.join(0.01)
+
+
 @pytest.fixture
-def ends() -> Iterator[Ends]:
-    taker, giver = Taker(), Giver()
+def server(taker: Taker) -> Iterator[tuple[grpc.Server, str]]:
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
     port = server.add_insecure_port("127.0.0.1:0")
     taker.receiver.serve(server)
     server.start()
-    sender = Sender(Member("n1", 7, f"127.0.0.1:{port}"), giver, Faults(()), one_machine=True)
+    yield server, f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+@pytest.fixture
+def ends(taker: Taker, server: tuple[grpc.Server, str]) -> Iterator[Ends]:
+    giver = Giver()
+    sender = Sender(Member("n1", 7, server[1]), giver, Faults(()), one_machine=True)
     assert taker.heard.get(timeout=PATIENCE) == "hello"
     assert giver.heard.get(timeout=PATIENCE) == "synced"
-    yield taker, giver, sender, server
+    yield taker, giver, sender, server[0]
     sender.close()
-    server.stop(None)
 
 
 def keys(first: int, end: int) -> list[Key]:
@@ -154,3 +187,29 @@ def test_when_the_stream_breaks_both_ends_leave_the_pipes(ends: Ends) -> None:
     server.stop(None)  # nothing of it touches the pipes
     assert taker.heard.get(timeout=PATIENCE) == "lost n0"
     assert giver.heard.get(timeout=PATIENCE) == "lost"
+
+
+def test_a_small_tensor_is_written_by_the_thread_that_sends_it(ends: Ends) -> None:
+    taker, giver, sender, _ = ends
+    for key in [key for key in keys(0, 2000) if key.index % 2]:  # at first over the stream, by the sender's thread
+        sender.send(key)
+        assert taker.heard.get(timeout=PATIENCE) == key
+        if threading.get_ident() in giver.asked_by:
+            return
+    pytest.fail("the sender's thread was woken for each of them")
+
+
+def test_what_cannot_be_read_in_the_pipe_ends_the_stream(taker: Taker, server: tuple[grpc.Server, str]) -> None:
+    near = Offer()
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    hello = stage_pb2.Hello(node="n0", incarnation=1, memory=near.memory)
+    requests.put(encode(stage_pb2.DeliverRequest(hello=hello)))
+    with grpc.insecure_channel(server[1]) as channel:
+        answers = deliver(channel, iter(requests.get, b""))
+        assert any(answer.opened for answer in answers)
+        requests.put(MOVED)
+        near.requests.write(b"rubbish")
+        assert taker.heard.get(timeout=PATIENCE) == "hello"
+        assert taker.heard.get(timeout=PATIENCE) == "lost n0"
+        requests.put(b"")
+    near.close()

@@ -15,6 +15,7 @@ from pipeline.plan import PlanOrder
 from pipeline.values import Value
 from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
+from stage_server.bell import Bell
 from stage_server.loan import Loan
 from stage_server.plane import deliver, encode
 from stage_server.receiver import Receiver
@@ -56,7 +57,7 @@ def taker() -> Taker:
 @pytest.fixture
 def channel(taker: Taker) -> Iterator[grpc.Channel]:
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
-    Receiver(taker).serve(server)
+    Receiver(taker, Bell()).serve(server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

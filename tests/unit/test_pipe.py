@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from stage_server.pipe import LENGTH, LONGEST, Reader, Writer, open_pipe, pipe
+from stage_server.pipe import LENGTH, LONGEST, WHOLE, Reader, Writer, open_pipe, pipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="needs Linux")
 PATIENCE = 30.0
@@ -114,6 +114,22 @@ def test_a_writer_whose_reader_is_gone_is_told(ends: tuple[Reader, Writer]) -> N
     reader, writer = ends
     reader.close()
     assert not writer.write(b"x")
+
+
+def test_a_message_is_written_at_once_whole_or_not_at_all(ends: tuple[Reader, Writer]) -> None:
+    reader, writer = ends
+    assert not writer.write_now(b"x" * (WHOLE + 1))
+    messages = 0
+    while writer.write_now(b"x" * WHOLE):
+        messages += 1
+    assert messages > 1
+    found = []
+    while here := reader.read_now():
+        found += here
+    assert found == [b"x" * WHOLE] * messages
+    assert writer.write_now(b"")
+    reader.close()
+    assert not writer.write_now(b"")
 
 
 def test_a_killed_writer_ends_its_messages() -> None:

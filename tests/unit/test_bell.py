@@ -1,0 +1,100 @@
+"""The bell: it wakes who rests, and what comes through a pipe is taken once, by one of two threads."""
+
+import select
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from stage_server.bell import Bell
+from stage_server.pipe import Reader, Writer, pipe
+
+pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="needs Linux")
+PATIENCE = 30.0
+MESSAGES = 2000
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Reader, Writer]]:
+    reading, writing = pipe()
+    reader, writer = Reader(reading), Writer(writing)
+    yield reader, writer
+    reader.close()
+    writer.close()
+
+
+def test_who_was_rung_before_it_waits_does_not_wait() -> None:
+    bell = Bell()
+    bell.rests()
+    bell.ring()
+    bell.wait()
+
+
+def test_every_message_is_taken_once_and_one_who_rests_goes_before_the_streams_own_thread(
+    ends: tuple[Reader, Writer],
+) -> None:
+    reader, writer = ends
+    bell = Bell()
+    turn = threading.Lock()
+    came = threading.Semaphore(0)
+    by: dict[str, list[bytes]] = {"bell": [], "stream": []}
+    order: list[bytes] = []
+
+    def take(who: str) -> bool:
+        with turn:
+            messages = reader.read_now()
+            by[who] += messages or []
+            order.extend(messages or [])
+            for _ in messages or []:
+                came.release()
+            return messages is not None
+
+    def rest() -> None:
+        while len(order) < MESSAGES:
+            bell.rests()
+            bell.wait()
+
+    def read() -> None:
+        while reader.wait(PATIENCE) and take("stream"):
+            pass
+
+    bell.watch(reader, lambda: take("bell"))
+    threads = [threading.Thread(target=rest), threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
+    sent = [str(i).encode() for i in range(MESSAGES)]
+    for message in sent:
+        assert writer.write_now(message)
+        assert came.acquire(timeout=PATIENCE)
+    writer.close()
+    bell.ring()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    assert order == sent
+    # The one that took the last message may be on its way to wait when the next one comes.
+    assert len(by["bell"]) > MESSAGES / 2
+
+
+def test_a_pipe_that_has_ended_does_not_wake_again(ends: tuple[Reader, Writer]) -> None:
+    reader, writer = ends
+    bell = Bell()
+    bell.watch(reader, _into(reader, []))
+    writer.close()
+    bell.rests()
+    bell.wait()
+    bell.leave(reader)  # once more, by the stream's thread
+    bell.rests()
+    ringer = threading.Thread(target=bell.ring)
+    ringer.start()
+    bell.wait()
+    ringer.join(PATIENCE)
+
+
+def _into(reader: Reader, taken: list[bytes]) -> Callable[[], bool]:
+    def take() -> bool:
+        messages = reader.read_now()
+        taken.extend(messages or [])
+        return messages is not None
+
+    return take
