@@ -1,6 +1,7 @@
 """Nodes that attend a real coordinator and compute nothing, many on one event loop. See benchmarks.coordination."""
 
 import asyncio
+import gc
 import random
 import time
 from typing import Any, Self
@@ -124,9 +125,13 @@ class Herd:
         for node in self.nodes.values():
             await node.attend(self._stages)
         await self._arrived()
+        # A node of its own process has few objects: what all of them together would take to collect is nobody's time.
+        gc.collect()
+        gc.disable()
         return self
 
     async def __aexit__(self, *ended: object) -> None:
+        gc.enable()
         if self._beating is not None:
             self._beating.cancel()
         for node in self.nodes.values():

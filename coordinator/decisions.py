@@ -15,8 +15,19 @@ Decision = tuple[State, tuple[Command, ...]]
 def members_of(state: State) -> Mapping[str, Member]:
     """Every node that can be given work, or has some: after a takeover it may not have reported yet."""
     before = state.plan.members if state.plan is not None and state.plan.era == state.era else {}
-    members = {n.node: Member(n.node, n.incarnation, n.address, n.zone) for n in state.nodes.values()}
-    return {k: m for k, m in members.items() if state.nodes[k].available or m == before.get(k)}
+    members: dict[str, Member] = {}
+    for name, node in state.nodes.items():
+        known = before.get(name)
+        same = known is not None and (known.incarnation, known.address, known.zone) == (
+            node.incarnation,
+            node.address,
+            node.zone,
+        )
+        if known is not None and same:
+            members[name] = known
+        elif node.available:
+            members[name] = Member(name, node.incarnation, node.address, node.zone)
+    return members
 
 
 def zones_of(state: State) -> Zones:

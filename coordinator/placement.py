@@ -72,8 +72,9 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
     """
     reasons: list[str] = []
     moved: list[StagePlan] = []
+    gone = frozenset(lost)
     for s, stage in enumerate(stages):
-        if not any(n in lost for n in stage.holders()):
+        if gone.isdisjoint(stage.holders()):
             moved.append(stage)
             continue
         standbys = tuple(b for b in stage.standbys if b.node not in lost)
@@ -114,7 +115,7 @@ def repair(
     bare = [s for s, stage in enumerate(stages) if all(b.node in leaving for b in stage.standbys)]
     if not bare:
         return stages, reasons
-    order, carried = natural_order(nodes), Burdens(stages)
+    order, carried, zoned = natural_order(nodes), Burdens(stages), several(zones)
     for s in bare:
         stage = stages[s]
         holders = stage.holders()
@@ -122,11 +123,13 @@ def repair(
         if not candidates:
             continue
         owner = stage.owner
-        chosen = min(candidates, key=lambda n: (carried[n] != (0, 0), not apart(zones, owner, n), carried[n]))
-        kind = "a spare" if carried[chosen] == (0, 0) else "holding least"
-        if apart(zones, owner, chosen):
+        spares = [n for n in candidates if carried[n] == (0, 0)]
+        elsewhere = [n for n in spares or candidates if apart(zones, owner, n)] if zoned else []
+        chosen = min(elsewhere or spares or candidates, key=carried.__getitem__)
+        kind = "a spare" if spares else "holding least"
+        if elsewhere:
             kind += " in another zone than its owner"
-        elif several(zones):
+        elif zoned:
             kind += " though not known to be in another zone than its owner"
         reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
         stages = _with(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))

@@ -26,7 +26,7 @@ class Standby:
     hot: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StagePlan:
     """One stage: layers ``first_layer`` to ``end_layer`` (exclusive), its owner in each pipeline, its standbys."""
 
@@ -46,6 +46,11 @@ class StagePlan:
 
     def holders(self) -> tuple[str, ...]:
         """Every node with a copy, hot or being seeded, owners first."""
+        return self._holders
+
+    @cached_property
+    def _holders(self) -> tuple[str, ...]:
+        # Asked of every stage in every decision, and of a thousand stages a loss changes three.
         return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys))
 
     def required(self) -> tuple[str, ...]:
