@@ -72,7 +72,7 @@ def transported(_: int) -> list[Measure]:
     """Tensor throughput and CPU against gloo."""
     out = []
     names = {"culm": "against gloo", "stream": "of the stream alone against gloo"}
-    for mib in (4, 16, 64):
+    for mib in transport.SIZES:
         took = {way: transport.measure(way, mib) for way in transport.WAYS}
         for way, name in names.items():
             speed, cost = (took[way][i] / took["gloo"][i] for i in range(2))

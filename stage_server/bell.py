@@ -4,10 +4,10 @@ A pipe is read by its stream's own thread while the compute thread computes. Whi
 and nobody else: what a node waits for gets there without a second thread being woken on its way (Linux).
 """
 
-import contextlib
 import os
 import queue
 import select
+import threading
 from collections.abc import Callable
 
 from stage_server.pipe import Reader
@@ -19,7 +19,8 @@ class Bell:
     def __init__(self) -> None:
         """Raises OSError if no more files can be opened."""
         self._rests = False
-        self._takes: dict[int, Callable[[], bool]] = {}
+        self._watched: dict[int, tuple[Reader, Callable[[], bool]]] = {}  # by file
+        self._lock = threading.Lock()
         if not hasattr(select, "epoll"):
             self._rung: queue.SimpleQueue[None] = queue.SimpleQueue()
             return
@@ -51,19 +52,24 @@ class Bell:
         for file in ready:
             if file == self._word:
                 os.eventfd_read(self._word)
-            elif (take := self._takes.get(file)) is not None and not take():
-                self._leave(file)
+            elif (watched := self._watched.get(file)) is not None:
+                pipe, take = watched
+                if not take():
+                    self.leave(pipe)
 
     def watch(self, pipe: Reader, take: Callable[[], bool]) -> None:
         """From any thread: the compute thread calls ``take`` for what comes while it rests, as long as that is true."""
-        self._takes[pipe.file] = take
-        pipe.wake_first(self._epoll)
+        with self._lock:
+            self._watched[pipe.file] = pipe, take
+            pipe.wake_first(self._epoll)
 
     def leave(self, pipe: Reader) -> None:
-        """From any thread: the pipe's stream is over. ``take`` may be called once more, if that is about to happen."""
-        self._leave(pipe.file)
+        """From any thread, once or more, the last time before the pipe is closed: its stream is over.
 
-    def _leave(self, file: int) -> None:
-        self._takes.pop(file, None)
-        with contextlib.suppress(FileNotFoundError):  # gone already
-            self._epoll.unregister(file)
+        ``take`` may be called once more, if that is about to happen.
+        """
+        with self._lock:
+            # The number of a file that is closed is soon another's.
+            if self._watched.get(pipe.file, (None,))[0] is pipe:
+                del self._watched[pipe.file]
+                self._epoll.unregister(pipe.file)

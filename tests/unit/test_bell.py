@@ -91,6 +91,21 @@ def test_a_pipe_that_has_ended_does_not_wake_again(ends: tuple[Reader, Writer]) 
     ringer.join(PATIENCE)
 
 
+def test_one_that_has_ended_is_not_taken_for_another_of_the_same_number(ends: tuple[Reader, Writer]) -> None:
+    ended, writer = ends
+    again = Reader(ended.file)  # as after the first was closed
+    bell = Bell()
+    taken: list[bytes] = []
+    bell.watch(ended, lambda: False)
+    bell.leave(ended)
+    bell.watch(again, _into(again, taken))
+    bell.leave(ended)
+    writer.write(b"new")
+    bell.rests()
+    bell.wait()
+    assert taken == [b"new"]
+
+
 def _into(reader: Reader, taken: list[bytes]) -> Callable[[], bool]:
     def take() -> bool:
         messages = reader.read_now()
