@@ -47,11 +47,11 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
-  and do nothing else: what this machine gives without any runtime. Of the 37 ms that a step of P = 4 took longer than
-  the ideal, traced once: 21 ms in and around the 22 instructions on the critical path (bare processes have 16 ms in
-  all); 9 ms in six hops from node to node; 7 ms from the last backward to the next step (reduce, ready,
-  commit, apply). Most of it is Python that runs cold on two cores which all processes share: seeding the generators
-  before a forward takes 18 us at once and some 85 us there.
+  and do nothing else: what this machine gives without any runtime. Of the 30 ms that a step of P = 4 took longer than
+  the ideal, traced once: 18 ms in and around the 22 instructions on the critical path (bare processes had 20 ms in
+  all, in the same minutes); 6 ms in six hops from node to node; 6 ms from the last backward to the next step (reduce,
+  ready, commit, apply). Most of it is Python that runs cold on two cores which all processes share: seeding the
+  generators before a forward takes 18 us at once and some 85 us there.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
