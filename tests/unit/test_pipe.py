@@ -5,7 +5,7 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -13,15 +13,6 @@ from stage_server.pipe import LENGTH, LONGEST, WHOLE, Reader, Writer, open_pipe,
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="needs Linux")
 PATIENCE = 30.0
-
-
-@pytest.fixture
-def ends() -> Iterator[tuple[Reader, Writer]]:
-    reading, writing = pipe()
-    reader, writer = Reader(reading), Writer(writing)
-    yield reader, writer
-    reader.close()
-    writer.close()
 
 
 def beside(work: Callable[[], object]) -> tuple[threading.Thread, list[object]]:

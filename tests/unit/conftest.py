@@ -1,0 +1,17 @@
+"""What several unit tests begin with."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from stage_server.pipe import Reader, Writer, pipe
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Reader, Writer]]:
+    """Of a pipe."""
+    reading, writing = pipe()
+    reader, writer = Reader(reading), Writer(writing)
+    yield reader, writer
+    reader.close()
+    writer.close()
