@@ -17,6 +17,7 @@ import torch
 from benchmarks import coordination, failover, idle_cost, pipelining, plots, transport
 from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure, quiet_rounds
+from benchmarks.priorities import allowed
 from benchmarks.restarts import restarted
 from culm.kills import Kill
 from pipeline.schedule import one_f_one_b
@@ -47,11 +48,12 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
-  and do nothing else: what this machine gives without any runtime. Of the 30 ms that a step of P = 4 took longer than
-  the ideal, traced once: 18 ms in and around the 22 instructions on the critical path (bare processes had 20 ms in
-  all, in the same minutes); 6 ms in six hops from node to node; 6 ms from the last backward to the next step (reduce,
-  ready, commit, apply). Most of it is Python that runs cold on two cores which all processes share: seeding the
-  generators before a forward takes 18 us at once and some 85 us there.
+  and do nothing else: what this machine gives without any runtime. "Later stages first" is the same run at real-time
+  priorities, which tells how much of a step its processes wait for one of the machine's two cores. Of the 30 ms that
+  a step of P = 4 took longer than the ideal, traced once: 18 ms in and around the 22 instructions on the critical
+  path (bare processes had 20 ms in all, in the same minutes); 6 ms in six hops from node to node; 6 ms from the last
+  backward to the next step (reduce, ready, commit, apply). Most of it is Python that runs cold on two cores which all
+  processes share: seeding the generators before a forward takes 18 us at once and some 85 us there.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
@@ -89,7 +91,7 @@ def pipelined(stages: int) -> list[Measure]:
     torchs = pipelining.torch_step(stages, microbatches, 20)
     bare = pipelining.bare_step(stages, microbatches, 20)
     alone = pipelining.culm_step(stages, microbatches, "off", 20, apart=True)
-    return [
+    measures = [
         Measure(f"paced step against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[off / ideal]),
         Measure(f"paced step against torch's 1F1B, {p}", "ratio", 1.0, 0.97, rounds=[off / torchs]),
         Measure(f"paced step of bare processes against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[bare / ideal]),
@@ -97,6 +99,15 @@ def pipelined(stages: int) -> list[Measure]:
         Measure(f"paced step, lazy against off, {p}", "ratio", 1.03, 1.01, rounds=[lazy / off]),
         Measure(f"paced step, eager against off, {p}", "ratio", 1.06, 1.02, rounds=[eager / off]),
     ]
+    if allowed():
+        first = pipelining.culm_step(stages, microbatches, "off", 20, priorities=True)
+        bare_first = pipelining.bare_step(stages, microbatches, 20, priorities=True)
+        later, bare_later = "paced step, later stages first", "paced step of bare processes, later stages first"
+        measures += [
+            Measure(f"{later}, against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[first / ideal]),
+            Measure(f"{bare_later}, against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[bare_first / ideal]),
+        ]
+    return measures
 
 
 def unbubbled(_: int) -> list[Measure]:

@@ -1,7 +1,8 @@
 """1F1B over paced layers with nothing but processes and pipes: what a step takes on this machine without any runtime.
 
-``python -m benchmarks.bare_pipeline STAGES MICROBATCHES STEPS WARM`` prints the median seconds of a step. No process
-can be lost, no message is checked and nobody agrees on anything: the least that Python and autograd can do.
+``python -m benchmarks.bare_pipeline STAGES MICROBATCHES STEPS WARM [later-first]`` prints the median seconds of a step;
+the last word gives later stages priority (``benchmarks.priorities``). No process can be lost, no message is checked and
+nobody agrees on anything: the least that Python and autograd can do.
 """
 
 import os
@@ -16,6 +17,7 @@ from torch import multiprocessing
 from torch.nn import functional
 
 from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
+from benchmarks.priorities import later_first
 from pipeline.schedule import one_f_one_b
 
 BYTES = WIDTH * 4  # of a tensor
@@ -57,9 +59,19 @@ class Samples:
         return self._loaded.pop((step, microbatch))
 
 
-def work(stage: int, forwards: list[Pipe], backwards: list[Pipe], microbatches: int, steps: int, warm: int) -> None:
+def work(
+    stage: int,
+    forwards: list[Pipe],
+    backwards: list[Pipe],
+    microbatches: int,
+    steps: int,
+    warm: int,
+    priorities: bool,
+) -> None:
     """One stage's training. ``forwards[i]`` and ``backwards[i]`` join stages i and i + 1."""
     torch.set_num_threads(1)
+    if priorities:
+        later_first(os.getpid(), stage)
     last = len(forwards)
     module = Paced(FORWARD, BACKWARD)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -96,10 +108,11 @@ def work(stage: int, forwards: list[Pipe], backwards: list[Pipe], microbatches: 
 
 
 def main() -> None:
-    stages, microbatches, steps, warm = map(int, sys.argv[1:])
+    stages, microbatches, steps, warm = map(int, sys.argv[1:5])
+    priorities = sys.argv[5:] == ["later-first"]
     forwards, backwards = ([Pipe.opened() for _ in range(stages - 1)] for _ in range(2))
     multiprocessing.start_processes(  # type: ignore[attr-defined, no-untyped-call]
-        work, (forwards, backwards, microbatches, steps, warm), nprocs=stages, start_method="fork"
+        work, (forwards, backwards, microbatches, steps, warm, priorities), nprocs=stages, start_method="fork"
     )
 
 

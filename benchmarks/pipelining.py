@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
+from benchmarks.priorities import later_first
 from culm.cluster import LocalCluster
 from culm.training import train
 from pipeline.job import load_job
@@ -28,11 +29,18 @@ def ideal(stages: int, microbatches: int) -> float:
 
 
 def culm_step(
-    stages: int, microbatches: int, redundancy: str, steps: int, apart: bool = False, changes: Sequence[str] = ()
+    stages: int,
+    microbatches: int,
+    redundancy: str,
+    steps: int,
+    apart: bool = False,
+    changes: Sequence[str] = (),
+    priorities: bool = False,
 ) -> float:
     """Median seconds from commit to commit of a calm run on local processes.
 
     ``apart``: as nodes of different machines, which share no memory and no pipes: an address of loopback for each.
+    ``priorities``: later stages first (``benchmarks.priorities``), from the first commit on.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -42,7 +50,11 @@ def culm_step(
         commits: list[float] = []
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+            begun = bool(commits)
             commits.extend(event.time for event in events if event.kind == "commit")
+            if priorities and commits and not begun:
+                for node in status.nodes:
+                    later_first(node.pid, max(node.stages))
 
         hosts = {f"n{i}": {"CULM_LISTEN": f"127.0.0.{i + 2}:0"} for i in range(stages if apart else 0)}
         run = folder / "run"
@@ -57,13 +69,13 @@ def torch_step(stages: int, microbatches: int, steps: int) -> float:
     return _told("benchmarks.torch_pipelining", stages, microbatches, steps)
 
 
-def bare_step(stages: int, microbatches: int, steps: int) -> float:
+def bare_step(stages: int, microbatches: int, steps: int, priorities: bool = False) -> float:
     """The same of processes and pipes without any runtime."""
-    return _told("benchmarks.bare_pipeline", stages, microbatches, steps)
+    return _told("benchmarks.bare_pipeline", stages, microbatches, steps, *(["later-first"] if priorities else []))
 
 
-def _told(module: str, stages: int, microbatches: int, steps: int) -> float:
-    words = [sys.executable, "-m", module, str(stages), str(microbatches), str(steps), str(WARM)]
+def _told(module: str, stages: int, microbatches: int, steps: int, *more: str) -> float:
+    words = [sys.executable, "-m", module, str(stages), str(microbatches), str(steps), str(WARM), *more]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     return float(done.stdout.strip().split("\n")[-1])
 
@@ -74,7 +86,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--ways", nargs="+", default=["off", "apart", "lazy", "eager", "torch", "bare"])
+    parser.add_argument("--ways", nargs="+", default=["off", "first", "apart", "lazy", "eager", "torch", "bare"])
     arguments = parser.parse_args()
     for stages in arguments.stages:
         microbatches = 2 * stages
@@ -86,6 +98,8 @@ def main() -> None:
                     seconds = torch_step(stages, microbatches, arguments.steps)
                 elif way == "bare":
                     seconds = bare_step(stages, microbatches, arguments.steps)
+                elif way == "first":
+                    seconds = culm_step(stages, microbatches, "off", arguments.steps, priorities=True)
                 elif way == "apart":
                     seconds = culm_step(stages, microbatches, "off", arguments.steps, apart=True)
                 else:
