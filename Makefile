@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
-# Test processes beside each other.
-WORKERS ?= 2
+# Test processes beside each other: they wait more than they compute, so one more than two cores have work for.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test wan compose browser bench soak lint format protos clean
