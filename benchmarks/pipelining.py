@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
-from benchmarks.priorities import later_first
+from benchmarks.priorities import allowed, later_first
 from culm.cluster import LocalCluster
 from culm.training import train
 from pipeline.job import load_job
@@ -86,8 +86,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--stages", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--ways", nargs="+", default=["off", "first", "apart", "lazy", "eager", "torch", "bare"])
+    first = ["first"] if allowed() else []
+    parser.add_argument("--ways", nargs="+", default=["off", *first, "apart", "lazy", "eager", "torch", "bare"])
     arguments = parser.parse_args()
+    if "first" in arguments.ways and not first:
+        parser.error("'first' gives real-time priorities: run it as root, or with CAP_SYS_NICE")
     for stages in arguments.stages:
         microbatches = 2 * stages
         best = ideal(stages, microbatches)
