@@ -9,8 +9,9 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ PR_SET_PDEATHSIG = 1
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["culm.preloaded"])
+# Starting a process asks after all others, and an exit code can be read once only: a second reader gets 255 for it.
+_exit_codes = threading.Lock()
 
 
 def warm_up() -> None:
@@ -29,8 +32,18 @@ def warm_up() -> None:
 def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Starts ``culm WORDS``, which appends what it says to the log."""
     process = _context.Process(target=_become, args=(list(words), str(log), dict(environment), os.getcwd()))
-    process.start()
+    with _exit_codes:
+        process.start()
     return process
+
+
+def wait(process: BaseProcess) -> int:
+    """Waits for its end, in any thread. Returns its exit code; negative: the number of the signal that ended it."""
+    connection.wait([process.sentinel])
+    with _exit_codes:
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 def die_with_parent() -> None:

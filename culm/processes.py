@@ -45,14 +45,8 @@ class Child:
         """``culm WORDS`` with torch in it from the start."""
         log.touch()
         process = nursery.begin(words, log, environment)
-
-        def wait() -> int:
-            process.join()
-            assert process.exitcode is not None
-            return process.exitcode
-
         assert process.pid is not None
-        return Child(process.pid, wait, log)
+        return Child(process.pid, lambda: nursery.wait(process), log)
 
     def _watch(self, wait: Callable[[], int]) -> None:
         code = wait()
