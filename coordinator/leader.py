@@ -76,6 +76,8 @@ class Leader:
         settings = self.settings.decisions()
         if document is None:
             self._state = begin(settings, self.term)
+            if self.settings.job.checkpoint is None:
+                log.warning("the job has no [checkpoint]: if both copies of a stage are lost, training starts again")
             if self.settings.resume:
                 self._state = await asyncio.to_thread(self._resumed)
         else:

@@ -18,6 +18,7 @@ from protos.coordinator_pb2_grpc import CoordinatorStub
 from tests.fake_node import FakeNode
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "digits_mlp.toml"
 DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
 SERVE = """
 import logging, os, sys
@@ -30,8 +31,8 @@ sys.exit(main(CoordinatorSettings(load_job(job), listen, redis_url, name=str(os.
 """
 
 
-def command(redis: EmbeddedRedis, listen: str = "127.0.0.1:0") -> list[str]:
-    return [sys.executable, "-c", SERVE, str(ROOT / "examples" / "digits_mlp.toml"), listen, redis.url]
+def command(redis: EmbeddedRedis, listen: str = "127.0.0.1:0", job: Path = EXAMPLE) -> list[str]:
+    return [sys.executable, "-c", SERVE, str(job), listen, redis.url]
 
 
 @pytest.fixture
@@ -85,6 +86,21 @@ def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> Non
         finally:
             code = ended(process)
         assert code == 0
+
+
+@pytest.mark.parametrize("saves", [False, True])
+def test_a_run_that_could_lose_everything_is_said_to(server: EmbeddedRedis, tmp_path: Path, saves: bool) -> None:
+    job = tmp_path / "job.toml"
+    section = f'[checkpoint]\nurl = "file://{tmp_path}/checkpoints"\nevery = 10\n'
+    job.write_text(EXAMPLE.read_text() + (section if saves else ""))
+    with server:
+        process = start(command(server, job=job))
+        try:
+            address_of(process)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, said = process.communicate(timeout=DEADLINE_SECONDS)
+    assert ("the job has no [checkpoint]" in said) != saves
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(server: EmbeddedRedis) -> None:
