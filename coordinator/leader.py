@@ -77,7 +77,7 @@ class Leader:
         if document is None:
             self._state = begin(settings, self.term)
             if self.settings.job.checkpoint is None:
-                log.warning("the job has no [checkpoint]: if both copies of a stage are lost, training starts again")
+                log.warning("no [checkpoint] url in the job: if both copies of a stage are lost, training starts again")
             if self.settings.resume:
                 self._state = await asyncio.to_thread(self._resumed)
         else:

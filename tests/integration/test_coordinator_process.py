@@ -61,11 +61,16 @@ def finish(process: "subprocess.Popen[str]") -> int:
 
 def ended(process: "subprocess.Popen[str]") -> int:
     """The exit code of one that was asked to stop: a second signal would meet it on its way out."""
+    logged(process)
+    return process.returncode
+
+
+def logged(process: "subprocess.Popen[str]") -> str:
+    """What one that was asked to stop had to log."""
     try:
-        process.communicate(timeout=DEADLINE_SECONDS)
+        return process.communicate(timeout=DEADLINE_SECONDS)[1]
     finally:
         process.kill()
-    return process.returncode
 
 
 def test_told_to_stop_it_says_goodbye_to_its_nodes(server: EmbeddedRedis) -> None:
@@ -99,8 +104,8 @@ def test_a_run_that_could_lose_everything_is_said_to(server: EmbeddedRedis, tmp_
             address_of(process)
         finally:
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=DEADLINE_SECONDS)
-    assert ("the job has no [checkpoint]" in said) != saves
+            said = logged(process)
+    assert ("no [checkpoint] url" in said) != saves
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_2(server: EmbeddedRedis) -> None:
