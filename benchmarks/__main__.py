@@ -30,9 +30,9 @@ on one machine: {machine}.
 The floor has to hold; the aim is what to try for.
 
 Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
-which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. Rows
-without it are of before this was told. Since then a loop of the lowest priority keeps every core from halting
-meanwhile: a host that gives halted cores to others takes a while to give them back.
+which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. A loop of
+the lowest priority keeps every core from halting meanwhile: a host that gives halted cores to others takes a while to
+give them back.
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -52,8 +52,10 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   priorities, which tells how much of a step its processes wait for one of the machine's two cores. Of the 30 ms that
   a step of P = 4 took longer than the ideal, traced once: 18 ms in and around the 22 instructions on the critical
   path (bare processes had 20 ms in all, in the same minutes); 6 ms in six hops from node to node; 6 ms from the last
-  backward to the next step (reduce, ready, commit, apply). Most of it is Python that runs cold on two cores which all
-  processes share: seeding the generators before a forward takes 18 us at once and some 85 us there.
+  backward to the next step (reduce, ready, commit, apply). Most of it is code that has left the core's caches: such
+  a layer's forward and backward take 0.2 ms at once and 0.4 to 1.2 ms after 10 ms of an empty loop, with nothing else
+  running on the machine (`python -m benchmarks.cold`). What a host's other guests do moves these rows by 3 % within
+  hours, bare processes by half of that.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
@@ -177,10 +179,6 @@ def as_json(measures: list[Measure]) -> dict[str, Any]:
     }
 
 
-def _percent(measure: dict[str, Any]) -> str:
-    return f"{measure['stolen']:.0%}" if "stolen" in measure else ""  # those of before do not tell
-
-
 def _shown(value: float) -> str:
     """With what tells it from a floor that it just misses."""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.2f}"
@@ -189,7 +187,7 @@ def _shown(value: float) -> str:
 def page(results: dict[str, Any]) -> str:
     rows = [
         f"| {name} | {_shown(m['value'])} | {min(m['rounds']):.2f} to {max(m['rounds']):.2f} | {m['floor']:g} | "
-        f"{m['aim']:g} | {'yes' if m['holds'] else '**no**'} | {_percent(m)} |"
+        f"{m['aim']:g} | {'yes' if m['holds'] else '**no**'} | {m['stolen']:.0%} |"
         for name, m in results["measures"].items()
     ]
     return HEAD.format(machine=results["machine"]) + "\n".join(rows) + "\n" + TAIL
