@@ -1,5 +1,9 @@
 """The picture of the measures: where a figure stands between its floor and its aim."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from benchmarks import plots
@@ -41,3 +45,19 @@ def test_the_verdict_is_that_of_the_measure() -> None:
         assert measure.holds == (rows[name]["verdict"] != "floor missed")
         assert rows[name]["from"] <= rows[name]["at"] <= rows[name]["to"]
     assert rows["held"]["numbers"] == "0.70 (floor 0.6, aim 1)"
+
+
+WITHOUT_PLOTS = """
+import sys
+sys.modules["vl_convert"] = None  # as if it were not installed
+from benchmarks.__main__ import main
+main()
+"""
+
+
+def test_what_the_picture_needs_is_asked_for_before_anything_is_measured() -> None:
+    command = [sys.executable, "-c", WITHOUT_PLOTS, "--only", "coordination"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install -c constraints.txt -e '.[bench]'" in done.stderr
+    assert done.stdout == ""
