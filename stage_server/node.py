@@ -342,9 +342,11 @@ class Node:
     # ---- what the coordinator orders (stage_server.orders.Listener) -------------------------------------------------
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None], available: pb.Available) -> None:
-        """Announces this node and repeats its facts (rule 6)."""
+        """Announces this node and repeats its facts (rule 6). What it has done so far goes along: the run may be over
+        before the next heartbeat.
+        """
         with self._changed:
-            facts = [reports.available(available, self.worker)]
+            facts = [reports.available(available, self.worker), pb.AttendRequest(heartbeat=self.heartbeat())]
             facts.extend(reports.ready(fact) for fact in self.worker.repeat_facts())
             if self._saved is not None:
                 facts.append(self._saved)

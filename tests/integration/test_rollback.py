@@ -34,8 +34,9 @@ class Strike:
     def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
         if status.step >= STRIKE and status.checkpoint >= STRIKE - STRIKE % EVERY and self._names:
             pids = self._cluster.pids()
-            for name in self._names:
-                os.kill(pids[name], signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # none is seeded anew while another one is still to die
+                for name in self._names:
+                    os.kill(pids[name], number)
             self._names = []
 
 
