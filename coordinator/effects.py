@@ -10,6 +10,9 @@ from pipeline.plan import Plan
 from pipeline.plan_change import change_of
 from protos import coordinator_pb2 as pb
 
+GIVE_WAY = 0.002  # seconds in which the first stage's node begins the next step
+SLOT_OVER_WAY = 5  # so many times as long take a forward and its backward where others give way
+
 
 def commit_from_proto(commit: pb.Commit) -> cmd.Commit:
     next_plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
@@ -26,6 +29,15 @@ def in_turn(nodes: Iterable[str], plan: Plan | None) -> list[str]:
     stages = plan.stages if plan is not None else ()
     turns = {stage.owner: s for s, stage in reversed(list(enumerate(stages)))}
     return sorted(nodes, key=lambda node: turns.get(node, len(stages)))
+
+
+def pause_before(turn: int, slot_seconds: float) -> float:
+    """Seconds that a commit to the node of this turn waits: all wait for the first, maybe on one and the same machine.
+
+    ``slot_seconds``: what a microbatch's forward and backward took of the last step; 0.0 if that is not known. The
+    second stage has nothing to do before the first one's first forward is over.
+    """
+    return GIVE_WAY if turn and slot_seconds >= SLOT_OVER_WAY * GIVE_WAY else 0.0
 
 
 def plan_in(command: cmd.Command) -> Plan | None:

@@ -13,7 +13,7 @@ from coordinator import events as ev
 from coordinator import state as co
 from coordinator.billing import Billing
 from coordinator.decisions import commit_record
-from coordinator.effects import addressee, in_turn, order_of, plan_in
+from coordinator.effects import GIVE_WAY, addressee, in_turn, order_of, pause_before, plan_in
 from coordinator.machine import advance, begin, validate
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
@@ -35,13 +35,18 @@ RATE_STEPS = 10  # commits over which samples per second are averaged
 
 @dataclass(eq=False)
 class OrderStream:
-    """The orders to one attached incarnation. None in the queue ends it."""
+    """The orders to one attached incarnation, each with the seconds that it waits, and those after it. None in the
+    queue ends it.
+    """
 
     node: str
     incarnation: int
-    queue: "asyncio.Queue[pb.AttendResponse | None]"
+    queue: "asyncio.Queue[tuple[float, pb.AttendResponse] | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
     plan: Plan | None = None  # the last one that was sent
+
+    def put(self, order: pb.AttendResponse, pause: float = 0.0) -> None:
+        self.queue.put_nowait((pause, order))
 
 
 class Leader:
@@ -132,7 +137,7 @@ class Leader:
         stream = self._streams.get(node)
         if stream is None:
             return False
-        stream.queue.put_nowait(order)
+        stream.put(order)
         return True
 
     def _attends(self, node: str, incarnation: int) -> bool:
@@ -143,7 +148,7 @@ class Leader:
         """A last order to every node, and the end."""
         for stream in self._streams.values():
             if order is not None:
-                stream.queue.put_nowait(order)
+                stream.put(order)
             stream.queue.put_nowait(None)
         self._streams.clear()
 
@@ -187,8 +192,8 @@ class Leader:
     def _persist(self) -> None:
         """Once the orders are on their way: nodes wait for those, and tell a successor what it cannot read (rule 8)."""
         if not self._unwritten:
-            loop = asyncio.get_running_loop()
-            loop.call_soon(loop.call_soon, self._write)  # the streams' turn comes in between
+            # Not at once: a node that has just been sent an order may have to start on this very core.
+            asyncio.get_running_loop().call_later(GIVE_WAY, self._write)
         self._unwritten = True
 
     def _write(self) -> None:
@@ -208,13 +213,14 @@ class Leader:
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
         names = in_turn(self._streams, self._state.plan) if node is None else [node]
-        for stream in [self._streams[name] for name in names if name in self._streams]:
+        slot_seconds = self._slot_seconds() if isinstance(command, cmd.Commit) else 0.0
+        for turn, stream in enumerate([self._streams[name] for name in names if name in self._streams]):
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
                 orders[same] = order_of(command, before)
             if (order := orders[same]) is not None:
-                stream.queue.put_nowait(order)
+                stream.put(order, pause_before(turn, slot_seconds))
             stream.plan = plan or stream.plan
         if isinstance(command, cmd.Commit):
             self._commit_times.append(time.monotonic())
@@ -274,6 +280,11 @@ class Leader:
         if len(times) < 2 or times[-1] == times[0]:
             return 0.0
         return (len(times) - 1) * self.settings.job.samples_per_step / (times[-1] - times[0])
+
+    def _slot_seconds(self) -> float:
+        """What a microbatch's forward and backward took of the last whole step; 0.0 if that is not known."""
+        times, pipeline = self._commit_times, self.settings.job.pipeline
+        return (times[-1] - times[-2]) / (pipeline.microbatches + pipeline.stages - 1) if len(times) > 1 else 0.0
 
     def cost(self) -> pb.GetCostResponse:
         return self.ledger.figures(time.time())

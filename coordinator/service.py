@@ -75,7 +75,7 @@ class Service(CoordinatorServicer):
             await self._leader.step_down(join.term)
             await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator leads")
         stream = OrderStream(join.node, join.incarnation, asyncio.Queue(), join.takes_changes)
-        stream.queue.put_nowait(pb.AttendResponse(welcome=self._welcome))
+        stream.put(pb.AttendResponse(welcome=self._welcome))
         if not self._leader.attach(stream):
             why = f"another process already runs as {join.node}: give this one its own --name"
             await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
@@ -84,7 +84,10 @@ class Service(CoordinatorServicer):
         joined = ev.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine)
         reader = asyncio.create_task(self._read(stream, joined, context))
         try:
-            while (order := await stream.queue.get()) is not None:
+            while (next_one := await stream.queue.get()) is not None:
+                pause, order = next_one
+                if pause:
+                    await asyncio.sleep(pause)
                 await context.write(order)
         finally:
             reader.cancel()
