@@ -49,8 +49,12 @@ class Billing:
         self._begun = now if self._begun is None else self._begun
         if now >= self._next or state.phase is Phase.DONE:
             self._next = now + min(max((now - self._begun) / SHARE, FIRST_SECONDS), LAST_SECONDS)
-            for node in state.nodes.values():
-                yield from self._usage(node)
+            yield from self.usage(state)
+
+    def usage(self, state: State) -> Iterator[Record]:
+        """What is known and not yet on record of how the nodes' time went."""
+        for node in state.nodes.values():
+            yield from self._usage(node)
 
     def _usage(self, node: Node) -> Iterator[Record]:
         times = {use: getattr(node.times, use) for use in USES}

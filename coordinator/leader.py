@@ -181,6 +181,8 @@ class Leader:
         if isinstance(command, cmd.Persist):
             self._persist()
         elif isinstance(command, cmd.Record):
+            for usage in self._billing.usage(self._state) if command.kind == "done" else ():
+                self._record(usage)  # the figures are those as of the end
             self._record(command)
         elif isinstance(command, cmd.WriteManifest):
             task = asyncio.create_task(self._complete_checkpoint(command))
