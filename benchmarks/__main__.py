@@ -50,13 +50,13 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
   and do nothing else: what this machine gives without any runtime. "Later stages first" is the same run at real-time
-  priorities, which tells how much of a step its processes wait for one of the machine's two cores. Of the 42 ms that
-  a step of P = 8 took longer than the ideal, traced once (in brackets bare processes, minutes later): 17 ms between
-  the last stage's 32 instructions (10), 13 ms in fourteen hops from node to node (5), 5 ms from the last backward to
-  the next step (0.3; here reduce, ready, commit, apply), 4 ms in layers that ended late as others had the core (3).
+  priorities, which tells how much of a step its processes wait for one of the machine's two cores. Of the 41 ms that
+  a step of P = 8 took longer than the ideal, traced once (in brackets bare processes, minutes before): 18 ms between
+  the last stage's 32 instructions (10), 14 ms in fourteen hops from node to node (5), 3 ms from the last backward to
+  the next step (0.3; here reduce, ready, commit, apply), 2 ms in layers that ended late as others had the core (3).
   Most of it is code that has left the core's caches: such a layer's forward and backward take 0.05 ms at once and 0.2
   ms after 10 ms of an empty loop, with nothing else running on the machine (`python -m benchmarks.cold`). On slower
-  cores, where these were 0.2 and 0.4 to 1.2 ms, the same code's steps took 1.064 to 1.099 of the ideal with P = 4 and
+  cores, where these were 0.2 and 0.4 to 1.2 ms, steps of older versions took 1.064 to 1.099 of the ideal with P = 4 and
   1.059 to 1.114 with P = 8 in several nights' runs, and bare processes 1.030 to 1.048: there the floor did not hold.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
