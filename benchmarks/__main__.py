@@ -58,6 +58,8 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   ms after 10 ms of an empty loop, with nothing else running on the machine (`python -m benchmarks.cold`). On slower
   cores, where these were 0.2 and 0.4 to 1.2 ms, steps of older versions took 1.064 to 1.099 of the ideal with P = 4 and
   1.059 to 1.114 with P = 8 in several nights' runs, and bare processes 1.030 to 1.048: there the floor did not hold.
+  On the faster ones two more runs within three hours gave 1.064 and 1.055 with P = 4, 1.062 and 1.060 with P = 8; the
+  last of them after commits went to the first stage's node ahead of all others; the rows are of before that.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
