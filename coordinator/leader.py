@@ -68,6 +68,7 @@ class Leader:
         self._billing = Billing(settings.prices, self.ledger)
         self._windows: dict[int, list[float]] = {}  # stage -> how long it was without a hot standby, each time
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._last_commit: dict[str, str] = {}  # the fields of the last one on record
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
     @property
@@ -249,6 +250,8 @@ class Leader:
         self.take(ev.Checkpointed(command.step, kept))
 
     def _record(self, record: cmd.Record) -> None:
+        if record.kind == "commit" and record.fields == self._last_commit:
+            return  # by the leader before, which died before it had persisted that: told again by the nodes
         state = self._state
         event = pb.ListEventsResponse(
             # Higher than any of a leader before, also where its last ones were never written.
@@ -272,6 +275,8 @@ class Leader:
 
     def _note(self, event: pb.ListEventsResponse) -> None:
         self.ledger.take(event)
+        if event.kind == "commit":
+            self._last_commit = dict(event.fields)
         if event.kind == "hot":
             self._windows.setdefault(int(event.fields["stage"]), []).append(float(event.fields["exposure_ms"]) / 1e3)
 

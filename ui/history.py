@@ -46,6 +46,8 @@ class History:
         if event.kind not in ROUTINE:
             self.notable.append(event)
         if event.kind == "commit":
+            # It may be known of a coordinator that died before it had put it on record: the next one tells it again.
+            self._drop_from(int(facts["step"]))
             self.steps.append(int(facts["step"]))
             self.losses.append(float(facts["loss"]))
             self.times.append(event.time)
@@ -62,10 +64,13 @@ class History:
         if event.kind in ENDS:
             self._ended(event)
 
-    def _rolled_back(self, step: int) -> None:
+    def _drop_from(self, step: int) -> None:
         while self.steps and self.steps[-1] >= step:
             for series in (self.steps, self.losses, self.times):
                 series.pop()
+
+    def _rolled_back(self, step: int) -> None:
+        self._drop_from(step)
         for preemption in self.preemptions[-1:]:
             preemption.kind = "rollback"
 

@@ -20,6 +20,7 @@ from coordinator.state import Phase
 from coordinator.store import MemoryStore
 from pipeline.channel import channel_options, server_options
 from pipeline.job import load_job, parse_job
+from pipeline.messages import plan_to_proto
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
@@ -254,11 +255,45 @@ def test_a_successor_goes_on_from_the_last_commit() -> None:
             await node.ready(0)
             await node.ready(1)
         await running.until(lambda s: s.step == 1)
+        await running.leader.close()
 
     async def after(running: Cluster) -> None:
         status = await running.stub.GetStatus(pb.GetStatusRequest())
         assert (status.term, status.step, status.loss) == (2, 1, 0.375)
         assert [(n.id, n.state) for n in status.nodes] == [("n0", "detached"), ("n1", "detached")]
+
+    run(before, store)
+    run(after, store)
+
+
+def test_a_commit_that_was_on_record_but_not_in_the_state_is_not_recorded_again() -> None:
+    store = MemoryStore()
+
+    async def before(running: Cluster) -> None:
+        pair = await running.pair()
+        await running.leader.close()
+        persisted = store.document
+        for node in pair:
+            await node.ready(0)
+            await node.ready(1)
+        await running.until(lambda s: s.step == 1)
+        store.save = lambda document: None  # type: ignore[method-assign]  # killed before it could
+        store.document = persisted
+
+    async def after(running: Cluster) -> None:
+        assert (await running.stub.GetStatus(pb.GetStatusRequest())).step == 0
+        plan, commit = running.leader.state.plan, pb.Commit(term=1, step=0, scale=1.0, loss=0.375)
+        assert plan is not None
+        node = await running.open("n0")
+        await node.hear("welcome")
+        available = pb.Available(layer_parameters=[4, 3, 2, 1], fingerprint="code", version=1, holds_state=True)
+        available.layers.extend(range(4))
+        available.plan.CopyFrom(plan_to_proto(plan))
+        available.last_commit.CopyFrom(commit)
+        await node.say(available=available)
+        await running.until(lambda s: s.step == 1)
+        events = await running.events()
+        assert [event.fields["step"] for event in events if event.kind == "commit"] == ["0"]
 
     run(before, store)
     run(after, store)

@@ -72,6 +72,12 @@ def test_a_node_that_was_given_notice_and_handed_over_is_no_loss() -> None:
     assert (last.node, last.kind, last.notice_seconds, last.redone) == ("n1", "handover", 2.5, 0)
 
 
+def test_a_commit_that_the_next_coordinator_tells_again_is_in_the_curve_once() -> None:
+    run = a_run_with_a_loss()
+    again = event(15, 12, "commit", 5, step=4, loss=1.6)
+    assert folded([*run, again]).steps == folded(run).steps == list(range(5))
+
+
 def test_a_rollback_takes_the_curve_back() -> None:
     history = folded([*a_run_with_a_loss(), event(15, 10, "rollback", 2, step=2)])
     assert history.steps == [0, 1]
