@@ -19,6 +19,9 @@ class Kind(IntEnum):
     ACCUMULATED = 5
 
 
+ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a function in Python (3.11)
+
+
 class Key(NamedTuple):
     """Names one tensor of the run; its value never changes.
 
@@ -39,7 +42,7 @@ class Key(NamedTuple):
 
 def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
     """What nobody wants once this key is here: of a stage's ACCUMULATED in a step the latest is enough."""
-    if key.kind is not Kind.ACCUMULATED:
+    if key.kind is not ACCUMULATED:
         return set()
     return {k for k in others if k < key and k._replace(index=key.index) == key}
 
@@ -54,13 +57,13 @@ def producer(key: Key, plan: Plan) -> str | None:
 def consumers(key: Key, plan: Plan) -> tuple[str, ...]:
     """The nodes that need this key under the plan; may include the producer when it hosts both sides."""
     last = len(plan.stages) - 1
-    if key.kind is Kind.ACTIVATION:
+    if key.kind is ACTIVATION:
         return (plan.stages[key.stage + 1].owners[key.pipeline],) if key.stage < last else ()
-    if key.kind is Kind.GRADIENT:
+    if key.kind is GRADIENT:
         return (plan.stages[key.stage - 1].owners[key.pipeline],) if key.stage > 0 else ()
-    if key.kind is Kind.REDUCED:
+    if key.kind is REDUCED:
         return plan.receivers(key.stage, key.index)
-    if key.kind is Kind.ACCUMULATED:
+    if key.kind is ACCUMULATED:
         standby = plan.stages[key.stage].hot_standby()
         return (standby,) if standby is not None else ()
     return ()

@@ -10,6 +10,8 @@ from pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
 from pipeline.times import TimeSplit
 from protos import coordinator_pb2, tensor_pb2
 
+_KINDS: dict[int, Kind] = {kind: kind for kind in Kind}  # Kind(number) takes many times as long
+
 
 def key_to_proto(key: Key) -> tensor_pb2.Key:
     kind: Any = key.kind  # a number, as the message wants it
@@ -19,7 +21,7 @@ def key_to_proto(key: Key) -> tensor_pb2.Key:
 
 
 def key_from_proto(key: tensor_pb2.Key) -> Key:
-    return Key(key.era, key.step, key.pipeline, Kind(key.kind), key.stage, key.index)
+    return Key(key.era, key.step, key.pipeline, _KINDS.get(key.kind) or Kind(key.kind), key.stage, key.index)
 
 
 def stages_to_proto(stages: Stages) -> list[coordinator_pb2.StagePlan]:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Generic
 
-from pipeline.keys import Key, Kind, consumers, producer
+from pipeline.keys import ACTIVATION, GRADIENT, REDUCED, Key, Kind, consumers, producer
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction, Schedule
 from stage_server.early import Arrival, Early
@@ -53,13 +53,13 @@ class Exchange(Generic[V]):
     def holds_whole(self, stage: int) -> bool:
         """Whether the stage's whole reduced gradient of the running step is here."""
         assert self.plan is not None
-        return all(self._key(Kind.REDUCED, stage, layer) in self.mailbox for layer in self.plan.stages[stage].layers)
+        return all(self._key(REDUCED, stage, layer) in self.mailbox for layer in self.plan.stages[stage].layers)
 
     def _lacks(self, instruction: Instruction) -> bool:
         assert self.plan is not None
         if instruction.op == "W":
             return False
-        kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
+        kind = ACTIVATION if instruction.op == "F" else GRADIENT
         key = self._key(kind, instruction.stage, instruction.microbatch)
         return any(
             key not in self.mailbox if node == self.node else node in self.outbox.unacknowledged(key, self.plan)
@@ -78,10 +78,8 @@ class Exchange(Generic[V]):
         matters = False
         for key in keys:
             matters = matters or key.stage in self._heir
-            if key.stage in self._heir and key not in self.outbox and key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
-                self._heir.held_elsewhere(
-                    Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
-                )
+            if key.stage in self._heir and key not in self.outbox and key.kind in (ACTIVATION, GRADIENT):
+                self._heir.held_elsewhere(Instruction(key.stage, "F" if key.kind is ACTIVATION else "B", key.index))
             self.outbox.acknowledge(key, peer, incarnation)
         return matters
 
@@ -96,7 +94,7 @@ class Exchange(Generic[V]):
         if era == self.era and version > self.version:
             for s in self.tenure:
                 for m in range(self.microbatches):
-                    for kind in (Kind.ACTIVATION, Kind.GRADIENT):
+                    for kind in (ACTIVATION, GRADIENT):
                         key = self._key(kind, s, m)
                         if peer in consumers(key, self.plan):
                             self.outbox.acknowledge(key, peer, self.plan.members[peer].incarnation)
@@ -115,9 +113,9 @@ class Exchange(Generic[V]):
         else:
             if arrival.key.step >= self.version:
                 self.mailbox.put(arrival.key, arrival.value)
-                if arrival.key.kind is Kind.REDUCED:
+                if arrival.key.kind is REDUCED:
                     self.seeding.passed(arrival.key.index, arrival.key.step)
-            elif arrival.key.kind is Kind.REDUCED:
+            elif arrival.key.kind is REDUCED:
                 self.seeding.late(arrival.key.index, arrival.key.step, arrival.value)
             self._effects.append(Acknowledge(arrival.peer, arrival.key))
 
@@ -146,7 +144,7 @@ class Exchange(Generic[V]):
     def first_input(self) -> Key | None:
         """The tensor that this node's part of a step begins with; None if it owns the first stage, or none at all."""
         first = min(self.tenure, default=0)
-        return self._key(Kind.ACTIVATION, first - 1, 0) if first else None
+        return self._key(ACTIVATION, first - 1, 0) if first else None
 
     def _put_out(self, key: Key, value: V) -> None:
         self.outbox.put(key, value)
@@ -159,7 +157,7 @@ class Exchange(Generic[V]):
         lead the stage before has other microbatches meanwhile.
         """
         assert self.plan is not None
-        of_last_stage = key.kind is Kind.GRADIENT and key.stage == len(self.plan.stages) - 1
+        of_last_stage = key.kind is GRADIENT and key.stage == len(self.plan.stages) - 1
         return of_last_stage and self.schedule.lead > 1 and key.index + 1 < self.microbatches
 
     def _route(self, key: Key, later: bool = False) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from pipeline.keys import Key, Kind, superseded
+from pipeline.keys import ACCUMULATED, REDUCED, Key, superseded
 
 V = TypeVar("V")
 
@@ -28,11 +28,11 @@ class Mailbox(Generic[V]):
 
     def reduced(self, step: int) -> set[Key]:
         """The keys of the reduced gradients of a step."""
-        return {key for key in self._values if key.kind is Kind.REDUCED and key.step == step}
+        return {key for key in self._values if key.kind is REDUCED and key.step == step}
 
     def accumulated(self, step: int, stage: int) -> Key | None:
         """The key of what the stage's gradients have come to, as far as its owner has told."""
-        found = (k for k in self._values if k.kind is Kind.ACCUMULATED and (k.step, k.stage) == (step, stage))
+        found = (k for k in self._values if k.kind is ACCUMULATED and (k.step, k.stage) == (step, stage))
         return max(found, default=None)
 
     def __contains__(self, key: Key) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from pipeline.job import Job
-from pipeline.keys import Key, Kind
+from pipeline.keys import ACTIVATION, GRADIENT, Key
 from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, times_to_proto
 from pipeline.plan import Member, Plan, PlanOrder
@@ -284,8 +284,8 @@ class Node:
         return self.worker.term
 
     def receiving(self, key: Key) -> None:
-        if key.kind in (Kind.ACTIVATION, Kind.GRADIENT):
-            op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
+        if key.kind in (ACTIVATION, GRADIENT):
+            op = Instruction(key.stage, "F" if key.kind is ACTIVATION else "B", key.index)
             self._faults.at(key.step, "receive", op)
 
     def received(self, peer: str, count: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from pipeline.keys import Key, Kind, consumers, superseded
+from pipeline.keys import REDUCED, Key, consumers, superseded
 from pipeline.plan import Plan
 
 V = TypeVar("V")
@@ -60,7 +60,7 @@ class Outbox(Generic[V]):
         self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.step >= step or k in kept}
 
     def _is_awaited(self, key: Key, step: int, plan: Plan) -> bool:
-        late = key.kind is Kind.REDUCED and key.step >= step - COMMITS_TO_WAIT
+        late = key.kind is REDUCED and key.step >= step - COMMITS_TO_WAIT
         return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
 
     def forget_stage(self, stage: int) -> None:

@@ -17,8 +17,16 @@ class Program:
         """Another step begins."""
         self._position = 0
 
-    def left(self, done: Container[Instruction]) -> Iterator[Instruction]:
-        """What is not done, in order. Until ``restart`` whatever is done stays so."""
-        while self._position < len(self._instructions) and self._instructions[self._position] in done:
+    def head(self, done: Container[Instruction]) -> Instruction | None:
+        """The first that is not done; None if all is. Until ``restart`` whatever is done stays so."""
+        while self._position < len(self._instructions):
+            head = self._instructions[self._position]
+            if head not in done:
+                return head
             self._position += 1
+        return None
+
+    def left(self, done: Container[Instruction]) -> Iterator[Instruction]:
+        """What is not done, in order."""
+        self.head(done)
         return (i for i in islice(self._instructions, self._position, None) if i not in done)

@@ -14,7 +14,7 @@ import grpc
 
 from pipeline.channel import details
 from pipeline.errors import JobError
-from pipeline.keys import Key, Kind
+from pipeline.keys import ACCUMULATED, ACTIVATION, PARTIAL, REDUCED, Key
 from pipeline.messages import key_from_proto, key_to_proto
 from pipeline.plan import Member, PlanOrder
 from pipeline.schedule import Instruction
@@ -80,9 +80,9 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
 
-    HELLO = Key(0, 0, 0, Kind.PARTIAL, 0, 0)  # in the queue: say hello now
-    MOVE = Key(0, 0, 0, Kind.PARTIAL, 0, 1)  # the peer has opened the pipe: all that follows goes there
-    PAUSE = Key(0, 0, 0, Kind.PARTIAL, 0, 2)  # the node's own next work goes first
+    HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # in the queue: say hello now
+    MOVE = Key(0, 0, 0, PARTIAL, 0, 1)  # the peer has opened the pipe: all that follows goes there
+    PAUSE = Key(0, 0, 0, PARTIAL, 0, 2)  # the node's own next work goes first
 
     def send(self, key: Key, later: bool = False) -> None:
         """Never waits. ``later``: not at once, when this thread would take the interpreter from the compute thread."""
@@ -241,10 +241,10 @@ class Sender:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             yield encode_chunk(payload, chunk)
             self._source.sent(self.peer, size)
-            if key.kind in (Kind.REDUCED, Kind.ACCUMULATED):
+            if key.kind in (REDUCED, ACCUMULATED):
                 self._faults.at(key.step, "ship", key.stage)
             else:
-                op = Instruction(key.stage, "F" if key.kind is Kind.ACTIVATION else "B", key.index)
+                op = Instruction(key.stage, "F" if key.kind is ACTIVATION else "B", key.index)
                 self._faults.at(key.step, "send", op)
         if total >= LARGE:
             self._source.went(total, time.monotonic() - began)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pipeline.keys import Key, Kind, consumers
+from pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, REDUCED, Key, consumers
 from pipeline.plan import Plan
 from pipeline.schedule import Instruction, Schedule
 from stage_server.ahead import Ahead
@@ -36,7 +36,7 @@ class StandbyDuty(Exchange[V]):
             m = self.ahead.next_of(s)
             if m is None or m >= self.microbatches or self.holds_whole(s) or not self._at_version(s, plan):
                 continue
-            operand = self.outbox.get(self._key(Kind.ACTIVATION, s - 1, m)) if s > 0 else None
+            operand = self.outbox.get(self._key(ACTIVATION, s - 1, m)) if s > 0 else None
             if operand is not None or s == 0:
                 return Run(Instruction(s, "F", m), self.version, self.ahead.ticket, operand)
         return None
@@ -61,7 +61,7 @@ class StandbyDuty(Exchange[V]):
         for m, output in enumerate(outputs):
             self._adopt(Instruction(stage, "F", m), output, plan)
         for m in range(self.microbatches):
-            if stage > 0 and self._key(Kind.GRADIENT, stage, m) in self.mailbox:
+            if stage > 0 and self._key(GRADIENT, stage, m) in self.mailbox:
                 self._heir.held_elsewhere(Instruction(stage, "B", m))
         if self.holds_whole(stage):
             self._ship(stage)
@@ -75,7 +75,7 @@ class StandbyDuty(Exchange[V]):
         """A forward that was run ahead is the owner's now. Whoever adopts a plan sends all that is out anyhow."""
         self._done.add(instruction)
         self.ahead.adopted.add(instruction)
-        key = self._key(Kind.ACTIVATION, instruction.stage, instruction.microbatch)
+        key = self._key(ACTIVATION, instruction.stage, instruction.microbatch)
         if output is not None and consumers(key, plan):
             self.outbox.put(key, output)
 
@@ -99,7 +99,7 @@ class StandbyDuty(Exchange[V]):
         if not due or instruction.op != self.schedule.closes(s) or not self._accumulates(instruction):
             return 0
         assert self.plan is not None
-        return count if consumers(self._key(Kind.ACCUMULATED, s, count), self.plan) else 0
+        return count if consumers(self._key(ACCUMULATED, s, count), self.plan) else 0
 
     def _stage_order(self, stage: int) -> tuple[Instruction, ...]:
         assert self.plan is not None
@@ -144,7 +144,7 @@ class StandbyDuty(Exchange[V]):
             self._effects.append(ReportResumed(generation, stage))
 
     def _put_result(self, instruction: Instruction, result: V | None) -> None:
-        kind = Kind.ACTIVATION if instruction.op == "F" else Kind.GRADIENT
+        kind = ACTIVATION if instruction.op == "F" else GRADIENT
         key = self._key(kind, instruction.stage, instruction.microbatch)
         if result is not None and self.plan is not None and consumers(key, self.plan):
             self._put_out(key, result)
@@ -153,7 +153,7 @@ class StandbyDuty(Exchange[V]):
         """The reduced gradient goes to every other holder: what was received, where something was (rule 4)."""
         assert self.plan is not None
         for layer in self.plan.stages[stage].layers:
-            key = self._key(Kind.REDUCED, stage, layer)
+            key = self._key(REDUCED, stage, layer)
             self._put_out(key, self.mailbox.get(key))
 
     def _at_version(self, stage: int, plan: Plan) -> bool:

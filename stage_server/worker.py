@@ -5,11 +5,11 @@ hands the result to ``finish``, and carries out ``drain()``. The same class runs
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-from pipeline.keys import Key, Kind
+from pipeline.keys import REDUCED, Key
 from pipeline.plan import Plan, PlanOrder
-from pipeline.schedule import Instruction, Schedule, program
+from pipeline.schedule import Schedule, program
 from stage_server.early import Arrival
 from stage_server.instructions import (
     Adopted,
@@ -19,7 +19,6 @@ from stage_server.instructions import (
     Effect,
     Forfeit,
     Install,
-    Load,
     Reduce,
     ReportCaughtUp,
     ReportReady,
@@ -30,11 +29,10 @@ from stage_server.instructions import (
     Work,
 )
 from stage_server.outbox import COMMITS_TO_WAIT
-from stage_server.program import Program
-from stage_server.standby import StandbyDuty
+from stage_server.running import Running
 
 
-class Worker(StandbyDuty[V]):
+class Worker(Running[V]):
     """One incarnation of a node."""
 
     def __init__(
@@ -47,10 +45,8 @@ class Worker(StandbyDuty[V]):
         eager: bool = False,
         ship_every: int = 0,
     ) -> None:
-        super().__init__(node, incarnation, schedule, eager, ship_every)
-        self.steps = steps
+        super().__init__(node, incarnation, schedule, steps, eager, ship_every)
         self.checkpoint_every = checkpoint_every
-        self._program = Program()
         self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
         self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._saves: deque[Save] = deque()
@@ -94,7 +90,7 @@ class Worker(StandbyDuty[V]):
         self.seeding.adopt(plan, self.node, self.version, anew)
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
-        self._program = Program(program(owners, self.node, self.schedule))
+        self._begin_program(program(owners, self.node, self.schedule))
         ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
         if self._arrange is not None:  # the one before was never carried out
             anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
@@ -156,10 +152,12 @@ class Worker(StandbyDuty[V]):
 
     def fetched(self, era: int, layer: int, version: int, state: V) -> None:
         """A layer's state has arrived, from a holder or from a checkpoint; that of another era is of no use."""
+        self._look_anew()
         if era == self.era:
             self.seeding.fetched(layer, version, state)
 
     def fetch_failed(self, era: int, peer: str, layers: Iterable[int]) -> None:
+        self._look_anew()
         if era == self.era:
             self.seeding.failed(peer, layers)
 
@@ -168,7 +166,7 @@ class Worker(StandbyDuty[V]):
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: V) -> None:
         """A tensor has arrived from a peer."""
         self._arrive(Arrival(peer, incarnation, order, key, value))
-        if key.kind is Kind.REDUCED:
+        if key.kind is REDUCED:
             self._progress()
 
     @property
@@ -198,15 +196,12 @@ class Worker(StandbyDuty[V]):
             return None if self._may_wait(self.plan) else self._apply(self._commits[0])
         if self.plan is None or self.version >= self.steps:
             return None
+        if (head := self._calm_head()) is not None:
+            return self._run(head)
         for s in self.tenure:
             if self._is_accumulated(s) and not self.holds_whole(s):
                 return Reduce(s, self.version, self.tenure[s])
         return self._next_run(self.plan)
-
-    @property
-    def waits_for_input(self) -> bool:
-        """Whether next_work gave None because the next instruction lacks its tensor."""
-        return self.awaited is not None
 
     @property
     def waits_for_commit(self) -> bool:
@@ -220,56 +215,12 @@ class Worker(StandbyDuty[V]):
             return None
         return self._redundant(plan)
 
-    def next_loads(self) -> Iterator[Load]:
-        """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
-        ends = [s for s in self.tenure if self.plan is not None and s in (0, len(self.plan.stages) - 1)]
-        # Not at a step's beginning, when all that runs on a machine has work to do.
-        begun = any(instruction.stage in ends for instruction in self._done)
-        for step in range(self.version, min(self.version + 1 + begun, self.steps) if ends else 0):
-            for m in range(self.microbatches):
-                if step > self.version or any(Instruction(s, "F", m) not in self._done for s in ends):
-                    yield Load(step, m)
-
-    def _next_run(self, plan: Plan) -> Run[V] | None:
-        """The first of the program that is left to be done; None while it lacks its tensor."""
-        # An owner's state may be on its way still: from a checkpoint, after a rollback.
-        here = {s for s in self.tenure if self._at_version(s, plan)}
-        todo = {s: self._todo(s) for s in here if s in self._heir}
-        for instruction in self._program.left(self._done):
-            s = instruction.stage
-            if s not in here:
-                continue
-            if s not in todo:
-                todo[s] = self._todo(s)
-            if (wanted := todo[s]) is None or instruction in wanted:
-                return self._run(instruction)
-        return None
-
-    def _run(self, instruction: Instruction) -> Run[V] | None:
-        s, m = instruction.stage, instruction.microbatch
-        assert self.plan is not None
-        operand: V | None = None
-        if instruction.op == "F" and s > 0:
-            key = self._key(Kind.ACTIVATION, s - 1, m)
-        elif instruction.op == "B" and s < len(self.plan.stages) - 1:
-            key = self._key(Kind.GRADIENT, s + 1, m)
-        else:
-            key = None
-        if key is not None:
-            if key not in self.mailbox:
-                self.awaited = key
-                return None
-            operand = self.mailbox.get(key)
-        self._note_resumed(s)
-        accumulates = self._accumulates(instruction)
-        return Run(instruction, self.version, self.tenure[s], operand, accumulates, self._ships(instruction))
-
     def _may_wait(self, plan: Plan) -> bool:
         """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""
         for known in (plan, self._commits[0].next_plan):
             if known is not None and any(self.node in stage.required() for stage in known.stages):
                 return False
-        keys = [self._key(Kind.REDUCED, s, layer) for s, layer in plan.held_layers(self.node)]
+        keys = [self._key(REDUCED, s, layer) for s, layer in plan.held_layers(self.node)]
         missing = [key for key in keys if key not in self.mailbox]
         # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
         # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
@@ -282,7 +233,7 @@ class Worker(StandbyDuty[V]):
         gradients = []
         assert self.plan is not None
         for s, layer in self.plan.held_layers(self.node):
-            key = self._key(Kind.REDUCED, s, layer)
+            key = self._key(REDUCED, s, layer)
             value = self.mailbox.get(key) if key in self.mailbox else None
             if value is None and self.node in self.plan.stages[s].required():
                 # Two leaders at once: the one that decided the commit did not count on this node.
@@ -303,14 +254,15 @@ class Worker(StandbyDuty[V]):
         if isinstance(work, Run):
             self._ran(work, result, accumulated)
             return
+        self._look_anew()
         if isinstance(work, Reduce):
             if self._is_current(work.stage, work.step, work.tenure):
                 for layer, value in reduced:
-                    self.mailbox.put(self._key(Kind.REDUCED, work.stage, layer), value)
+                    self.mailbox.put(self._key(REDUCED, work.stage, layer), value)
                 self._ship(work.stage)
         elif isinstance(work, Install):
             self.seeding.installed(work, self.version)
-            here = [k.step for k in self.mailbox if k.kind is Kind.REDUCED and k.index == work.layer]
+            here = [k.step for k in self.mailbox if k.kind is REDUCED and k.index == work.layer]
             self.seeding.passed(work.layer, max(here, default=0))
         elif isinstance(work, Apply) and work.catch_up:
             self.seeding.caught_up(work)
@@ -319,24 +271,12 @@ class Worker(StandbyDuty[V]):
             self._applied(self._commits.popleft(), work)
         self._progress()
 
-    def _ran(self, work: Run[V], result: V | None, accumulated: V | None) -> None:
-        if work.redundant:
-            self._ran_ahead(work, result)
-        elif self._is_current(work.instruction.stage, work.step, work.tenure):
-            self._done.add(work.instruction)
-            self._put_result(work.instruction, result)
-            if accumulated is not None:
-                self._put_out(self._key(Kind.ACCUMULATED, work.instruction.stage, work.ships), accumulated)
-
     def _note_caught_up(self, layers: Iterable[int]) -> None:
         """Its gradients may come after their commits for ever: the coordinator is to wait for this node, too."""
         assert self.plan is not None
         for _, part in self.plan.parts_of(self.node):
             if any(x in part for x in layers) and all(self.seeding.version_of(x) == self.version for x in part):
                 self._effects.append(ReportCaughtUp(self.era, part.start, part.stop))
-
-    def _is_current(self, stage: int, step: int, tenure: int) -> bool:
-        return step == self.version and self.tenure.get(stage) == tenure
 
     def _applied(self, commit: CommitOrder, work: Apply[V]) -> None:
         self.version = commit.step + 1
@@ -364,7 +304,6 @@ class Worker(StandbyDuty[V]):
 
     def _forget_step(self) -> None:
         super()._forget_step()
-        self._program.restart()
         self._reported.clear()
 
     # ---- facts ------------------------------------------------------------------------------------------------------
@@ -380,7 +319,7 @@ class Worker(StandbyDuty[V]):
             return
         self._effects.extend(self.seeding.fetches(plan, self.node))
         for s, layers in plan.parts_of(self.node):
-            keys = [self._key(Kind.REDUCED, s, layer) for layer in layers]
+            keys = [self._key(REDUCED, s, layer) for layer in layers]
             if (s, layers.start) in self._reported or any(key not in self.mailbox for key in keys):
                 continue
             if any(self.seeding.version_of(layer) != self.version for layer in layers):
