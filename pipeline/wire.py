@@ -27,8 +27,12 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
+    """Not to be changed: another value's header may be the same message."""
+    specs = _specs(tuple([(name, tensor.dtype, tensor.shape) for name, tensor in value.tensors]))
+    if not value.squared_norm and not value.losses:
+        return specs
     header = tensor_pb2.ValueHeader(squared_norm=value.squared_norm, losses=value.losses)
-    header.MergeFrom(_specs(tuple((name, tensor.dtype, tensor.shape) for name, tensor in value.tensors)))
+    header.MergeFrom(specs)
     return header
 
 

@@ -18,7 +18,7 @@ class Activity:
 
     def __init__(self, redundant_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         """``redundant_bytes``: how much memory a step's redundant forwards may take. ``clock``: seconds."""
-        self.running = ""  # the instruction, or nothing
+        self._running: Work[Value] | Load | None = None
         self.finished = 0  # instructions
         self.times = Times(clock())
         self._clock = clock
@@ -27,24 +27,31 @@ class Activity:
         self._limit = Limit(redundant_bytes)
         self._began = 0.0
 
+    @property
+    def running(self) -> str:
+        """From any thread: the instruction, or nothing."""
+        work = self._running
+        return _words(work) if work is not None else ""
+
     def begin(self, work: Work[Value] | Load, owned: Collection[range]) -> None:
         """``owned``: the layers of each stage that the node owns."""
         self._began = self._clock()
         self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
-        self.running = _words(work)
+        self._running = work
         if isinstance(work, Run) and not work.redundant:
-            self._durations.begin(f"{work.instruction.stage}{work.instruction.op}")
+            self._durations.begin(work.instruction[:2], self._began)
 
     def end(self, work: Work[Value] | Load, step: int, kept_bytes: int) -> bool:
         """``kept_bytes``: of a redundant forward's graph. False if the step's memory for these is used up."""
-        self.running = ""
-        self._durations.end()
+        now = self._clock()
+        self._running = None
+        self._durations.end(now)
         if isinstance(work, Load):
-            self._slack.ran(LOADS, self._clock() - self._began)
+            self._slack.ran(LOADS, now - self._began)
         elif isinstance(work, Run):
             self.finished += 1
             if work.instruction.op == "F":
-                self._slack.ran(work.instruction.stage, self._clock() - self._began)
+                self._slack.ran(work.instruction.stage, now - self._began)
         return not self._limit.exceeded(step, kept_bytes)
 
     def waits(self, awaited: Key | None, for_commit: bool) -> None:
@@ -75,7 +82,7 @@ class Activity:
 
     def heartbeat(self) -> pb.Heartbeat:
         """From any thread, without the lock."""
-        running, usual = self._durations.running()
+        running, usual = self._durations.running(self._clock())
         return pb.Heartbeat(
             instruction=self.running,
             finished=self.finished,

@@ -1,7 +1,6 @@
 """How long a node's instructions take, by its own history: what is stuck, and what is slow, is told by it."""
 
 import statistics
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -20,6 +19,9 @@ class Usual:
     samples: int = 0
 
 
+Direction = tuple[int, str]  # a stage's forwards, or its backwards: stage, operation
+
+
 @dataclass
 class _Kind:
     """Instructions of one stage in one direction."""
@@ -29,36 +31,35 @@ class _Kind:
 
 
 class Durations:
-    """One thread begins and ends instructions; any thread may ask."""
+    """One thread begins and ends instructions; any thread may ask. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, _Kind] = {}
-        self._kind = ""
-        self._began = 0.0
+        self._kinds: dict[Direction, _Kind] = {}
+        self._running: tuple[Direction, float] | None = None  # since when; replaced whole: who asks needs no lock
         self._factor = 1.0  # how many times slower than at first, as of the last time that the stages changed
 
-    def begin(self, kind: str) -> None:
-        self._kind, self._began = kind, time.monotonic()
+    def begin(self, kind: Direction, now: float) -> None:
+        self._running = kind, now
 
-    def end(self) -> None:
-        if not self._kind:
+    def end(self, now: float) -> None:
+        if self._running is None:
             return
-        known = self._kinds.get(self._kind)
+        (kind, began), self._running = self._running, None
+        known = self._kinds.get(kind)
         if known is None:
-            known = self._kinds[self._kind] = _Kind()
-        seconds = time.monotonic() - self._began
+            known = self._kinds[kind] = _Kind()
+        seconds = now - began
         if len(known.first) < BASELINE:
             known.first.append(seconds)
         known.recent.append(seconds)
-        self._kind = ""
 
-    def running(self) -> tuple[float, Usual]:
+    def running(self, now: float) -> tuple[float, Usual]:
         """For how long the present instruction has been running, and what is usual; zeros between two."""
-        kind, began = self._kind, self._began
-        known = self._kinds.get(kind)
-        if not kind or known is None or not known.first:
+        running = self._running
+        known = self._kinds.get(running[0]) if running is not None else None
+        if running is None or known is None or not known.first:
             return 0.0, Usual()
-        return time.monotonic() - began, _usual(list(known.first))
+        return now - running[1], _usual(list(known.first))
 
     def slowness(self) -> float:
         """How many times slower the node has become since it started; 1.0 as long as that is not beyond doubt."""

@@ -1,7 +1,7 @@
 """What a worker is ordered, and what it asks its node to compute and to send: frozen data between them and I/O."""
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pipeline.keys import Key
 from pipeline.plan import Plan, PlanOrder
@@ -113,8 +113,7 @@ class Save:
     layers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """Take a microbatch's samples from the dataset before a forward wants them, while there is nothing to do."""
 
     step: int

@@ -19,9 +19,7 @@ class Running(StandbyDuty[V]):
         super().__init__(node, incarnation, schedule, eager, ship_every)
         self.steps = steps
         self._program = Program()
-        self._calm: int | None = (
-            None  # the node's one stage, while the next of its program is all that it may have to do
-        )
+        self._calm: int | None = None  # the node's one stage, while its program is all that the node may have to do
 
     def _begin_program(self, instructions: Sequence[Instruction]) -> None:
         """Another plan; what is done of the step stays done."""

@@ -89,9 +89,7 @@ class Sender:
         with self._turn:
             if not later and not self._queued and self._pipe is not None and self._send_now(key, self._pipe):
                 return
-        if later:
-            self._put(self.PAUSE)
-        self._put(key)
+        self._put(self.PAUSE, key) if later else self._put(key)
 
     def _send_now(self, key: Key, pipe: Writer) -> bool:
         """Whether the pipe has taken it, or the peer does not need it any more."""
@@ -113,10 +111,11 @@ class Sender:
         """Waits until a closed stream has ended, at most so many seconds."""
         self._thread.join(timeout)
 
-    def _put(self, item: Key | None) -> None:
+    def _put(self, *items: Key | None) -> None:
         with self._turn:
-            self._queue.put(item)
-            self._queued += 1
+            for item in items:
+                self._queue.put(item)
+            self._queued += len(items)
 
     def _begin_anew(self) -> None:
         """What was queued for a broken stream is unacknowledged, and so the first that the next one sends."""
@@ -234,9 +233,8 @@ class Sender:
         for offset, payload in chunks(value):
             size = sum(map(len, payload))
             total = offset + size
-            chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term)
-            if offset == 0:
-                chunk.header.CopyFrom(header_of(value))
+            header = header_of(value) if offset == 0 else None
+            chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term, header=header)
             if near is not None and (slot := near.slots.put(payload)) is not None:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             yield encode_chunk(payload, chunk)

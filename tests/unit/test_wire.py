@@ -53,8 +53,10 @@ def test_a_piece_out_of_order_is_refused() -> None:
         assembler.add(4, b"1234")
 
 
-def test_a_header_that_is_known_is_one_of_its_own() -> None:
+def test_a_header_that_is_known_serves_the_next_value_of_that_shape_and_no_other() -> None:
     first = header_of(Value.single(torch.zeros(2, 3)))
-    first.tensors[0].name = "another"
-    assert header_of(Value.single(torch.zeros(2, 3))).tensors[0].name == "output"
+    with_facts = header_of(Value((("output", torch.zeros(2, 3)),), squared_norm=2.0, losses=(1.0,)))
+    assert (with_facts.squared_norm, list(with_facts.losses)) == (2.0, [1.0])
+    again = header_of(Value.single(torch.ones(2, 3)))
+    assert (again, again.squared_norm, list(again.losses)) == (first, 0.0, [])
     assert header_of(Value.single(torch.zeros(3, 2))).tensors[0].shape == [3, 2]
