@@ -1,7 +1,7 @@
 """Runs a worker's work with torch: the layers held, the stages owned, the data they need. One thread calls it."""
 
 import logging
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -20,8 +20,7 @@ log = logging.getLogger("culm.compute")
 Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a piece of work gave: a tensor to pass on, or a stage's reduced gradient by layer."""
 
     value: Value | None = None

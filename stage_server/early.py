@@ -1,16 +1,14 @@
 """What came before this node can take it: for a plan that it does not have yet, or for steps that it is behind."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from pipeline.keys import Key
 from pipeline.plan import PlanOrder
 from stage_server.instructions import V
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival(Generic[V]):
+class Arrival(NamedTuple, Generic[V]):
     """A tensor from a peer that obeys the plan of this order; without a key: its Hello."""
 
     peer: str

@@ -141,22 +141,29 @@ class Reader(_End):
                 return None if self._over else []
             if not found:
                 return None
+            if not self._held:  # as most of the time: what is read is whole
+                messages, end = _cut(found)
+                self._held += found[end:]
+                return messages
             self._held += found
-            return self._cut()
+            messages, end = _cut(self._held)
+            del self._held[:end]
+            return messages
 
-    def _cut(self) -> list[bytes]:
-        messages, start = [], 0
-        while len(self._held) - start >= LENGTH.size:
-            (length,) = LENGTH.unpack_from(self._held, start)
-            if length > LONGEST:
-                raise ValueError(f"a message of {length} bytes in a pipe")
-            end = start + LENGTH.size + length
-            if end > len(self._held):
-                break
-            messages.append(bytes(self._held[start + LENGTH.size : end]))
-            start = end
-        del self._held[:start]
-        return messages
+
+def _cut(data: bytes | bytearray) -> tuple[list[bytes], int]:
+    """The whole messages in it, and where they end."""
+    messages, start = [], 0
+    while len(data) - start >= LENGTH.size:
+        (length,) = LENGTH.unpack_from(data, start)
+        if length > LONGEST:
+            raise ValueError(f"a message of {length} bytes in a pipe")
+        end = start + LENGTH.size + length
+        if end > len(data):
+            break
+        messages.append(bytes(data[start + LENGTH.size : end]))
+        start = end
+    return messages, start
 
 
 def pipe() -> tuple[int, int]:
