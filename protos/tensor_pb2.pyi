@@ -141,7 +141,7 @@ class ValueHeader(_message.Message):
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
     squared_norm: _builtins.float
-    """REDUCED only: squared L2 norm of the bucket's gradient."""
+    """REDUCED only: squared L2 norm of the bucket's gradient, where the job has a clip_norm to need it."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property

@@ -14,6 +14,7 @@ class HeldLayer:
     def __init__(self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.index = index
         self.module = module
+        self._parameters = tuple(module.named_parameters())  # torch goes through all of the module each time
         self._optimizer = optimizer  # None for a layer without parameters
         self._buffers_before: dict[str, torch.Tensor] | None = None
         self._loans: list[Loan] = []
@@ -27,49 +28,51 @@ class HeldLayer:
 
     def begin_step(self) -> None:
         """Drops accumulated gradients; buffers go back to the step's beginning if work of the step changed them."""
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        self._drop_gradients()
         if self._buffers_before is not None:
             self._restore(self._buffers_before)
         else:
             self._buffers_before = {name: buffer.clone() for name, buffer in self.module.named_buffers()} or None
+
+    def _drop_gradients(self) -> None:
+        for _, parameter in self._parameters:
+            parameter.grad = None
 
     def has_changed_buffers(self) -> bool:
         """Whether forwards of the running step have changed any."""
         before = self._buffers_before or {}
         return any(not torch.equal(buffer, before[name]) for name, buffer in self.module.named_buffers())
 
-    def gradient(self, losses: tuple[float, ...] = ()) -> Value:
-        """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed."""
-        tensors: list[tuple[str, torch.Tensor]] = []
-        for name, parameter in self.module.named_parameters():
-            if parameter.grad is not None:
-                tensors.append((f"grad.{name}", parameter.grad.detach()))
+    def gradient(self, losses: tuple[float, ...] = (), with_norm: bool = True) -> Value:
+        """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed.
+
+        ``with_norm``: else its squared norm is 0.0, which takes no look at every element.
+        """
+        gradients = [(f"grad.{name}", p.grad.detach()) for name, p in self._parameters if p.grad is not None]
+        tensors = list(gradients)
         before = self._buffers_before or {}
         for name, buffer in self.module.named_buffers():
             if not torch.equal(buffer, before[name]):
                 tensors.append((f"buffer.{name}", buffer.clone()))
-        return Value(tuple(tensors), squared_norm([t for n, t in tensors if n.startswith("grad.")]), losses)
+        return Value(tuple(tensors), squared_norm([t for _, t in gradients]) if with_norm else 0.0, losses)
 
     def apply(self, gradient: Value, scale: float) -> None:
         """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is."""
         self._keep_loans()
         given = dict(gradient.tensors)
-        device = next(iter(self.module.parameters()), torch.empty(0)).device
-        for name, parameter in self.module.named_parameters():
+        for name, parameter in self._parameters:
             grad = given.get(f"grad.{name}")
             if grad is None:
                 parameter.grad = None
             else:
-                grad = grad.to(device)
+                grad = grad.to(parameter.device)
                 parameter.grad = grad * scale if scale != 1.0 else grad
         if self._buffers_before is not None:
             self._restore(self._buffers_before)
         self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
         if self._optimizer is not None:
             self._optimizer.step()
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        self._drop_gradients()
         self._buffers_before = None
 
     def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
@@ -121,7 +124,7 @@ class HeldLayer:
     def install(self, state: Value) -> None:
         """Takes over a copy that ``export`` made elsewhere."""
         self._keep_loans()
-        own = dict(self.module.named_parameters())
+        own = dict(self._parameters)
         optimized = self._optimized()
         if self._optimizer is not None:
             self._optimizer.state.clear()
@@ -147,8 +150,7 @@ class HeldLayer:
                     self._optimizer.state[parameter][entry] = held
         self._restore(buffers)
         self._buffers_before = None
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        self._drop_gradients()
 
 
 def _exported(name: str, entry: object, device: torch.device) -> tuple[str, torch.Tensor]:

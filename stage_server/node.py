@@ -49,7 +49,7 @@ from stage_server.worker import Worker
 
 log = logging.getLogger("culm.node")
 
-GIVE_WAY = 0.0005  # seconds that a reduction waits while the last gradient goes out: a peer waits for that one
+GIVE_WAY = 0.0005  # seconds in which others go first: a gradient before its reduction, a commit's apply before more
 GIVE_WAY_TO_FIRST = 0.003  # that a commit waits on a later stage's node: all wait for the first, maybe on this machine
 CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
 
@@ -388,6 +388,8 @@ class Node:
                 self._activity.arrived(None)
                 self.worker.take_commit(reports.commit_from_proto(order.commit))
             self._after_event()
+        if body == "commit":
+            time.sleep(GIVE_WAY)  # this thread would go on with the interpreter that the compute thread waits for
 
     def _after_event(self) -> None:
         self._carry_out()

@@ -30,6 +30,7 @@ class Stage:
         self._loss = loss
         self._seed = job.job.seed
         self._parts = job.pipeline.pipelines * job.pipeline.microbatches
+        self._clips = job.train.clip_norm is not None
         self._step = 0
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
         self._losses: dict[tuple[int, int], float] = {}
@@ -149,4 +150,4 @@ class Stage:
         """The step's whole gradient, a value a layer; the losses ride with the model's last layer."""
         losses = tuple(self._losses[at] for at in sorted(self._losses)) if self._last else ()
         last = self._layers[-1]
-        return {layer.index: layer.gradient(losses if layer is last else ()) for layer in self._layers}
+        return {layer.index: layer.gradient(losses if layer is last else (), self._clips) for layer in self._layers}

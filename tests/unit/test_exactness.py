@@ -351,3 +351,14 @@ def test_nodes_with_other_code_have_another_fingerprint(tmp_path: Path, monkeypa
     assert ModelSource(job).fingerprint() == before
     blocks.write_text(blocks.read_text() + "# another version\n")
     assert ModelSource(job).fingerprint() != before
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_gradients_norm_is_taken_only_where_the_job_clips(clips: bool) -> None:
+    job = make_job(1, 1, SGD, clips, count=3)
+    source = ModelSource(job)
+    stage = Stage(job, build_all(source), True, True, source.loss)
+    stage.begin_step(0)
+    stage.forward(0, 0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    stage.backward(0, 0, None)
+    assert any(value.squared_norm > 0.0 for value in stage.reduce().values()) is clips
