@@ -57,7 +57,7 @@ class WithoutProducer(Worker[Number]):
 
     def _arrive(self, arrival: Any) -> None:
         if self.plan is not None:
-            arrival = replace(arrival, order=(0, 0))
+            arrival = arrival._replace(order=(0, 0))
         super()._arrive(arrival)
 
     def _is_stale(self, plan: Plan) -> bool:
