@@ -50,16 +50,16 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes
   and do nothing else: what this machine gives without any runtime. "Later stages first" is the same run at real-time
-  priorities, which tells how much of a step its processes wait for one of the machine's two cores. Of the 41 ms that
-  a step of P = 8 took longer than the ideal, traced once (in brackets bare processes, minutes before): 18 ms between
-  the last stage's 32 instructions (10), 14 ms in fourteen hops from node to node (5), 3 ms from the last backward to
-  the next step (0.3; here reduce, ready, commit, apply), 2 ms in layers that ended late as others had the core (3).
-  Most of it is code that has left the core's caches: such a layer's forward and backward take 0.05 ms at once and 0.2
-  ms after 10 ms of an empty loop, with nothing else running on the machine (`python -m benchmarks.cold`). On slower
-  cores, where these were 0.2 and 0.4 to 1.2 ms, steps of older versions took 1.064 to 1.099 of the ideal with P = 4 and
-  1.059 to 1.114 with P = 8 in several nights' runs, and bare processes 1.030 to 1.048: there the floor did not hold.
-  On the faster ones two more runs within three hours gave 1.064 and 1.055 with P = 4, 1.062 and 1.060 with P = 8; the
-  last of them after commits went to the first stage's node ahead of all others; the rows are of before that.
+  priorities, which tells how much of a step its processes wait for one of the machine's two cores. Of the 23 ms that
+  a step of P = 8 took longer than the ideal in a quiet minute, traced once (in brackets bare processes, a minute
+  later): 12 ms between the last stage's 32 instructions (7), 9 ms in fourteen hops from node to node (4), 2.3 ms from
+  the last backward to the next step (0.3; here reduce, ready, commit, apply). Most of it is code that has left the
+  core's caches, and how long that takes is up to the machine's host and its other guests: a layer's forward and
+  backward take 0.05 to 0.2 ms at once and, in quiet hours 0.2, in others up to 1.2 ms after 10 ms of an empty loop,
+  with nothing else running on the machine (`python -m benchmarks.cold`). So these rows hold in quiet hours only. In the
+  busiest, steps took 1.064 to 1.099 of the ideal with P = 4 and 1.059 to 1.114 with P = 8 (bare processes 1.030 to
+  1.048). On the day of the rows: the version before 1.069 with both, an hour before (bare 1.029 and 1.037), and 1.047
+  and 1.054 half an hour later; this one 1.046 and 1.052 beside that, and 1.033 to 1.044 with P = 8 an hour after.
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
