@@ -1,4 +1,4 @@
-"""Models that no job can use, one that gets stuck, and one that gets slow."""
+"""Models that no job can use, one that gets stuck, and two that are slow for a while."""
 
 import os
 import signal
@@ -45,6 +45,19 @@ class Paced(nn.Linear):
 
 def paced(width: int = 0, hidden: int = 0) -> list[nn.Module]:
     return [nn.Sequential(nn.Flatten(), Paced(64, 64)), *[Paced(64, 64) for _ in range(6)], nn.Linear(64, 10)]
+
+
+class Braked(nn.Linear):
+    """Takes its time for as long as the file named by CULM_BRAKE is there."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if os.path.exists(os.environ.get("CULM_BRAKE", "/nonexistent")):
+            time.sleep(0.03)
+        return super().forward(x)
+
+
+def braked(width: int = 0, hidden: int = 0) -> list[nn.Module]:
+    return [nn.Sequential(nn.Flatten(), Braked(64, 32)), nn.Sequential(nn.ReLU(), Braked(32, 32)), Braked(32, 10)]
 
 
 class Failing(nn.Linear):

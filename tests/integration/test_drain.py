@@ -21,11 +21,9 @@ from tests.metadata_server import MetadataServer
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES, MICROBATCHES = 3, 6
 CLOUDS = {"aws": "aws", "gcp": "gcp", "azure": "azure", "rebalance": "aws"}
-STEPS = {
-    "aws": 250,
-    "rebalance": 250,
-}  # AWS is asked every five seconds; the others tell at once
+STEPS = 80
 NODE = "n1"
+NOTICED = ("draining", "warned")
 
 Trigger = Callable[[LocalCluster, MetadataServer], object]
 
@@ -55,15 +53,22 @@ def server() -> Iterator[MetadataServer]:
     server.close()
 
 
-class Once:
-    def __init__(self, step: int, act: Callable[[], object]) -> None:
-        self._step = step
-        self._act: Callable[[], object] | None = act
+class Braked:
+    """Acts at a step, and keeps the run slow until that has been noticed: AWS is asked every five seconds only."""
+
+    def __init__(self, step: int, act: Callable[[], object], brake: Path) -> None:
+        self._step, self._act, self._brake = step, act, brake
+        self._acted = False
+        brake.touch()
 
     def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
-        if self._act is not None and status.step >= self._step:
-            act, self._act = self._act, None
-            act()
+        if not self._acted and status.step >= self._step:
+            self._acted = True
+            self._act()
+        if self._acted and self._brake.exists():
+            events = stub.ListEvents(pb.ListEventsRequest(from_sequence=1))
+            if any(event.kind in NOTICED for event in events):
+                self._brake.unlink()
 
 
 # The other clouds' notices come in by the same door: tests/unit/test_notices.py has what is their own.
@@ -71,9 +76,10 @@ class Once:
 def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
     trigger: str, server: MetadataServer, tmp_path: Path
 ) -> None:
-    steps = STEPS.get(trigger, 80)
-    changes = [f"job.steps={steps}", f"pipeline.stages={STAGES}", f"pipeline.microbatches={MICROBATCHES}"]
-    job = load_job(EXAMPLES / "digits_mlp.toml", changes)
+    changes = [f"job.steps={STEPS}", f"pipeline.stages={STAGES}", f"pipeline.microbatches={MICROBATCHES}"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "model.layers=tests.integration.bad_models:braked"])
+    brake = tmp_path / "brake"
+    slow = {f"n{i}": {"CULM_BRAKE": str(brake)} for i in range(STAGES + 1)}
     environment = {
         "CULM_NOTICES": CLOUDS.get(trigger, "none"),
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": server.url,
@@ -83,9 +89,14 @@ def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
     events: list[pb.ListEventsResponse] = []
     folder = tmp_path / "run"
     with LocalCluster(
-        job, EXAMPLES, STAGES + 1, folder=folder, heartbeat_timeout=20.0, environments={NODE: environment}
+        job,
+        EXAMPLES,
+        STAGES + 1,
+        folder=folder,
+        heartbeat_timeout=20.0,
+        environments={**slow, NODE: {**slow[NODE], **environment}},
     ) as cluster:
-        act = Once(5, lambda: TRIGGERS[trigger](cluster, server))
+        act = Braked(5, lambda: TRIGGERS[trigger](cluster, server), brake)
         outcome = train(cluster, lambda status, new, outcome: events.extend(new), act)
         channel, stub = connect(cluster.address)
         with channel:
@@ -103,7 +114,7 @@ def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
         assert "left" not in kinds
     else:
         assert kinds.index("draining") < kinds.index("left")
-    assert sum(instructions(log) for log in folder.glob("n*.log")) == steps * STAGES * 2 * MICROBATCHES
+    assert sum(instructions(log) for log in folder.glob("n*.log")) == STEPS * STAGES * 2 * MICROBATCHES
 
 
 def instructions(log: Path) -> int:
