@@ -6,9 +6,10 @@ import time
 
 def money(dollars: float) -> str:
     """Two digits from a dollar on, else as many as show something."""
-    if dollars == 0 or abs(dollars) >= 1:
-        return f"${dollars:,.2f}"
-    return f"${dollars:.{min(6, 2 - math.floor(math.log10(abs(dollars))))}f}"
+    sign, amount = "-" if dollars < 0 else "", abs(dollars)
+    if amount == 0 or amount >= 1:
+        return f"{sign}${amount:,.2f}"
+    return f"{sign}${amount:.{min(6, 2 - math.floor(math.log10(amount)))}f}"
 
 
 def span(seconds: float) -> str:

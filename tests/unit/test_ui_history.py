@@ -159,6 +159,7 @@ def test_charts_hold_what_there_is() -> None:
         (money(0), "$0.00"),
         (money(1234.5), "$1,234.50"),
         (money(0.0123), "$0.0123"),
+        (money(-0.0123), "-$0.0123"),
         (span(59), "59 s"),
         (span(61), "1 min 1 s"),
         (span(7260), "2 h 1 min"),
