@@ -58,9 +58,8 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   backward take 0.05 to 0.2 ms at once and, in quiet hours 0.2, in others up to 1.2 ms after 10 ms of an empty loop,
   with nothing else running on the machine (`python -m benchmarks.cold`). So these rows hold in quiet hours only. In the
   busiest, steps took 1.064 to 1.099 of the ideal with P = 4 and 1.059 to 1.114 with P = 8 (bare processes 1.030 to
-  1.048). On the day of the rows: the version before 1.069 with both, an hour before (bare 1.029 and 1.037), and 1.047
-  and 1.054 half an hour later; this one 1.046 and 1.052 beside that, and 1.038 with both an hour after (bare 1.019 and
-  1.020).
+  1.048); one and the same version took 1.069 with both and, an hour later, 1.047 and 1.054 (bare 1.029 and 1.037, then
+  1.019 and 1.025).
 - Zero bubble: the same paced steps with backwards in two halves of 10 ms, beside 1F1B.
 - A kill: kill -9 at a random instruction; the time from it to the next commit, less a calm step, in steps. The
   disturbed step itself is longer by more: `python -m benchmarks.failover` prints both.
