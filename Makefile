@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test wan compose browser bench soak lint format protos clean
+.PHONY: help install demo test wan compose hostile browser bench soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -36,7 +36,14 @@ wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RE
 
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
 	docker compose build coordinator stage ui
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -o faulthandler_timeout=900 tests/compose
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -o faulthandler_timeout=1800 tests/compose
+
+# Slow tests are run too. The chaos needs an engine as make compose does, and is skipped without one.
+CHAOS_MINUTES ?= 10
+hostile: install ## what broke it once: lost, forged, emptied, cut off; then minutes of chaos in compose: CHAOS_MINUTES
+	-docker compose build coordinator stage ui
+	CULM_SOAK=1 CHAOS_MINUTES=$(CHAOS_MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s \
+		-o faulthandler_timeout=0 tests/hostile tests/compose/test_chaos.py
 
 # CULM_CHROMIUM names an installed Chromium; without it playwright's own is used, if it has one.
 browser: install ## the dashboard in a real browser, before and after its button takes a node

@@ -60,7 +60,7 @@ def _coordinator(stages: int) -> Iterator[tuple[str, int]]:
         # The set of nodes counts as settled soon, so that every commit asks whether another cut would pay.
         environments = {"coordinator": {"CULM_SETTLE_SECONDS": "5"}}
         run = folder / "run"
-        with LocalCluster(job, ROOT, 0, folder=run, environments=environments, heartbeat_timeout=5.0) as cluster:
+        with LocalCluster(job, ROOT, 0, folder=run, environments=environments, patience=5.0) as cluster:
             yield cluster.address, cluster.pids()["coordinator"]
 
 

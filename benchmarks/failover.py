@@ -53,7 +53,7 @@ def steps_lost(way: str, kill: Kill) -> Loss:
             commits.extend(event.time for event in events if event.kind == "commit")
 
         run = folder / "run"
-        with LocalCluster(job, ROOT, STAGES, [kill], respawn=False, folder=run, heartbeat_timeout=20.0) as cluster:
+        with LocalCluster(job, ROOT, STAGES, [kill], respawn=False, folder=run, patience=20.0) as cluster:
             train(cluster, note)
             ((_, died),) = cluster.deaths
     calm = statistics.median(b - a for a, b in pairwise(commits[WARM:KILLED]))

@@ -58,7 +58,7 @@ def culm_step(
 
         hosts = {f"n{i}": {"CULM_LISTEN": f"127.0.0.{i + 2}:0"} for i in range(stages if apart else 0)}
         run = folder / "run"
-        with LocalCluster(job, ROOT, stages, folder=run, heartbeat_timeout=20.0, environments=hosts) as cluster:
+        with LocalCluster(job, ROOT, stages, folder=run, patience=20.0, environments=hosts) as cluster:
             train(cluster, note)
     times = [b - a for a, b in zip(commits[WARM:], commits[WARM + 1 :], strict=False)]
     return statistics.median(times)

@@ -68,6 +68,9 @@ class Taker:
     def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
         yield from ()
 
+    def broken(self, error: BaseException) -> None:
+        raise error
+
 
 class Giver:
     """Has the tensor for every key."""
@@ -98,6 +101,9 @@ class Giver:
     def sent(self, peer: Member, count: int) -> None: ...
 
     def went(self, count: int, seconds: float) -> None: ...
+
+    def broken(self, error: BaseException) -> None:
+        raise error
 
 
 def take(pipe: "Connection[Any, Any]", count: int) -> None:

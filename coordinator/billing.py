@@ -21,9 +21,8 @@ LOOK_SECONDS = 1.0  # between looks at all nodes, as long as the same ones are t
 class Billing:
     """Looks at the state again and again and says what to record. Re-reads the price table when its file changes."""
 
-    def __init__(self, path: str, ledger: Ledger) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._ledger = ledger
         self._prices = load_prices(path)
         self._changed_at = self._file_time()
         self._tariff: dict[str, str] = {}
@@ -34,20 +33,23 @@ class Billing:
         self._begun: float | None = None
         self._next = 0.0
 
-    def records(self, state: State, now: float) -> Iterator[Record]:
-        """What is new, at ``now`` in seconds of any clock that never goes back."""
+    def records(self, state: State, ledger: Ledger, now: float) -> Iterator[Record]:
+        """What is new, at ``now`` in seconds of any clock that never goes back; after the run's end nothing is."""
+        if state.phase is Phase.DONE:
+            return
         before, self._seen = self._seen, state.nodes
         members = (len(state.nodes), len(state.fenced), state.changed_at)
-        if members == self._members and now < self._next_look and state.phase is not Phase.DONE:
+        if members == self._members and now < self._next_look:
             return
         self._members, self._next_look = members, now + LOOK_SECONDS
-        yield from self._priced(state)
+        yield from self._priced(state, ledger)
         for name, node in before.items():
             here = state.nodes.get(name)
             if here is None or here.incarnation != node.incarnation:
                 yield from self._usage(node)
+                self._reported.pop((node.node, node.incarnation), None)
         self._begun = now if self._begun is None else self._begun
-        if now >= self._next or state.phase is Phase.DONE:
+        if now >= self._next:
             self._next = now + min(max((now - self._begun) / SHARE, FIRST_SECONDS), LAST_SECONDS)
             yield from self.usage(state)
 
@@ -69,7 +71,7 @@ class Billing:
         text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
         yield Record("usage", text, facts)
 
-    def _priced(self, state: State) -> Iterator[Record]:
+    def _priced(self, state: State, ledger: Ledger) -> Iterator[Record]:
         changed = self._reread()
         tariff = {
             "fixed_per_hour": repr(self._prices.fixed_per_hour),
@@ -80,7 +82,7 @@ class Billing:
             self._tariff = tariff
             yield Record("tariff", f"{self._prices.fixed_per_hour:.4f} $/h beside the nodes", tariff)
         for node in state.nodes.values():
-            life = self._ledger.life_of(node.node)
+            life = ledger.life_of(node.node)
             if life is None or life.incarnation != node.incarnation or (life.priced and not changed):
                 continue
             record = _price(self._prices, node)

@@ -1,47 +1,125 @@
-"""When a checkpoint is whole, and which one a new era begins from."""
+"""When a checkpoint is whole, which ones stay, and what follows where the origin of an era cannot be read (rule 14).
+
+A node that cannot read the origin asks again for as long as it takes. Three things are told apart:
+
+- content that is wrong under the origin's own manifest is a proof: another era begins (``bad``);
+- a storage that does not answer proves nothing: the nodes wait, and the run says so (``unread``);
+- a manifest that a node does not see proves nothing either: its mount may be gone, or its folder be another machine's.
+  The coordinator looks itself (``Examine``); only a storage that shows other things, and not this manifest, is a proof.
+"""
 
 from dataclasses import replace
 
-from coordinator.commands import Persist, Record, WriteManifest
+from coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from coordinator.decisions import Decision
-from coordinator.events import CheckpointBad, Checkpointed, Saved
+from coordinator.events import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
 from coordinator.membership import roll_back
 from coordinator.state import State
 from pipeline.manifest import folder_of
 
+SHARES_KEPT = 3  # steps whose files are on record though the checkpoint is not whole: a node may have died in between
+
 
 def saved(state: State, event: Saved) -> Decision:
     """Files of one step, layer by layer: all holders write the same, so it does not matter whose they are."""
-    known = any(step == event.step for step, _ in state.checkpoints)
+    known = any(event.step == c.step and c.folder == _folder(state, c.step) for c in state.checkpoints)
     if event.era != state.era or known or event.step > state.committed:
         return state, ()
     before = state.saved.get(event.step, {})
     files = {**before, **event.files}
-    state = replace(state, saved={**state.saved, event.step: files})
+    newest = sorted({*state.saved, event.step})[-SHARES_KEPT:]
+    state = replace(state, saved={s: f for s, f in {**state.saved, event.step: files}.items() if s in newest})
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
     commit = state.last_commit
     loss = commit.loss if commit is not None else 0.0
-    return state, (WriteManifest(event.step, loss, state.fingerprint, files),)
+    return state, (WriteManifest(event.step, loss, state.fingerprint, files, state.agreement.nodes),)
 
 
 def checkpointed(state: State, event: Checkpointed) -> Decision:
-    folder = folder_of(state.settings.checkpoint_url, event.step)
-    kept = [c for c in state.checkpoints if c[0] in event.kept and c[0] != event.step]
+    """Another origin for eras to come. What retention takes away is known no longer before it goes."""
+    new = event.checkpoint
+    known = sorted({*(c for c in state.checkpoints if c.folder != new.folder), new})
+    own = [c for c in known if c.folder == _folder(state, c.step)]
+    kept = {*own[-state.settings.checkpoints_kept :], new}
+    if _is_being_read(state):
+        kept.add(state.origin)
+    left = tuple(c for c in known if c in kept or c not in own)
     state = replace(
         state,
-        checkpoints=tuple(sorted([*kept, (event.step, folder)])),
-        saved={step: files for step, files in state.saved.items() if step > event.step},
+        checkpoints=left,
+        saved={step: files for step, files in state.saved.items() if step > new.step},
+        storage=replace(state.storage, fault=""),
     )
-    text = f"the checkpoint of step {event.step} is whole: {folder}"
-    return state, (Persist(), Record("checkpoint", text, {"step": str(event.step), "folder": folder}))
+    text = f"the checkpoint of step {new.step} is whole: {new.folder}"
+    record = Record("checkpoint", text, {"step": str(new.step), "folder": new.folder})
+    return state, (Persist(), record, Retain(new.step, frozenset(c.step for c in left)))
+
+
+def fault(state: State, event: CheckpointFault) -> Decision:
+    """A checkpoint cannot be written at present. The event log hears of it once, until one is whole again."""
+    told = bool(state.storage.fault)
+    who = event.node or "the coordinator"
+    text = f"{who} cannot write the checkpoint of step {event.step}: {event.why}; training goes on without it"
+    state = replace(state, storage=replace(state.storage, fault=text))
+    if told:
+        return state, ()
+    return state, (Record("checkpoint_fault", text, {"node": event.node, "step": str(event.step), "why": event.why}),)
 
 
 def bad(state: State, event: CheckpointBad) -> Decision:
-    """The era's origin cannot be read: another era begins from the one before."""
-    if not any(step == event.step for step, _ in state.checkpoints):
+    """Content of a checkpoint is wrong: an era that is still to begin from it gives way to one from the one before."""
+    known = event.origin in state.checkpoints
+    state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != event.origin))
+    if event.origin != state.origin or not _is_being_read(state):
+        return state, (Persist(),) if known else ()
+    return roll_back(state, f"{event.node} cannot read the checkpoint of step {event.origin.step}: {event.why}")
+
+
+def unread(state: State, event: Unread) -> Decision:
+    """A node waits for the storage; the log hears of it once a node and era."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or event.era != state.era:
         return state, ()
-    state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c[0] != event.step))
-    if state.plan is None or state.plan.origin_step != event.step or state.committed != event.step:
-        return state, (Persist(),)
-    return roll_back(state, f"{event.node} cannot read the checkpoint of step {event.step}: {event.why}")
+    if event.origin != state.origin or not _is_being_read(state):
+        return state, ()
+    first = event.node not in state.storage.unread
+    waiting = {**state.storage.unread, event.node: event.why}
+    text = f"{event.node} cannot read {state.origin}: {event.why}; it asks again, and the other holders as well"
+    commands: list[Command] = []
+    if first:
+        commands.append(Record("waiting", text, {"node": event.node, "why": event.why}))
+    looks = event.absent and not state.storage.examined
+    if looks:
+        commands.append(Examine(state.origin))
+    storage = replace(state.storage, unread=waiting, examined=state.storage.examined or looks)
+    return replace(state, storage=storage, detail=text), tuple(commands)
+
+
+def examined(state: State, event: Examined) -> Decision:
+    """What the coordinator sees of an origin that a node does not see."""
+    if event.origin != state.origin or not _is_being_read(state):
+        return state, ()
+    state = replace(state, storage=replace(state.storage, examined=False))
+    if event.sight is Sight.WRONG:
+        return bad(state, CheckpointBad("the coordinator", event.origin, event.why))
+    names = ", ".join(sorted(state.storage.unread))
+    if event.sight is Sight.THERE:
+        why = f"{names} sees no manifest in {state.origin.folder}, and the coordinator does"
+        text = f"{why}: it has to be one folder for all machines, such as a mount or s3://; it is asked again"
+    else:
+        gone = f"if it is gone for good, make {state.origin.folder} again, empty: the run then goes back further"
+        text = f"nobody sees {state.origin}: {event.why}; it is asked again; {gone}"
+    if text == state.detail:
+        return state, ()
+    return replace(state, detail=text), ()
+
+
+def _is_being_read(state: State) -> bool:
+    """Whether nodes may still have to read the era's origin: the first commit shows that every holder has."""
+    return bool(state.origin.folder) and state.committed == state.origin.step
+
+
+def _folder(state: State, step: int) -> str:
+    """Where this run writes the checkpoint of a step."""
+    return folder_of(state.settings.checkpoint_url, step)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipeline.identity import Identity
 from pipeline.manifest import File
+from pipeline.origin import Origin
 from pipeline.plan import Plan
 
 
@@ -24,6 +26,7 @@ class Commit:
     scale: float
     loss: float
     next_plan: Plan | None = None
+    save: bool = False  # a checkpoint of the step, whatever its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadAnew:
+    """Another leader had this leader's term, or a higher one: nothing more is decided before a term above (rule 15)."""
+
+    above: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Persist:
     """Write the state that a successor needs, soon: what of it is lost the nodes tell (rule 8)."""
 
@@ -73,6 +84,22 @@ class WriteManifest:
     loss: float
     fingerprint: str
     files: Mapping[int, tuple[File, ...]]
+    identity: Identity = field(default_factory=Identity)
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    """Delete what is older than the checkpoint of this step, whole or not, but for the checkpoints of these steps."""
+
+    step: int
+    kept: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Examine:
+    """Look whether the storage answers, and has this very checkpoint, then tell the machine (Examined)."""
+
+    origin: Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +111,17 @@ class Record:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
-Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Ask | Persist | WriteManifest | Record
+Command = (
+    Publish
+    | Commit
+    | SendPlan
+    | SendCommit
+    | Dismiss
+    | Ask
+    | LeadAnew
+    | Persist
+    | WriteManifest
+    | Retain
+    | Examine
+    | Record
+)

@@ -3,16 +3,15 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from coordinator import links, membership, redundancy, takeover
-from coordinator.commands import Command, Commit, Persist, Record
-from coordinator.decisions import Decision, commit_record, reason_of, with_plan, zones_of
+from coordinator import failures, links, membership, redundancy, settling, takeover
+from coordinator.commands import Command, Commit, Persist, Publish, Record
+from coordinator.decisions import Decision, commit_record, done, reason_of, with_plan, zones_of
 from coordinator.placement import natural_order, release, settle
 from coordinator.repartition import Situation, propose
 from coordinator.state import Layers, Loss, Phase, State
-from pipeline.clip import clip_scale
+from pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from pipeline.plan import Plan, Stages
 
-HOUR = 3600.0  # until the next loss, as long as none tells better
 LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
 
 
@@ -47,10 +46,13 @@ def commit_if_ready(state: State, now: float) -> Decision:
     if not state.facts or sum(map(len, state.facts.values())) < plan.required_copies or missing(state, plan):
         return state, ()
     settings = state.settings
-    norms = [state.norms[layer] for layer in sorted(state.norms)]
-    scale = clip_scale(norms, settings.clip_norm)
-    loss = sum(state.losses) / len(state.losses) if state.losses else 0.0
     step = state.committed
+    fault = fault_in(state.norms, state.losses)
+    if fault and settings.nonfinite == "stop":
+        return _stopped(state, fault)
+    norms = [state.norms[layer] for layer in sorted(state.norms)]
+    scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm)
+    loss = mean(state.losses)
     recovered = tuple(_recovered(state, loss, now) for loss in state.open_losses)
     seeded = {
         (s, node)
@@ -60,29 +62,76 @@ def commit_if_ready(state: State, now: float) -> Decision:
     }
     state = links.carried(state, plan, now)
     before = state
-    state = replace(state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training")
+    state = replace(
+        state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training", waits={}
+    )
+    state = replace(state, failures=failures.committed(state.failures, step))
     next_plan = None
     records: list[Command] = []
     ended: list[Command] = []
+    if fault:
+        left_out = f"step {step} changes nothing: {fault}"
+        records.append(Record("skipped", left_out, {"step": str(step), "why": fault}))
+    facts = before.facts
+    stages, reasons, released = _rearranged(state, plan, seeded, now)
+    target: Stages = ()
+    why, chosen, pays = "", None, ""
     if state.committed >= settings.steps:
-        state = replace(state, phase=Phase.DONE, detail="every step is committed")
+        why = "the run is done: the stages to be are given up" if plan.target else ""
         ended.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
     else:
-        facts = before.facts
-        stages, reasons, released = _rearranged(state, plan, seeded, now)
         target, why = _target(state, plan, stages, facts, now)
-        if target and complete(target, facts):
+        if target and complete(target, facts, plan):
             stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
+            state = replace(state, changed_at=now)
         state, chosen, pays = redundancy.reviewed(state, plan, now)
-        if stages != plan.stages or target != plan.target or pays:
-            reason = reason_of([*reasons, *filter(None, [why, pays])])
-            state, next_plan, planned = with_plan(state, stages, reason, now, target, chosen)
-            records.extend(planned)
-        state, farewell = membership.let_go(state, released)
-        ended.extend(farewell)
-    commit = Commit(state.term, state.era, step, scale, loss, next_plan)
+    if stages != plan.stages or target != plan.target or pays:
+        reason = reason_of([*reasons, *filter(None, [why, pays])])
+        state, next_plan, planned = with_plan(state, stages, reason, now, target, chosen)
+        records.extend(planned)
+    state, farewell = membership.let_go(state, released)
+    ended.extend(farewell)
+    if state.committed >= settings.steps:
+        state = done(state, now)
+    saves = state.stopping is not None and state.stopping.step is None
+    if state.stopping is not None and saves:
+        state = replace(state, stopping=replace(state.stopping, step=state.committed))
+    commit = Commit(state.term, state.era, step, scale, loss, next_plan, saves)
     state = replace(state, last_commit=commit)
     return state, (Persist(), commit, commit_record(commit), *recovered, *records, *ended)
+
+
+def _stopped(state: State, fault: str) -> Decision:
+    """Ends the run before the step: a number that is not finite is the job's fault, and no node's (rule 18)."""
+    text = stop_in_words(state.committed, fault)
+    fields = {"step": str(state.committed), "why": fault, "code": "1"}
+    return replace(state, phase=Phase.FAILED, detail=text), (Persist(), Record("failed", text, fields))
+
+
+def keep(state: State, now: float) -> Decision:
+    """After the last commit: what a commit would change of who holds what (rule 17).
+
+    Nothing is in flight then, so every moment is a commit's boundary. A seeded copy is hot once its node has reported,
+    under the present plan, that it is at the last version.
+    """
+    plan = state.plan
+    if plan is None or state.phase is not Phase.DONE or takeover.recovering(state):
+        return state, ()
+    nothing: frozenset[int] = frozenset()
+    seeded = {
+        (s, standby.node)
+        for s, stage in enumerate(plan.stages)
+        for standby in stage.standbys
+        if frozenset(stage.layers) <= state.following.get(standby.node, nothing)
+    }
+    stages, reasons, released = _rearranged(state, plan, seeded, now)
+    commands: list[Command] = []
+    if stages != plan.stages or plan.target:
+        reason = reason_of(reasons or ["the run is done: the stages to be are given up"])
+        state, kept, records = with_plan(state, stages, reason, now)
+        commands += [Persist(), Publish(kept), *records]
+    state, farewell = membership.let_go(state, released)
+    return state, (*commands, *farewell)
 
 
 def _rearranged(
@@ -111,9 +160,16 @@ def _rearranged(
     return stages, reasons, released
 
 
-def complete(target: Stages, facts: Layers) -> bool:
-    """Whether every holder of the stages to be holds all of their layers at the version being committed."""
-    return all(frozenset(s.layers) <= facts.get(n, frozenset()) for s in target for n in s.holders())
+def complete(target: Stages, facts: Layers, plan: Plan) -> bool:
+    """Whether every holder of the stages to be holds all of their layers at the version being committed.
+
+    A layer that the present plan does not name for a node is given up there with this commit (rule 6).
+    """
+    return all(
+        frozenset(s.layers) <= facts.get(n, frozenset()) and plan.layers_of(n).issuperset(s.layers)
+        for s in target
+        for n in s.holders()
+    )
 
 
 def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float) -> tuple[Stages, str]:
@@ -125,15 +181,13 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         return (plan.target, "") if stay else ((), "a node of the stages to be goes: they are given up")
     settings = state.settings
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())
-    if busy or now - state.changed_at < settings.settle_seconds:
-        return (), ""
     asked = settings.stages
+    growing = len(stages) < min(asked, len(usable))
+    if busy or settling.quiet(state, now) < settings.settle_seconds / (settling.GROWS_AFTER if growing else 1):
+        return (), ""
     most = max(asked, settings.most_stages)
     if len(usable) > asked:  # beyond what the job asks for only those count that need not stay spare
         most = min(most, max(asked, len(usable) - settings.spares))
-    interval = HOUR
-    if len(state.losses_at) > 1:
-        interval = (state.losses_at[-1] - state.losses_at[0]) / (len(state.losses_at) - 1)
     situation = Situation(
         state.layer_costs,
         settings.microbatches,
@@ -141,8 +195,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         tuple(natural_order(usable)),
         settings.redundancy,
         settings.seed_bytes_per_second,
-        interval,
-        {n: state.nodes[n].slowness for n in usable},
+        settling.seconds_between_losses(state, now),
+        {n: state.nodes[n].pace.known for n in usable},
         zones_of(state),
     )
     proposal = propose(stages, situation)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.commands import Command, Commit, Record
-from coordinator.state import Layers, State
+from coordinator.state import Layers, Phase, State
 from coordinator.zones import Zones
 from pipeline.plan import Member, Plan, Redundancy, Stages, stages_to_lists
 
@@ -45,14 +45,10 @@ def with_plan(
     """The state under the next plan, the plan, and what to record of it. The redundancy stays as it is by default."""
     generation = state.generation + 1
     before = state.plan
-    if before is not None and before.era == state.era:
-        origin = (before.origin_step, before.origin)
-    else:
-        origin = (state.committed, state.checkpoints[-1][1] if state.committed > 0 else "")
     order = (state.term, generation, state.era, state.committed)
     if redundancy is None and before is not None:
         redundancy = before.redundancy
-    plan = Plan(*order, stages, members_of(state), reason, *origin, target, redundancy)
+    plan = Plan(*order, stages, members_of(state), reason, state.origin, target, redundancy, state.leader)
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
     records: list[Command] = [plan_record(state, plan)]
@@ -79,6 +75,14 @@ def _still_following(state: State, plan: Plan) -> Layers:
         if held:
             kept[node] = held
     return kept
+
+
+def done(state: State, now: float) -> State:
+    """Every step is committed. Who had caught up for a commit has not shown yet that it applied the last one."""
+    if state.phase is Phase.DONE:
+        return state
+    ending = replace(state.ending, done_at=now)
+    return replace(state, phase=Phase.DONE, detail="every step is committed", following={}, facts={}, ending=ending)
 
 
 def plan_record(state: State, plan: Plan) -> Record:

@@ -1,7 +1,11 @@
-"""Nodes that live and are of no use all the same: stuck. Each verdict has its reason.
+"""Nodes that live and are of no use all the same: stuck, or loading for ever. Each verdict has its reason.
 
 Dead and silent nodes are found in ``coordinator.membership``, by broken streams and missing heartbeats; those that a
 neighbour does not reach in ``coordinator.links``.
+
+Loading is a state of its own: storage that stalls says nothing about the node, and nobody computes faster for having
+lost it. A node that loads is waited for much longer, and not lost while another one waits for storage as well: then
+it is the storage.
 """
 
 from coordinator.state import State
@@ -10,12 +14,18 @@ DEVIATIONS = 10.0  # beyond a node's own median before an instruction counts as 
 SAMPLES = 8  # instructions before a node's own history says anything
 
 
-def stuck(state: State, now: float) -> dict[str, str]:
-    """Nodes whose present instruction takes far longer than their own history explains, with the reason."""
-    patience = state.settings.heartbeat_timeout
+def of_no_use(state: State, now: float) -> dict[str, str]:
+    """Nodes that are not waited for any longer, with the reason."""
+    return {**_stuck(state), **_loading(state), **_ordered_to_die(state, now)}
+
+
+def _stuck(state: State) -> dict[str, str]:
+    """Those whose present instruction takes far longer than their own history explains."""
     lost = {}
     for node in state.nodes.values():
-        if node.running_seconds <= patience or node.attached_since is None or node.samples < SAMPLES:
+        if node.running_seconds <= state.settings.patience.seconds:
+            continue
+        if node.attached_since is None or node.samples < SAMPLES:
             continue
         if node.running_seconds > node.median_seconds + DEVIATIONS * node.deviation_seconds:
             lost[node.node] = (
@@ -23,3 +33,21 @@ def stuck(state: State, now: float) -> dict[str, str]:
                 f"usual are {node.median_seconds:.3f} s with a deviation of {node.deviation_seconds:.3f} s"
             )
     return lost
+
+
+def _loading(state: State) -> dict[str, str]:
+    """One that has been loading the same samples for too long, while no other node waits for storage."""
+    loading = [n for n in state.nodes.values() if n.loading_seconds > 0.0 and n.attached_since is not None]
+    if len(loading) != 1 or loading[0].loading_seconds <= state.settings.patience.loading:
+        return {}
+    return {loading[0].node: f"it has been loading samples for {loading[0].loading_seconds:.0f} s"}
+
+
+def _ordered_to_die(state: State, now: float) -> dict[str, str]:
+    """Those that were ordered to die and live: whatever they still say, they are not relied on."""
+    patience = state.settings.patience.seconds
+    return {
+        n.node: "it was ordered to die, and lives: it is not relied on any longer"
+        for n in state.nodes.values()
+        if n.condemned_at is not None and now - n.condemned_at > patience
+    }

@@ -4,10 +4,13 @@ from collections.abc import Iterable
 
 from coordinator import commands as cmd
 from coordinator import events as ev
+from coordinator.failures import Work
 from pipeline.manifest import File
-from pipeline.messages import plan_from_proto, plan_to_proto, times_from_proto
+from pipeline.messages import identity_from_proto, plan_from_proto, plan_to_proto, times_from_proto
+from pipeline.origin import Origin
 from pipeline.plan import Plan
 from pipeline.plan_change import change_of
+from pipeline.text import told
 from protos import coordinator_pb2 as pb
 
 GIVE_WAY = 0.002  # seconds in which the first stage's node begins the next step
@@ -16,7 +19,7 @@ SLOT_OVER_WAY = 5  # so many times as long take a forward and its backward where
 
 def commit_from_proto(commit: pb.Commit) -> cmd.Commit:
     next_plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
-    return cmd.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan)
+    return cmd.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan, commit.save)
 
 
 def addressee(command: cmd.Command) -> str | None:
@@ -51,6 +54,7 @@ def plan_in(command: cmd.Command) -> Plan | None:
 
 def commit_order(commit: cmd.Commit, before: Plan | None = None) -> pb.AttendResponse:
     order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    order.save = commit.save
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(_plan(commit.next_plan, before))
     return pb.AttendResponse(commit=order)
@@ -77,6 +81,14 @@ def order_of(command: cmd.Command, before: Plan | None = None) -> pb.AttendRespo
     return None
 
 
+def _failed(node: str, incarnation: int, failed: pb.Failed) -> ev.NodeFailed:
+    if not failed.HasField("work"):
+        return ev.NodeFailed(node, incarnation, told(failed.why))
+    w = failed.work
+    work = Work(w.what, w.step if w.HasField("step") else None, w.first_layer, w.end_layer) if w.what else None
+    return ev.NodeFailed(node, incarnation, told(failed.why), work)
+
+
 def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event | None:
     """The event behind a report; None for a Join, which opens the stream, and for what this version does not know."""
     body = request.WhichOneof("body")
@@ -86,13 +98,15 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event
         plan = plan_from_proto(a.plan) if a.HasField("plan") else None
         commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
         layers = frozenset(a.layers)
-        standing = (a.era, a.version, a.holds_state, plan, commit, layers)
+        standing = (a.era, a.version, a.holds_state, plan, commit, layers, identity_from_proto(a))
         return ev.Available(node, incarnation, costs, a.fingerprint, *standing)
+    if body == "built":
+        return ev.Built(node, incarnation, dict(request.built.initial))
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
-        where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second)
-        return ev.Heartbeat(node, incarnation, h.version, h.instruction, h.finished, *durations, *where)
+        where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second, h.loading_seconds)
+        return ev.Heartbeat(node, incarnation, h.version, told(h.instruction), h.finished, *durations, *where)
     if body == "ready":
         r = request.ready
         norms, losses = tuple(r.squared_norms), tuple(r.losses)
@@ -101,23 +115,31 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event
         return ev.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
     if body == "peer_lost":
         p = request.peer_lost
-        return ev.PeerLost(node, incarnation, p.node, p.incarnation, p.why)
+        return ev.PeerLost(node, incarnation, p.node, p.incarnation, told(p.why))
     if body == "failed":
-        return ev.NodeFailed(node, incarnation, request.failed.why)
+        return _failed(node, incarnation, request.failed)
     if body == "draining":
-        return ev.Draining(node, request.draining.why, request.draining.seconds_left or None)
+        return ev.Draining(
+            node, told(request.draining.why), request.draining.seconds_left or None, request.draining.told
+        )
     if body == "caught_up":
         c = request.caught_up
-        return ev.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer)
+        return ev.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer, c.version, (c.term, c.generation))
     if body == "warned":
-        return ev.Warned(node, request.warned.why)
+        return ev.Warned(node, told(request.warned.why))
     if body == "saved":
         files: dict[int, tuple[File, ...]] = {}
         for f in request.saved.files:
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
         return ev.Saved(node, incarnation, request.saved.era, request.saved.step, files)
     if body == "checkpoint_bad":
-        return ev.CheckpointBad(node, request.checkpoint_bad.step, request.checkpoint_bad.why)
+        b = request.checkpoint_bad
+        return ev.CheckpointBad(node, Origin(b.step, b.folder, b.sha256), told(b.why))
+    if body == "unread":
+        u = request.unread
+        return ev.Unread(node, incarnation, u.era, Origin(u.step, u.folder, u.sha256), told(u.why), u.absent)
+    if body == "checkpoint_fault":
+        return ev.CheckpointFault(node, request.checkpoint_fault.step, told(request.checkpoint_fault.why))
     if body == "leave":
-        return ev.Left(node, incarnation, request.leave.why)
+        return ev.Left(node, incarnation, told(request.leave.why))
     return None

@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from coordinator.commands import Commit
+from coordinator.failures import Work
+from pipeline.identity import Identity
 from pipeline.machine import Machine
 from pipeline.manifest import File
-from pipeline.plan import Plan
+from pipeline.origin import Origin
+from pipeline.plan import Plan, PlanOrder
 from pipeline.times import TimeSplit
 
 
@@ -20,6 +24,7 @@ class Joined:
     pid: int = 0
     zone: str = ""
     machine: Machine = field(default_factory=Machine)
+    term: int = 0  # the highest that the node has seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,16 @@ class Available:
     plan: Plan | None = None  # the newest that it has seen
     last_commit: Commit | None = None  # the newest that it has applied
     layers: frozenset[int] = frozenset()  # whose state is there
+    identity: Identity = field(default_factory=Identity)
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The node has built these layers at their initial state, to begin with: a hash of it by layer."""
+
+    node: str
+    incarnation: int
+    initial: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,7 @@ class Heartbeat:
     times: TimeSplit = field(default_factory=TimeSplit)
     sent_bytes: Mapping[str, int] = field(default_factory=dict)
     bytes_per_second: float = 0.0
+    loading_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +104,15 @@ class CaughtUp:
     era: int
     first_layer: int
     end_layer: int
+    version: int = 0  # the one that the node knows to be committed
+    order: PlanOrder = (0, 0)  # of the plan that it obeys
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Somebody has the final weights whole, in words."""
+
+    who: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +161,7 @@ class Draining:
     node: str
     why: str
     seconds_left: float | None = None
+    told: bool = False  # to stop: it waits for nobody to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +185,55 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """The manifest is written: the checkpoint is whole. ``kept``: those that retention has left."""
+    """The manifest is written: the checkpoint is whole."""
 
-    step: int
-    kept: tuple[int, ...]
+    checkpoint: Origin
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBad:
-    """A checkpoint cannot be read: it is not used again."""
+    """Content of a checkpoint is provably wrong, read under its own manifest: it is not used again."""
+
+    node: str
+    origin: Origin
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """The node cannot read what the era begins from, and asks again: no proof against the checkpoint (rule 14).
+
+    ``absent``: the storage answers, but has no such manifest for this node.
+    """
+
+    node: str
+    incarnation: int
+    era: int
+    origin: Origin
+    why: str
+    absent: bool = False
+
+
+class Sight(StrEnum):
+    """What the coordinator itself has seen of an origin."""
+
+    THERE = "there"  # the very manifest
+    WRONG = "wrong"  # the storage answers, and has no such manifest or another one: it is gone for good
+    AWAY = "away"  # the storage does not answer, or shows nothing at all
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The coordinator has looked at the origin that a node does not see."""
+
+    origin: Origin
+    sight: Sight
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFault:
+    """A checkpoint cannot be written at present; ``node`` is empty where it is the coordinator that cannot."""
 
     node: str
     step: int
@@ -176,11 +242,20 @@ class CheckpointBad:
 
 @dataclass(frozen=True, slots=True)
 class NodeFailed:
-    """The job cannot run on this node."""
+    """Something raised on the node, which ends. ``work``: what it was doing; None: no work of the job's."""
 
     node: str
     incarnation: int
     why: str
+    work: Work | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """The node has been ordered to die at once."""
+
+    node: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +266,12 @@ class Tick:
 Event = (
     Joined
     | Available
+    | Built
     | Heartbeat
     | Heard
     | Ready
     | CaughtUp
+    | Fetched
     | Resumed
     | PeerLost
     | StreamBroken
@@ -204,6 +281,10 @@ Event = (
     | Saved
     | Checkpointed
     | CheckpointBad
+    | CheckpointFault
+    | Unread
+    | Examined
     | NodeFailed
+    | Condemned
     | Tick
 )

@@ -4,32 +4,39 @@ import asyncio
 import logging
 import math
 import os
+import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from coordinator import commands as cmd
+from coordinator import ending, watchdog
 from coordinator import events as ev
 from coordinator import state as co
+from coordinator.archive import Archive, in_a_line
 from coordinator.billing import Billing
 from coordinator.decisions import commit_record
 from coordinator.effects import GIVE_WAY, addressee, in_turn, order_of, pause_before, plan_in
+from coordinator.event_log import EventLog
 from coordinator.machine import advance, begin, validate
+from coordinator.origins import going_on, left_behind, resumable
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
-from coordinator.store import LostLease, Store
+from coordinator.store import Store
 from pipeline.errors import JobError
-from pipeline.ledger import Ledger
-from pipeline.manifest import Manifest, find_checkpoints, folder_of, newest_whole, retain, write_manifest
+from pipeline.eventlog import Reader
+from pipeline.manifest import Found, newest_whole
 from pipeline.messages import machine_to_proto, plan_to_proto, times_to_proto
 from pipeline.plan import Plan
+from pipeline.storage import probe
+from pipeline.text import shown_url
 from protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
-FIXED_FIELDS = ("sequence", "time", "kind", "text", "step", "generation")
-OFTEN = ("commit", "usage")  # kinds of events that go to the stream "metrics"
-TERM_BITS = 32
+MOST_ORDERS = 1000  # that wait for a node: the oldest is that many commits old
+PROBE_SECONDS = 30.0  # that the storage of checkpoints has to take a first file
 RATE_STEPS = 10  # commits over which samples per second are averaged
 
 
@@ -44,31 +51,37 @@ class OrderStream:
     queue: "asyncio.Queue[tuple[float, pb.AttendResponse] | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
     plan: Plan | None = None  # the last one that was sent
+    wrong: str = ""  # what the node said that does not fit
+    cut: Callable[[], object] | None = None  # ends the stream of a node that does not read
 
     def put(self, order: pb.AttendResponse, pause: float = 0.0) -> None:
+        if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
+            log.warning("%s takes no orders: %d wait for it, and its stream is ended", self.node, MOST_ORDERS)
+            self.cut()
+            self.cut = None
+            return
         self.queue.put_nowait((pause, order))
 
 
 class Leader:
-    """Holds the state, the order streams and the event log."""
+    """Holds the state, the order streams and the event log, of one term after another: see ``lead``."""
 
     def __init__(self, settings: CoordinatorSettings, store: Store) -> None:
         self.settings = settings
         self.term = 0
-        self.events: list[pb.ListEventsResponse] = []
-        self.grown = asyncio.Event()  # set at the next event, and then another one
+        self.log = EventLog(store, 0, time.time)
+        self.outranked: cmd.LeadAnew | None = None  # this term is over: nothing is decided before the next
         self.failure: Exception | None = None  # a decision that raised: the process is to end with it
         self._store = store
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
         self._unwritten = False  # whether a successor needs what is not yet on its way to the store
         self._heartbeats: list[tuple[float, ev.Heartbeat]] = []  # not yet decided on, with the time when each came
+        self._archive = Archive(settings.job, self.take)
         self._background: set[asyncio.Task[None]] = set()
-        self.ledger = Ledger()
-        self._billing = Billing(settings.prices, self.ledger)
-        self._windows: dict[int, list[float]] = {}  # stage -> how long it was without a hot standby, each time
+        self._billing = Billing(settings.prices)
+        self._figures = Reader("the run's cost")
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
-        self._last_commit: dict[str, str] = {}  # the fields of the last one on record
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
     @property
@@ -76,39 +89,75 @@ class Leader:
         return self._state
 
     async def lead(self) -> None:
-        """Takes the lease and goes on from what the leader before persisted."""
-        self.term = await self._store.acquire()
+        """Takes the lease and goes on from what the leader before persisted, and then from what the nodes tell.
+
+        Again whenever nodes know of a term that is not below this one: the store had lost it (rule 15).
+        """
+        above = self.outranked.above if self.outranked is not None else 0
+        self.end_streams()
+        term = await self._store.acquire(above)
         document = await self._store.load()
-        settings = self.settings.decisions()
+        settings, number = self.settings.decisions(), secrets.randbits(63)
+        log_of_before = self.log.grown
+        self.log = EventLog(self._store, term, time.time)
+        log_of_before.set()
         if document is None:
-            self._state = begin(settings, self.term)
+            # Nobody can know more than the store of a run that begins now.
+            begun_before = above > 0 or not self.settings.new_run
+            self._state = begin(settings, term, number, time.monotonic() if begun_before else None)
             if self.settings.job.checkpoint is None:
                 log.warning("no [checkpoint] url in the job: if both copies of a stage are lost, training starts again")
-            if self.settings.resume:
-                self._state = await asyncio.to_thread(self._resumed)
+            elif not above:
+                await asyncio.to_thread(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
+            self._state = await asyncio.to_thread(self._from_checkpoints, begun_before, above > 0)
         else:
-            self._state = from_document(document, settings, self.term, time.monotonic())
-            log.info("going on from step %d in term %d", self._state.committed, self.term)
-            await self._read_events()
+            self._state = from_document(document, settings, term, time.monotonic(), number)
+            log.info("going on from step %d in term %d", self._state.committed, term)
+        last = self._state.last_commit
+        self.log.last_commit = dict(commit_record(last).fields) if last is not None else {}
+        reading = asyncio.create_task(self.log.read_before(self.log.last_commit))
+        self._background.add(reading)
+        reading.add_done_callback(self._background.discard)
+        self.term, self.outranked = term, None
+
+    def _from_checkpoints(self, begun_before: bool, nodes_know: bool) -> co.State:
+        """The state of a run of which the store knows nothing, by the newer of its own checkpoints and --resume's."""
+        ours: list[Found] = []
+        own = self.settings.job.checkpoint
+        if begun_before and own is not None and own.url.rstrip("/") != self.settings.resume.rstrip("/"):
+            try:
+                ours = left_behind(self.settings)
+            except OSError as error:
+                if not nodes_know:
+                    mend = "see that the storage answers; nothing is begun anew over what may be there"
+                    where = f"checkpoint url {shown_url(own.url)}"
+                    raise JobError(f"it cannot be read ({in_a_line(error)})", where, mend) from error
+        state = self._state
+        try:
+            state = self._resumed() if self.settings.resume else state
+        except JobError as error:
+            if not ours:
+                raise
+            log.warning("%s", error)
+        return going_on(state, ours, self.settings.allow)
 
     def _resumed(self) -> co.State:
         """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
         url = self.settings.resume
-        found = newest_whole(url, log.warning)
+        try:
+            found = newest_whole(url, log.warning)
+        except OSError as error:
+            mend = "check the address, the network and your credentials"
+            raise JobError(f"it cannot be read ({in_a_line(error)})", f"--resume {url}", mend) from error
         if found is None:
             raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
+        assert found.manifest is not None
+        agreed = resumable(found.manifest, found.url, self.settings)
         log.info("going on from the checkpoint %s", found.url)
-        return replace(self._state, committed=found.step, checkpoints=((found.step, found.url),))
-
-    async def _read_events(self) -> None:
-        """The event log as the leader before left it, and the last commit if it died before that was on record."""
-        entries = [*await self._store.read("events"), *await self._store.read("metrics")]
-        self.events = [_event_of(entry) for entry in sorted(entries, key=lambda e: int(e["sequence"]))]
-        for event in self.events:
-            self._note(event)
-        last = self._state.last_commit
-        if last is not None and not any(e.kind == "commit" and e.fields["step"] == str(last.step) for e in self.events):
-            self._record(commit_record(last))
+        origin = found.origin
+        return replace(
+            self._state, committed=origin.step, origin=origin, resumed=True, checkpoints=(origin,), agreement=agreed
+        )
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 
@@ -128,11 +177,6 @@ class Leader:
             del self._streams[stream.node]
             self.take(ev.StreamBroken(stream.node, stream.incarnation, why))
 
-    async def step_down(self, term: int) -> None:
-        """A node has seen a later leader (rule 12). Whoever takes the lease next has a higher term than both."""
-        await self._store.raise_term(term)
-        self.failure = LostLease(f"a coordinator of term {term} has led since: this one had term {self.term}")
-
     def send(self, node: str, order: pb.AttendResponse) -> bool:
         """Queues an order; False if the node is not attached."""
         stream = self._streams.get(node)
@@ -145,23 +189,23 @@ class Leader:
         stream = self._streams.get(node)
         return stream is not None and stream.incarnation == incarnation
 
-    def end_streams(self, order: pb.AttendResponse | None) -> None:
-        """A last order to every node, and the end."""
+    def end_streams(self) -> None:
+        """Ends every node's order stream: nodes wait for the next coordinator."""
         for stream in self._streams.values():
-            if order is not None:
-                stream.put(order)
             stream.queue.put_nowait(None)
         self._streams.clear()
 
     def heard(self, heartbeat: ev.Heartbeat) -> None:
         """A heartbeat: kept for the next decision, whatever that is on, and told to those who look into Redis."""
-        self._store.heartbeat(heartbeat.node, self.settings.heartbeat_timeout)
+        self._store.heartbeat(heartbeat.node, self.settings.patience.seconds)
         self._heartbeats.append((time.monotonic(), heartbeat))
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def take(self, event: ev.Event) -> None:
         """Decides on an event and carries the commands out in order: as a whole, since nothing in it waits."""
+        if self.outranked is not None:
+            return
         try:
             heartbeats, self._heartbeats = self._heartbeats, []
             for each in [ev.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
@@ -171,24 +215,34 @@ class Leader:
                 for command in commands:
                     self._carry_out(command)
             if isinstance(event, ev.Tick | ev.Joined):
-                for record in self._billing.records(self._state, time.monotonic()):
-                    self._record(record)
+                self._bill()
         except Exception as error:
             self.failure = error
             log.exception("cannot decide on %s", event)
             raise
 
+    def _bill(self, done: bool = False) -> None:
+        """Puts on record what the figures need. Nothing that goes wrong with them is a decision's fault."""
+        try:
+            state, ledger = self._state, self.log.ledger
+            records = self._billing.usage(state) if done else self._billing.records(state, ledger, time.monotonic())
+            for record in records:
+                self._record(record)
+        except Exception as error:
+            self._figures.set_aside("what the nodes say of their work", error)
+
     def _carry_out(self, command: cmd.Command) -> None:
-        if isinstance(command, cmd.Persist):
+        if isinstance(command, cmd.LeadAnew):
+            log.warning("%s: this one takes a higher term, and hears from every node first", command.why)
+            self.outranked = command
+        elif isinstance(command, cmd.Persist):
             self._persist()
         elif isinstance(command, cmd.Record):
-            for usage in self._billing.usage(self._state) if command.kind == "done" else ():
-                self._record(usage)  # the figures are those as of the end
+            if command.kind == "done":
+                self._bill(done=True)  # the figures are those as of the end
             self._record(command)
-        elif isinstance(command, cmd.WriteManifest):
-            task = asyncio.create_task(self._complete_checkpoint(command))
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
+        elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
+            self._archive.carry_out(command)
         else:
             self._send(command)
 
@@ -200,13 +254,18 @@ class Leader:
         self._unwritten = True
 
     def _write(self) -> None:
-        if self._unwritten:
-            self._store.save(to_document(self._state))
+        if self._unwritten and self.outranked is None:
+            try:
+                self._store.save(to_document(self._state))
+            except Exception as error:  # the event loop that calls this would only log it
+                self.failure = self.failure or error
+                raise
             self._unwritten = False
 
     async def close(self) -> None:
         """What is to outlive this coordinator is written, and the lease given back."""
         self._write()
+        self.log.sum_up()
         await self._store.close()
 
     def _send(self, command: cmd.Command) -> None:
@@ -230,55 +289,9 @@ class Leader:
         if isinstance(command, cmd.Dismiss):
             self._streams.pop(command.node).queue.put_nowait(None)
 
-    async def _complete_checkpoint(self, command: cmd.WriteManifest) -> None:
-        """Writes the manifest and applies retention, off the event loop: object stores take their time."""
-        job = self.settings.job
-        assert job.checkpoint is not None
-        url, keep = job.checkpoint.url, job.checkpoint.keep
-        manifest = Manifest(job.job.name, command.step, command.fingerprint, command.loss, command.files)
-
-        def write() -> tuple[int, ...]:
-            write_manifest(folder_of(url, command.step), manifest)
-            retain(url, keep)
-            return tuple(f.step for f in find_checkpoints(url) if f.manifest is not None)
-
-        try:
-            kept = await asyncio.to_thread(write)
-        except (OSError, JobError) as error:
-            log.warning("the checkpoint of step %d is not completed: %s", command.step, error)
-            return
-        self.take(ev.Checkpointed(command.step, kept))
-
     def _record(self, record: cmd.Record) -> None:
-        if record.kind == "commit" and record.fields == self._last_commit:
-            return  # by the leader before, which died before it had persisted that: told again by the nodes
         state = self._state
-        event = pb.ListEventsResponse(
-            # Higher than any of a leader before, also where its last ones were never written.
-            sequence=max(self.events[-1].sequence if self.events else 0, (self.term - 1) << TERM_BITS) + 1,
-            time=time.time(),
-            kind=record.kind,
-            text=record.text,
-            step=state.committed,
-            generation=state.generation,
-            fields=dict(record.fields),
-        )
-        often = record.kind in OFTEN
-        log.log(logging.DEBUG if often else logging.INFO, "%s: %s", record.kind, record.text)
-        fixed = {name: getattr(event, name) for name in FIXED_FIELDS}
-        entry = {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
-        self._store.append("metrics" if often else "events", entry)
-        self._note(event)
-        self.events.append(event)
-        self.grown.set()
-        self.grown = asyncio.Event()
-
-    def _note(self, event: pb.ListEventsResponse) -> None:
-        self.ledger.take(event)
-        if event.kind == "commit":
-            self._last_commit = dict(event.fields)
-        if event.kind == "hot":
-            self._windows.setdefault(int(event.fields["stage"]), []).append(float(event.fields["exposure_ms"]) / 1e3)
+        self.log.record(record.kind, record.text, record.fields, state.committed, state.generation)
 
     # ---- views ------------------------------------------------------------------------------------------------------
 
@@ -286,7 +299,11 @@ class Leader:
         times = self._commit_times
         if len(times) < 2 or times[-1] == times[0]:
             return 0.0
-        return (len(times) - 1) * self.settings.job.samples_per_step / (times[-1] - times[0])
+        took, open_for = times[-1] - times[0], time.monotonic() - times[-1]
+        # A step that takes longer than two counts as it stands: a run that hangs must not show the speed it had.
+        if self._state.phase is not co.Phase.DONE and open_for > 2 * took / (len(times) - 1):
+            took += open_for
+        return (len(times) - 1) * self.settings.job.samples_per_step / took
 
     def _slot_seconds(self) -> float:
         """What a microbatch's forward and backward took of the last whole step; 0.0 if that is not known."""
@@ -294,7 +311,7 @@ class Leader:
         return (times[-1] - times[-2]) / (pipeline.microbatches + pipeline.stages - 1) if len(times) > 1 else 0.0
 
     def cost(self) -> pb.GetCostResponse:
-        return self.ledger.figures(time.time())
+        return self.log.ledger.figures(time.time())
 
     def status(self) -> pb.GetStatusResponse:
         now, wall = time.monotonic(), time.time()
@@ -302,7 +319,7 @@ class Leader:
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,
-            detail=state.detail,
+            detail=ending.in_words(state, now, self.log.ledger.dollars_per_hour()),
             generation=state.generation,
             term=state.term,
             era=state.era,
@@ -310,19 +327,24 @@ class Leader:
             steps=state.settings.steps,
             loss=state.last_commit.loss if state.last_commit else math.nan,
             samples_per_second=self.samples_per_second(),
-            checkpoint=state.checkpoints[-1][0] if state.checkpoints else 0,
-            cost=self.ledger.dollars(wall),
+            checkpoint=state.checkpoints[-1].step if state.checkpoints else 0,
+            checkpoint_fault=state.storage.fault,
+            checkpoint_folder=state.checkpoints[-1].folder if state.checkpoints else "",
+            kept_seconds=ending.seconds_left(state, now),
+            cost=self.log.ledger.dollars(wall),
             kill_allowed=self.settings.allow_kill,
             samples_per_step=state.settings.samples_per_step,
             tokens_per_step=state.settings.tokens_per_step,
+            stalled_seconds=now - state.watch.at if state.watch.stalled and state.watch.at is not None else 0.0,
+            awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
         )
         for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
             since = state.exposed_since.get(s)
-            over = state.phase is co.Phase.DONE  # nothing is left to be lost
+            over = bool(state.ending.released)  # nothing is left to be lost
             response.exposure[s] = now - since if since is not None and not over else 0.0
-        for s, windows in self._windows.items():
+        for s, windows in self.log.windows.items():
             known = response.exposure_windows[s]
-            known.count, known.longest_seconds, known.total_seconds = len(windows), max(windows), sum(windows)
+            known.count, known.longest_seconds, known.total_seconds = windows.count, windows.longest, windows.total
         if state.plan is not None:
             response.plan.CopyFrom(plan_to_proto(state.plan))
         owned: dict[str, list[int]] = {}
@@ -333,7 +355,7 @@ class Leader:
             for standby in stage.standbys:
                 standing_by.setdefault(standby.node, []).append(s)
         for node in state.nodes.values():
-            life = self.ledger.life_of(node.node)
+            life = self.log.ledger.life_of(node.node)
             response.nodes.add(
                 id=node.node,
                 address=node.address,
@@ -353,19 +375,6 @@ class Leader:
                 spent=life.dollars(wall) if life is not None else 0.0,
             )
         return response
-
-
-def _event_of(entry: dict[str, str]) -> pb.ListEventsResponse:
-    fields = {k.removeprefix("fields."): v for k, v in entry.items() if k.startswith("fields.")}
-    return pb.ListEventsResponse(
-        sequence=int(entry["sequence"]),
-        time=float(entry["time"]),
-        kind=entry["kind"],
-        text=entry["text"],
-        step=int(entry["step"]),
-        generation=int(entry["generation"]),
-        fields=fields,
-    )
 
 
 def _state_of(node: co.Node, holds: bool) -> str:

@@ -1,7 +1,7 @@
 """Links between neighbours that stay broken while both ends attend the coordinator: whom to do without.
 
 Nodes repeat their report for as long as a stream stays broken, and fall silent when it works again. A link that is
-broken for ``link_timeout`` holds up every commit: one of its ends has to go, though it lives.
+broken for longer than the patience for links holds up every commit: one of its ends has to go, though it lives.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from coordinator.events import PeerLost
 from coordinator.placement import natural_order, promote
-from coordinator.state import Parted, Report, Settings, State
+from coordinator.state import Parted, Phase, Report, Settings, State
 from pipeline.plan import Plan
 
 QUARANTINE = 12  # link timeouts for which an end that had to go is given no work
@@ -39,7 +39,7 @@ def carried(state: State, plan: Plan, now: float) -> State:
 
 def _stands(state: State, report: Report, now: float) -> bool:
     """Whether the report is still being repeated."""
-    return now - report.last <= state.settings.link_timeout / 2
+    return now - report.last <= state.settings.patience.link / 2
 
 
 def broken(state: State, now: float) -> Mapping[tuple[str, str], float]:
@@ -68,13 +68,13 @@ class Verdict:
 
 def judge(state: State, now: float) -> Verdict | None:
     """What to do about the worst link that is broken for too long: who more nodes miss goes, else who costs less."""
-    links = broken(state, now)
-    late = [ends for ends, seconds in links.items() if seconds > state.settings.link_timeout]
+    links = _that_matter(state, broken(state, now))
+    late = [ends for ends, seconds in links.items() if seconds > state.settings.patience.link]
     if not late:
         return None
     missed = {n: sum(n in ends for ends in links) for ends in links for n in ends}
     prices = {n: price(state, n) for ends in late for n in ends}
-    patience = ONLY_COPIES * state.settings.link_timeout
+    patience = ONLY_COPIES * state.settings.patience.link
     waiting = [ends for ends in late if all(prices[n][0] for n in ends) and links[ends] <= patience]
     due = [ends for ends in late if ends not in waiting]
     one, other = max(due or waiting, key=lambda ends: (max(missed[n] for n in ends), links[ends]))
@@ -97,6 +97,24 @@ def judge(state: State, now: float) -> Verdict | None:
     return Verdict(gone, other if gone == one else one, f"{reached}, and {because}")
 
 
+def _that_matter(state: State, links: Mapping[tuple[str, str], float]) -> Mapping[tuple[str, str], float]:
+    """After the last commit a link holds up only seeding: who cannot be seeded goes if another node can take its place.
+
+    No copy goes for it then, and nobody who is the only one to hold a stage: the weights are on the nodes alone.
+    """
+    if state.phase is not Phase.DONE or state.plan is None:
+        return links
+    present = [n for n in state.nodes.values() if n.available and n.attached_since is not None and not n.draining]
+    free = {n.node for n in present} - set(state.parted)
+    late = {
+        frozenset((stage.owner, standby.node))
+        for stage in state.plan.stages
+        for standby in stage.standbys
+        if stage.hot_standby() is None and free.difference(stage.holders()) and not price(state, standby.node)[0]
+    }
+    return {ends: seconds for ends, seconds in links.items() if frozenset(ends) in late}
+
+
 def price(state: State, node: str) -> tuple[int, int, int, int]:
     """What the node's loss costs, the worst first: a stage's last copy, stages to move, standbys to seed, seedings."""
     stages = state.plan.stages if state.plan is not None else ()
@@ -112,7 +130,7 @@ def part(state: State, node: str, peer: str, now: float) -> State:
 
 def parted(peer: str, settings: Settings, now: float) -> Parted:
     """From now on, for the whole of the quarantine."""
-    return Parted(peer, now + QUARANTINE * settings.link_timeout)
+    return Parted(peer, now + QUARANTINE * settings.patience.link)
 
 
 def forgive(state: State, now: float) -> State:

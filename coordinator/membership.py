@@ -1,27 +1,30 @@
 """Nodes come and go: joining, evidence against a node, and what follows from its loss."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from coordinator import links
+from coordinator import agreement, links, waiting
 from coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from coordinator.decisions import Decision, reason_of, with_plan, zones_of
-from coordinator.detection import stuck
+from coordinator.detection import of_no_use
 from coordinator.events import Available, Draining, Joined, PeerLost, StreamBroken, Warned
+from coordinator.failures import Work, died, is_told, machine_of
 from coordinator.placement import promote, repair
-from coordinator.state import Loss, Node, Phase, State
+from coordinator.state import Ending, Loss, Node, Phase, State
 from coordinator.takeover import recovering
+from pipeline.origin import Origin
+from pipeline.terms import ERAS_BITS
 
-# Two leaders at once may roll back without knowing of each other: an era names the term that began it.
-ERAS_BITS = 12
-JOINING = 10  # times the patience for a heartbeat that a node has while it gets ready
 NOBODY = "no node answers: waiting for nodes to attach or to join"
+FENCED_KEPT = 1_024  # incarnations; of more the older half is refused by number
 LOSSES_REMEMBERED = 20  # for the mean time between them
 
 
 def join(state: State, event: Joined, now: float) -> Decision:
     """A node opens its order stream: a new one, one that comes back, or one that was declared lost (rule 13)."""
-    if (event.node, event.incarnation) in state.fenced:
+    if state.ending.released:
+        return state, (Dismiss(event.node, event.incarnation, state.ending.released, goodbye=True),)
+    if is_fenced(state, event.node, event.incarnation):
         why = f"{event.node} was declared lost: it joins anew, holding nothing"
         return state, (Dismiss(event.node, event.incarnation, why, join_anew=True),)
     commands: list[Command] = []
@@ -38,10 +41,11 @@ def join(state: State, event: Joined, now: float) -> Decision:
         known = None
     if known is None:
         node = Node(event.node, event.incarnation, event.address, event.pid, event.zone, False, now, None, now)
-        node = replace(node, machine=event.machine)
-        fields = {"node": event.node, "incarnation": str(event.incarnation), **asdict(event.machine)}
-        fields |= {"zone": event.zone, "address": event.address}
-        commands.append(Record("joined", f"{event.node} joined from {event.address}", fields))
+        # One that could not start again and again is told of ever more seldom; at last when it can.
+        told = is_told(state.failures.starts.get(machine_of(node.node, node.pid), 0) + 1)
+        node = replace(node, machine=event.machine, announced=told)
+        if told:
+            commands.append(joined_record(node))
     else:
         node = replace(known, address=event.address, pid=event.pid, machine=event.machine)
         node = replace(node, attached_since=now, detached_at=None, heard_at=now)
@@ -52,9 +56,38 @@ def join(state: State, event: Joined, now: float) -> Decision:
     return state, tuple(commands)
 
 
+def is_fenced(state: State, node: str, incarnation: int) -> bool:
+    """Whether it was declared lost, or is older than so many that were that nobody knows any more."""
+    known = state.nodes.get(node)
+    if known is not None and known.incarnation == incarnation:
+        return False
+    return (node, incarnation) in state.fenced or incarnation <= state.fenced_up_to
+
+
+def fence(state: State, gone: Collection[tuple[str, int]]) -> State:
+    """Refuses these incarnations from now on (rule 13)."""
+    fenced = sorted(state.fenced | set(gone), key=lambda each: each[1])
+    up_to = state.fenced_up_to
+    if len(fenced) > FENCED_KEPT:
+        up_to = max(up_to, fenced[FENCED_KEPT // 2 - 1][1])
+        fenced = fenced[FENCED_KEPT // 2 :]
+    return replace(state, fenced=frozenset(fenced), fenced_up_to=up_to)
+
+
+def joined_record(node: Node) -> Record:
+    """What the event log says of a newcomer."""
+    fields = {"node": node.node, "incarnation": str(node.incarnation), **asdict(node.machine)}
+    fields |= {"zone": node.zone, "address": node.address}
+    return Record("joined", f"{node.node} joined from {node.address}", fields)
+
+
 def refusal(state: State, event: Available) -> str:
     """Why the node cannot take part, or nothing."""
     settings = state.settings
+    identity = event.identity if settings.same_hardware else event.identity.without(["hardware"])
+    differs = agreement.refusal(state.agreement, event.node, identity)
+    if differs:
+        return differs
     if state.fingerprint and event.fingerprint != state.fingerprint:
         return (
             f"{event.node} runs other code for this job than the nodes before it "
@@ -103,38 +136,48 @@ def warn(state: State, event: Warned) -> Decision:
 def drain(state: State, event: Draining, now: float) -> Decision:
     """Notes that a node is to go; one that holds nothing goes at once, the others at a commit."""
     node = state.nodes.get(event.node)
-    if node is None or node.draining:
+    if node is None:
         return state, ()
     leaves_at = now + event.seconds_left if event.seconds_left is not None else None
-    state = replace(state, nodes={**state.nodes, node.node: replace(node, draining=event.why, leaves_at=leaves_at)})
+    if node.draining:  # said again, to a leader that knows of it from the one before, which knew another clock
+        leaves_at = leaves_at if node.leaves_at is None else node.leaves_at
+        return replace(state, nodes={**state.nodes, node.node: replace(node, leaves_at=leaves_at)}), ()
+    state = replace(
+        state, nodes={**state.nodes, node.node: replace(node, draining=event.why, leaves_at=leaves_at, told=event.told)}
+    )
     left = f", {event.seconds_left:.0f} s are left" if event.seconds_left is not None else ""
     fields = {"node": node.node, "why": event.why, "seconds_left": f"{event.seconds_left or 0:.1f}"}
     noted = Record("draining", f"{node.node} is to go: {event.why}{left}", fields)
-    if state.plan is not None and state.plan.held_by(node.node):
-        return state, (noted,)
+    last = all(n.draining for n in state.nodes.values())  # nobody is left to hand over to: see coordinator.ending
+    if (last and event.told) or (state.plan is not None and state.plan.held_by(node.node)):
+        return state, (noted, Persist())
     state, farewell = let_go(state, [node.node])
-    return state, (noted, *farewell)
+    return state, (noted, Persist(), *farewell)
 
 
 def let_go(state: State, names: Sequence[str]) -> Decision:
     """Dismisses nodes that hold nothing any more, for good."""
     commands: list[Command] = []
     for name in names:
-        node = state.nodes[name]
-        why = f"drained: {node.draining}"
-        commands.append(Dismiss(name, node.incarnation, why, goodbye=True))
-        commands.append(Record("left", f"{name} has left, {why}", {"node": name, "why": node.draining}))
-    if not names:
-        return state, ()
-    gone = {(name, state.nodes[name].incarnation) for name in names}
+        state, gone = farewell(state, name, f"drained: {state.nodes[name].draining}")
+        commands.extend(gone)
+    return state, tuple(commands)
+
+
+def farewell(state: State, name: str, why: str) -> Decision:
+    """Dismisses one node for good: nothing is wrong with it."""
+    node = state.nodes[name]
+    fields = {"node": name, "why": node.draining or why}
+    commands = (Dismiss(name, node.incarnation, why, goodbye=True), Record("left", f"{name} has left, {why}", fields))
+    state = fence(state, {(name, node.incarnation)})
     state = replace(
         state,
-        nodes={k: v for k, v in state.nodes.items() if k not in names},
-        fenced=state.fenced | gone,
-        facts={k: v for k, v in state.facts.items() if k not in names},
-        following={k: v for k, v in state.following.items() if k not in names},
+        nodes={k: v for k, v in state.nodes.items() if k != name},
+        evidence={k: v for k, v in state.evidence.items() if k != name},
+        facts={k: v for k, v in state.facts.items() if k != name},
+        following={k: v for k, v in state.following.items() if k != name},
     )
-    return state, tuple(commands)
+    return state, commands
 
 
 def send_away(state: State, name: str, why: str, now: float) -> Decision:
@@ -163,7 +206,7 @@ def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
     if recovering(state):
         return state, ()
     reports = state.evidence.get(event.node, {})
-    recent = [name for name, x in reports.items() if now - x.last <= state.settings.reconnect_timeout]
+    recent = [name for name, x in reports.items() if now - x.last <= state.settings.patience.seconds]
     if recent:
         return lose(state, {event.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
     return state, ()
@@ -175,16 +218,17 @@ def tick(state: State, now: float) -> Decision:
     Time in which the coordinator itself stood still, or heard nobody at all, counts for nobody's silence: then it is
     rather the coordinator that is cut off.
     """
-    settings = state.settings
+    patience = state.settings.patience
     passed = now - state.last_tick if state.last_tick is not None else 0.0
     newest = max((n.heard_at for n in state.nodes.values()), default=now)
     nodes = state.nodes
     silent: tuple[Command, ...] = ()
-    stood_still = passed > settings.heartbeat_timeout / 2
-    if nodes and not stood_still and now - newest > settings.heartbeat_timeout / 2 and state.detail != NOBODY:
-        state = replace(state, detail=NOBODY)
-        silent = (Record("silent", NOBODY),)
-    if stood_still or now - newest > settings.heartbeat_timeout / 2:
+    stood_still = passed > patience.seconds / 2
+    if nodes and not stood_still and now - newest > patience.seconds / 2:
+        state, silent = waiting.wait(state, waiting.SILENCE, NOBODY, "silent")
+    elif not stood_still:
+        state = waiting.over(state, waiting.SILENCE)
+    if stood_still or now - newest > patience.seconds / 2:
         nodes = {k: _later(n, passed) for k, n in nodes.items()}
     state = replace(state, last_tick=now, nodes=nodes)
     state = links.forgive(state, now)
@@ -194,19 +238,23 @@ def tick(state: State, now: float) -> Decision:
     for node in nodes.values():
         silence = now - node.heard_at
         # One that is still importing and building the model holds nothing: nobody waits for it.
-        patience = settings.heartbeat_timeout * (1 if node.available else JOINING)
-        if node.attached_since is not None and silence > patience:
+        if node.attached_since is not None and silence > (patience.seconds if node.available else patience.joining):
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
-        elif node.detached_at is not None and now - node.detached_at > settings.reconnect_timeout:
+        elif node.detached_at is not None and now - node.detached_at > patience.seconds:
             lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
-    lost = lost or stuck(state, now)
+    lost = lost or of_no_use(state, now)
     verdict = links.judge(state, now) if not lost else None
+    if verdict is not None and not verdict.gone:
+        state, waits = waiting.wait(state, waiting.LINK, verdict.why)
+        return state, (*silent, *waits)
+    state = waiting.over(state, waiting.LINK)
     if verdict is not None and verdict.gone:
         state = links.part(state, verdict.gone, verdict.stays, now)
         lost[verdict.gone] = verdict.why
-    elif verdict is not None and verdict.why != state.detail:
-        return replace(state, detail=verdict.why), (*silent, Record("waiting", verdict.why))
-    return lose(state, lost, now) if lost else (state, silent)
+    if not lost:
+        return state, silent
+    state, commands = lose(state, lost, now)
+    return state, (*silent, *commands)
 
 
 def _later(node: Node, seconds: float) -> Node:
@@ -219,10 +267,11 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     gone = {name: state.nodes[name] for name in lost if name in state.nodes}
     if not gone:
         return state, ()
+    state = _with_deaths(state, gone.values())
+    state = fence(state, {(n.node, n.incarnation) for n in gone.values()})
     state = replace(
         state,
         nodes={k: v for k, v in state.nodes.items() if k not in gone},
-        fenced=state.fenced | {(n.node, n.incarnation) for n in gone.values()},
         evidence={
             suspect: {reporter: x for reporter, x in reports.items() if reporter not in gone}
             for suspect, reports in state.evidence.items()
@@ -250,17 +299,23 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     plan = state.plan
     if plan is None or not any(plan.held_by(name) for name in gone):
         return state, (*commands, Persist())
+    if state.phase is Phase.FAILED:  # nobody goes on with what it held
+        return replace(state, plan=None, exposed_since={}), (*commands, Persist())
     stages_left, reasons = promote(plan.stages, list(gone))
     if stages_left is None:
+        done = ["every step was committed, but its weights were neither saved nor fetched"]
+        reasons = [*(done if state.phase is Phase.DONE else []), *reasons]
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
-    if state.settings.redundancy and state.phase is Phase.RUNNING:
+    if state.settings.redundancy:
         stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state))
         reasons = [*reasons, *repairs]
+    # After the last commit no work is left to be taken over, and no commit will tell that it was.
+    begun = state.phase is Phase.RUNNING
     moved = tuple(
         Loss(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)
         for s, (before, after) in enumerate(zip(plan.stages, stages_left, strict=True))
-        if before.owner in gone
+        if begun and before.owner in gone
     )
     kept = tuple(x for x in state.open_losses if x.heir not in gone)
     state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
@@ -268,15 +323,35 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     return state, (*commands, Persist(), Publish(promoted), *records)
 
 
+def _with_deaths(state: State, gone: Iterable[Node]) -> State:
+    """Notes which work the nodes were at: deaths at one and the same work may be the job's fault (rule 16)."""
+    plan = state.plan
+    if plan is None or state.phase is not Phase.RUNNING:
+        return state
+    failures = state.failures
+    for node in gone:
+        owned = [plan.stages[s].layers for s in plan.owned_by(node.node)]
+        works = [Work("", state.committed, layers.start, layers.stop) for layers in owned]
+        failures = died(failures, works, machine_of(node.node, node.pid))
+    return replace(state, failures=failures)
+
+
 def roll_back(state: State, why: str) -> Decision:
-    """Starts a new era from the newest checkpoint, or from step 0: some stage has no copy left (rule 1)."""
-    step, folder = state.checkpoints[-1] if state.checkpoints else (0, "")
-    where = f"the checkpoint {folder}" if folder else "the initial state"
-    text = f"{why}; a new era begins from step {step}, by {where}"
+    """Starts a new era from the newest checkpoint, or from step 0: some stage has no copy left (rule 1).
+
+    The origin is chosen here, and nobody looks it up again (rule 14). A run that was resumed never starts from step 0.
+    """
+    origin = state.checkpoints[-1] if state.checkpoints else Origin()
+    if state.resumed and not origin.folder:
+        text = f"{why}; no checkpoint is left of those that the run was resumed from: resume from another one"
+        return replace(state, phase=Phase.FAILED, detail=text), (Record("failed", text), Persist())
+    text = f"{why}; a new era begins from step {origin.step}, by {origin}"
     state = replace(
         state,
+        # Two leaders at once may roll back without knowing of each other: an era names the term that began it.
         era=max(state.era + 1, state.term << ERAS_BITS),
-        committed=step,
+        origin=origin,
+        committed=origin.step,
         plan=None,
         phase=Phase.WAITING,
         detail=text,
@@ -285,8 +360,11 @@ def roll_back(state: State, why: str) -> Decision:
         norms={},
         losses=(),
         saved={},
+        storage=replace(state.storage, unread={}, examined=False),
         last_commit=None,
         open_losses=(),
         exposed_since={},
+        ending=Ending(),
+        stopping=None,
     )
-    return state, (Persist(), Record("rollback", text, {"era": str(state.era), "step": str(step)}))
+    return state, (Persist(), Record("rollback", text, {"era": str(state.era), "step": str(origin.step)}))

@@ -8,6 +8,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from pipeline.eventlog import Reader
 from protos import coordinator_pb2 as pb
 
 NODE_STATES = ("joining", "spare", "active", "draining", "detached")
@@ -63,20 +64,21 @@ class Tally:
 
 
 class RunCollector(Collector):
-    """The run's metrics. ``look(n)`` gives the status and the events after the first ``n``. See docs/metrics.md."""
+    """The run's metrics. ``look(n)`` gives the status and the events after the number ``n``. See docs/metrics.md."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
         self._tally = Tally()
-        self._seen = 0
+        self._reader = Reader("the run's metrics")
+        self._seen = 0  # the number of the last event
         self._turn = threading.Lock()  # two may ask at once
 
     def collect(self) -> Iterator[Metric]:
         with self._turn:
             status, events = self._look(self._seen)
             for event in events:
-                self._tally.take(event)
-            self._seen += len(events)
+                self._reader.read(event, self._tally.take)
+                self._seen = event.sequence
             totals = list(self._tally.collect())
         return iter((*totals, *gauges(status)))
 
@@ -93,6 +95,12 @@ def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield GaugeMetricFamily("culm_generation", "Generation of the present plan.", status.generation)
     yield GaugeMetricFamily("culm_checkpoint_step", "Steps in the newest whole checkpoint.", status.checkpoint)
     yield GaugeMetricFamily("culm_cost_dollars", "What the run has cost so far.", status.cost)
+    yield GaugeMetricFamily(
+        "culm_stalled_seconds",
+        "Since the last commit, where that is much longer than usual; 0 else.",
+        status.stalled_seconds,
+    )
+    yield GaugeMetricFamily("culm_waiting", "1 while the run waits for nodes, 0 else.", status.phase == "waiting")
     nodes = GaugeMetricFamily("culm_nodes", "Nodes that take part, by state.", labels=("state",))
     counts = Count(node.state for node in status.nodes)
     for state in NODE_STATES:

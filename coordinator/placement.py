@@ -202,15 +202,24 @@ def settle(
     for s, stage in enumerate(stages):
         hot = [b.node for b in stage.standbys if b.hot]
         if len(hot) > 1:
-            before = ring_standby([st.owner for st in stages], s)
-            hot = [n for n in hot if apart(zones, stage.owner, n)] or hot
-            kept = before if before in hot else min(hot, key=Burdens(stages).__getitem__)
+            kept = _kept_standby(stages, s, hot, zones)
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
             reasons.append(f"stage {s} needs one standby and keeps {kept}")
     stages, repaired = repair(stages, nodes, leaving, zones)
     stages, relieved = relieve(stages, nodes, zones)
     stages, separated = separate(stages, nodes, zones)
-    return stages, [*reasons, *repaired, *relieved, *separated]
+    stages, spread_out = spread(stages, nodes, zones)
+    return stages, [*reasons, *repaired, *relieved, *separated, *spread_out]
+
+
+def _kept_standby(stages: Stages, s: int, hot: Sequence[str], zones: Zones) -> str:
+    """The one standby that a stage keeps of several: in another zone, then who holds least, then by the ring.
+
+    Who holds least comes before the ring: else a standby that ``spread`` has moved would be moved back.
+    """
+    before, carried = ring_standby([stage.owner for stage in stages], s), Burdens(stages)
+    hot = [n for n in hot if apart(zones, stages[s].owner, n)] or hot
+    return min(hot, key=lambda n: (carried.copies[n], n != before, carried.owned[n]))
 
 
 def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[int, str] | None:
@@ -267,6 +276,29 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
         return stages, []
     standbys = (*stages[busiest].standbys, Standby(chosen, False))
     return _with(stages, busiest, standbys=standbys), [f"{chosen} is seeded with stage {busiest} to relieve {owner}"]
+
+
+def spread(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
+    """Starts seeding a node with a standby duty of one that has several and holds two copies more, one move at a time.
+
+    After losses the duties lie with those that were there; a node that comes back, or a spare, is to share them. Every
+    move makes the copies more even, so that moves come to an end. A spare stays one as long as nobody has two duties.
+    """
+    if any(not b.hot for stage in stages for b in stage.standbys):
+        return stages, []
+    carried = Burdens(stages)
+    lightest = sorted(natural_order(nodes), key=carried.__getitem__)
+    single = [(s, stage, stage.standbys[0].node) for s, stage in enumerate(stages) if len(stage.standbys) == 1]
+    for s, stage, standby in sorted(single, key=lambda each: -carried.copies[each[2]]):
+        duties = carried.copies[standby] - carried.owned[standby]
+        lighter = [n for n in lightest if carried.copies[n] <= carried.copies[standby] - 2 and n not in stage.holders()]
+        if apart(zones, stage.owner, standby):
+            lighter = [n for n in lighter if apart(zones, stage.owner, n)]
+        if duties > 1 and lighter:
+            reason = f"{lighter[0]}, holding least, is seeded as standby of stage {s} in place of {standby}"
+            reason += f", which stands by for {duties}"
+            return _with(stages, s, standbys=(*stage.standbys, Standby(lighter[0], False))), [reason]
+    return stages, []
 
 
 def _with(stages: Stages, s: int, **changes: object) -> Stages:

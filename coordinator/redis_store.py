@@ -7,9 +7,9 @@ their order and loses none. What waits goes together; heartbeats, which nobody w
 import asyncio
 import json
 import logging
-from collections import deque
+from collections import OrderedDict
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
@@ -19,31 +19,38 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from coordinator.persistence import Document
-from coordinator.store import LostLease
+from coordinator.store import LENGTHS, PAGE, LostLease, StoreAway
+from pipeline.terms import TERM_LIMIT
 
 log = logging.getLogger("culm.store")
 
 PATIENCE = 1.0  # seconds that an orderly end waits for what is to be written
 TOGETHER = 256  # writes that go at once
+QUEUED = 20_000  # writes that an outage may delay; beyond that the oldest entries of streams are given up
 BEATS_SECONDS = 0.25  # in which heartbeats are gathered
-STREAM_LENGTH = 100_000
 
-# A holder that was killed and started again takes its own lease over at once.
+# A holder that was killed and started again takes its own lease over at once. ARGV: holder, lease in ms, a term to go
+# above, the limit of terms. A kept term that is none of these numbers counts for nothing.
 ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 if held and string.sub(held, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then return 0 end
-local term = redis.call('INCR', KEYS[2])
+local kept = tonumber(redis.call('GET', KEYS[2]) or '0') or -1
+if kept < 0 or kept ~= math.floor(kept) or kept + 1 >= tonumber(ARGV[4]) then kept = 0 end
+local term = string.format('%d', math.max(kept, tonumber(ARGV[3])) + 1)
+redis.call('SET', KEYS[2], term)
 redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
-return term
+return tonumber(term)
 """
-# A lease that ran out while nobody took it goes on; a Redis that lost its memory learns the term again, so that the
-# next leader's is higher all the same. KEYS: lease, term. ARGV: holder and term, term, lease in ms.
+# A lease that ran out while nobody took it goes on. A Redis that lost its memory, or came back with an older one,
+# learns the term again: a lease of a lower term is of that older memory, or its holder will have to go (rule 15).
+# KEYS: lease, term. ARGV: holder and term, term, lease in ms.
 LEADING = """
 local held = redis.call('GET', KEYS[1])
-local newest = tonumber(redis.call('GET', KEYS[2]) or '0')
-if newest > tonumber(ARGV[2]) or (held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
+local newest = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
+local mine = tonumber(ARGV[2])
+if newest > mine or (newest == mine and held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
-if newest < tonumber(ARGV[2]) then redis.call('SET', KEYS[2], ARGV[2]) end
+if newest < mine then redis.call('SET', KEYS[2], ARGV[2]) end
 """
 # KEYS also: written. ARGV also, of each write: serial number, how many words, the words. Writes whose answer was lost
 # are sent again: their serial numbers tell which have been done. The first that fails ends the turn.
@@ -67,16 +74,7 @@ BEAT = f"""{LEADING}
 for at = 4, #ARGV, 2 do redis.call('SET', ARGV[at], '1', 'PX', ARGV[at + 1]) end
 return 1
 """
-RAISE_TERM = """
-if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then redis.call('SET', KEYS[1], ARGV[1]) end
-return 1
-"""
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
-
-
-class _Write(NamedTuple):
-    serial: int
-    command: tuple[str, ...]
 
 
 class RedisStore:
@@ -91,9 +89,12 @@ class RedisStore:
         self._holder = holder
         self._lease_ms = int(lease_seconds * 1000)
         self._term = 0
-        self._queue: deque[_Write] = deque()
+        self._queue: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # by serial number
         self._serial = 0
-        self._sending = 0  # of the queue's writes: those that may be on their way
+        self._sending = 0  # serial number of the newest write that may be on its way
+        self._texts: dict[str, int] = {}  # key -> serial number of the SET that waits: only the newest counts
+        self._given_up = 0  # entries, since there were too many
+        self._turn = asyncio.Lock()  # of the writer, which is not to meet a change of the term
         self._beats: dict[str, float] = {}  # node -> seconds for which it counts as heard
         self._beats_due = False
         self._wake = asyncio.Event()
@@ -107,20 +108,35 @@ class RedisStore:
     def _lease(self) -> str:
         return f"{self._holder}:{self._term}"
 
-    async def acquire(self) -> int:
+    async def acquire(self, above: int = 0) -> int:
+        async with self._turn:
+            # What waits was decided under the term before: of that only what happened counts.
+            for serial in self._texts.values():
+                self._queue.pop(serial, None)
+            self._texts.clear()
+            self._term = await self._acquired(max(above, _term_in(await self.load())))
+            self._lost = None
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write())
+        return self._term
+
+    async def _acquired(self, above: int) -> int:
         told = ""
         while True:
             try:
-                term = await self._redis.eval(ACQUIRE, 2, *self._keys[:2], self._holder, self._lease_ms)
+                kept = await self._redis.get(self._keys[1])
+                words = (self._holder, self._lease_ms, str(above), str(TERM_LIMIT))
+                term = await self._redis.eval(ACQUIRE, 2, *self._keys[:2], *words)
                 obstacle = "another coordinator leads this run: waiting for its lease to end"
             except (RedisConnectionError, RedisTimeoutError) as error:
-                term, obstacle = 0, f"waiting for Redis: {error}"
+                kept, term, obstacle = None, 0, f"waiting for Redis: {error}"
             if self._closing:
                 raise asyncio.CancelledError  # it was, and that was lost, as in close
             if term:
-                self._term = int(term)
-                self._writer = asyncio.create_task(self._write())
-                return self._term
+                if kept is not None and not (kept.isascii() and kept.isdigit() and int(kept) + 1 < TERM_LIMIT):
+                    key = self._keys[1]
+                    log.warning("%s in Redis was %.40r, which is no term: it is %d from now on", key, kept, term)
+                return int(term)
             if obstacle != told:
                 log.warning("%s", obstacle)
                 told = obstacle
@@ -129,14 +145,10 @@ class RedisStore:
     async def renew(self) -> None:
         if self._lost is not None:
             raise self._lost
+        if self._writer is not None and self._writer.done():
+            self._writer.result()  # it raised what nobody expected
         if not self._queue:
             self._put(())
-
-    async def raise_term(self, term: int) -> None:
-        try:
-            await self._redis.eval(RAISE_TERM, 1, self._keys[1], str(term))
-        except RedisError as error:
-            log.warning("the term %d is not noted: %s", term, error)
 
     async def load(self) -> Document | None:
         while True:
@@ -149,11 +161,22 @@ class RedisStore:
         return json.loads(text) if text else None
 
     def save(self, document: Document) -> None:
-        name = f"{self._prefix}state"
-        # Only the newest state counts, but for what may be on its way already.
-        waiting = [w for w in list(self._queue)[self._sending :] if w.command[:2] != ("SET", name)]
-        self._queue = deque([*list(self._queue)[: self._sending], *waiting])
-        self._put(("SET", name, json.dumps(document)))
+        self.put("state", json.dumps(document))
+
+    def put(self, name: str, text: str) -> None:
+        key = f"{self._prefix}{name}"
+        before = self._texts.get(key, 0)
+        if before > self._sending:  # else it may be on its way already
+            self._queue.pop(before, None)
+        self._put(("SET", key, text))
+        self._texts[key] = self._serial
+
+    async def get(self, name: str) -> str | None:
+        try:
+            found: Any = await self._redis.get(f"{self._prefix}{name}")
+        except RedisError as error:
+            raise StoreAway(str(error)) from error
+        return None if found is None else str(found)
 
     def heartbeat(self, node: str, ttl_seconds: float) -> None:
         if self._away:  # an old sign of life is of no use later
@@ -169,44 +192,57 @@ class RedisStore:
 
     def append(self, stream: str, entry: dict[str, Any]) -> None:
         fields = [str(x) for pair in entry.items() for x in pair]
-        limit = ("MAXLEN", "~", str(STREAM_LENGTH))
+        limit = ("MAXLEN", "~", str(LENGTHS[stream]))
         self._put(("XADD", f"{self._prefix}{stream}", *limit, "*", *fields))
 
-    async def read(self, stream: str) -> list[dict[str, str]]:
+    async def read(self, stream: str, after: str = "") -> list[tuple[str, dict[str, str]]]:
+        first = f"({after}" if after else "-"
         try:
-            found: Any = await self._redis.xrange(f"{self._prefix}{stream}")
+            found: Any = await self._redis.xrange(f"{self._prefix}{stream}", min=first, count=PAGE)
         except RedisError as error:
-            log.warning("the %s before are not known: %s", stream, error)
-            return []
-        return [entry for _, entry in found]
+            raise StoreAway(str(error)) from error
+        return [(number, entry) for number, entry in found]
 
     def _put(self, command: tuple[str, ...]) -> None:
         self._serial += 1
-        self._queue.append(_Write(self._serial, command))
+        self._queue[self._serial] = command
+        if len(self._queue) > QUEUED:
+            self._give_up()
         self._drained.clear()
         self._wake.set()
+
+    def _give_up(self) -> None:
+        """The oldest entry that is surely not on its way."""
+        for serial, command in self._queue.items():
+            if serial > self._sending and command[:1] == ("XADD",):
+                del self._queue[serial]
+                self._given_up += 1
+                return
 
     async def _write(self) -> None:
         while True:
             await self._wake.wait()
             while (self._queue or self._beats_due) and not (self._closing and self._away):
-                await (self._send_beats() if self._beats_due else self._send_writes())
+                async with self._turn:
+                    await (self._send_beats() if self._beats_due else self._send_writes())
             if not self._beats:
                 self._drained.set()
-            if self._closing or self._lost is not None:
+            if self._closing:
                 return
             self._wake.clear()
 
     async def _send_writes(self) -> None:
         """What waits, in its order; while Redis is away the first of it alone, to see whether it is back."""
-        writes = list(islice(self._queue, 1 if self._away else TOGETHER))
-        self._sending = len(writes)
-        words = [word for w in writes for word in (str(w.serial), str(len(w.command)), *w.command)]
+        writes = list(islice(self._queue.items(), 1 if self._away else TOGETHER))
+        if not writes:
+            return
+        self._sending = writes[-1][0]
+        words = [word for serial, command in writes for word in (str(serial), str(len(command)), *command)]
         done = await self._evaluate(WRITE, self._keys, words)
         self._sending = 0
         if done:
-            for _ in writes:
-                self._queue.popleft()
+            for serial, _ in writes:
+                self._queue.pop(serial, None)
 
     async def _send_beats(self) -> None:
         beats, self._beats, self._beats_due = self._beats, {}, False
@@ -227,6 +263,7 @@ class RedisStore:
             if isinstance(error, ResponseError) and "FENCED" in str(error):
                 self._lost = LostLease("another coordinator leads with a higher term")
                 self._queue.clear()
+                self._texts.clear()
                 self._beats.clear()
                 self._beats_due = False
                 return False
@@ -237,10 +274,15 @@ class RedisStore:
             return False
         if self._away:
             log.info("Redis is back: %d writes catch up", len(self._queue))
+            if self._given_up:
+                log.warning("%d entries of the event log were given up while Redis was away", self._given_up)
+            self._given_up = 0
         self._away = False
         return True
 
     async def close(self) -> None:
+        if self._closing:
+            return
         self._closing = True
         self._wake.set()
         if self._writer is not None:
@@ -252,3 +294,9 @@ class RedisStore:
         except RedisError:
             log.info("the lease runs out by itself: Redis is away")
         await self._redis.aclose()
+
+
+def _term_in(document: Document | None) -> int:
+    """The highest term that the state tells of."""
+    term = document.get("term", 0) if document is not None else 0
+    return term if isinstance(term, int) and 0 <= term < TERM_LIMIT else 0

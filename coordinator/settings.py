@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from coordinator.state import Settings
 from pipeline.job import Job
+from pipeline.patience import Patience
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +19,20 @@ class CoordinatorSettings:
     nodes: int = 0
     spares: int = 1
     settle_seconds: float = 30.0
+    new_run: bool = True  # nobody has led it before: no node can hold more than the store knows
     resume: str = ""  # URL of checkpoints to go on from
+    allow: frozenset[str] = frozenset()  # parts of its identity in which the run may differ from that checkpoint
     allow_kill: bool = False
     reflection: bool = False
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     prices: str = ""  # path of the user's price table
-    heartbeat_seconds: float = 0.5
-    heartbeat_timeout: float = 2.0
-    link_timeout: float = 5.0
-    lease_seconds: float = 3.0
+    patience_seconds: float | None = None  # in place of the job's
     insecure: bool = False  # listen without TLS where others reach it
+
+    @property
+    def patience(self) -> Patience:
+        """For everything that may fall silent: nodes, links, the lease."""
+        return Patience(self.job.resilience.patience if self.patience_seconds is None else self.patience_seconds)
 
     def decisions(self) -> Settings:
         """The part that decisions depend on."""
@@ -39,6 +44,8 @@ class CoordinatorSettings:
             samples_per_step=job.samples_per_step,
             tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),
             clip_norm=job.train.clip_norm,
+            nonfinite=job.train.nonfinite,
+            same_hardware=job.job.hardware == "same",
             redundancy=job.resilience.redundancy != "off",
             auto=job.resilience.redundancy == "auto",
             nodes=self.nodes,
@@ -46,8 +53,8 @@ class CoordinatorSettings:
             spares=self.spares,
             settle_seconds=self.settle_seconds,
             seed_bytes_per_second=float(job.resilience.seed_bytes_per_second),
+            keep_after_done=job.job.keep_after_done,
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
-            heartbeat_timeout=self.heartbeat_timeout,
-            reconnect_timeout=self.heartbeat_timeout,
-            link_timeout=self.link_timeout,
+            checkpoints_kept=job.checkpoint.keep if job.checkpoint is not None else 3,
+            patience=self.patience,
         )

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from coordinator.agreement import Agreement
 from coordinator.commands import Commit
+from coordinator.failures import Failures
+from coordinator.slowness import Pace
 from pipeline.machine import Machine
 from pipeline.manifest import File
+from pipeline.origin import Origin
+from pipeline.patience import Patience
 from pipeline.plan import Plan
 from pipeline.times import TimeSplit
 
@@ -31,16 +36,20 @@ class Settings:
     redundancy: bool = True
     auto: bool = False  # which redundancy is chosen at run time
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
-    heartbeat_timeout: float = 2.0  # silence after which a node is lost
     most_stages: int = 0  # 0: as many as the job asks for
     spares: int = 1  # nodes beyond the stages that stay idle, to repair with
     settle_seconds: float = 30.0  # how long the set of nodes is left as it is before the model is cut anew for it
     seed_bytes_per_second: float = 1e8
-    link_timeout: float = 5.0  # how long a link between two nodes that both attend may mend
     checkpoint_url: str = ""
+    checkpoints_kept: int = 3
     samples_per_step: int = 0
     tokens_per_step: int = 0  # 0: the job does not say
-    reconnect_timeout: float = 2.0  # how long a broken order stream may mend if no neighbour misses the node
+    keep_after_done: float = 3600.0  # how long nodes keep final weights that are neither saved nor fetched
+    nonfinite: str = "stop"  # or "skip": what becomes of a step whose loss or gradient is not finite
+    same_hardware: bool = True  # whether a node of another kind than those before it is refused
+    # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
+    # node. Every other limit is in ratio to it.
+    patience: Patience = field(default_factory=Patience)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +68,12 @@ class Node:
     version: int = 0
     instruction: str = ""
     finished: int = 0  # instructions since the process started: the progress watermark
-    running_seconds: float = 0.0  # how long its present instruction has been running
+    running_seconds: float = 0.0  # how long its present instruction has been running, without the time of loading
+    loading_seconds: float = 0.0  # how long it has been loading samples, if it does
     median_seconds: float = 0.0  # of its own instructions like that one, and their deviation
     deviation_seconds: float = 0.0
     samples: int = 0
-    slowness: float = 1.0  # how many times slower it has become since it started
+    pace: Pace = field(default_factory=Pace)  # how many times slower it has become since it started
     times: TimeSplit = field(default_factory=TimeSplit)  # where its compute thread's time went
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
     bytes_per_second: float = 0.0  # at which large ones went lately
@@ -71,6 +81,9 @@ class Node:
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
     leaves_at: float | None = None  # when its machine may be gone
+    told: bool = False  # its process was told to stop: it waits for nobody to come
+    condemned_at: float | None = None  # when it was ordered to die
+    announced: bool = True  # the event log knows that it has joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,17 @@ class Review:
     times: Mapping[tuple[str, int], TimeSplit]  # by node and incarnation
 
 
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Since when the run has been at which step, and what its last steps took. See coordinator.watchdog."""
+
+    era: int = 0
+    step: int = 0
+    at: float | None = None  # when this step was first seen; None: never looked at
+    recent: tuple[float, ...] = ()  # seconds of the last steps
+    stalled: str = ""  # for what a run that stands still waits; empty while it does not
+
+
 Layers = Mapping[str, frozenset[int]]  # node -> layers
 
 
@@ -115,12 +139,39 @@ class Loss:
     redone: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How it stands with the storage of checkpoints, as far as it does not do what is asked of it."""
+
+    unread: Mapping[str, str] = field(default_factory=dict)  # node -> why it cannot read the era's origin so far
+    examined: bool = False  # whether the coordinator is looking at the origin itself
+    fault: str = ""  # why no checkpoint can be written at present: told once, until one is whole again
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How far the run is on its way to its end, which is decided once and persisted (rule 17)."""
+
+    done_at: float | None = None  # since when every step is committed
+    fetched: str = ""  # who has the final weights whole, in words; empty: nobody has fetched them
+    released: str = ""  # why the nodes were let go, after which the run has no plan; empty: they were not
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """Every node is to go, so that nobody is left to hand over to: they go once a last checkpoint is whole."""
+
+    since: float
+    step: int | None = None  # of that checkpoint; None: no commit has asked for it yet
+
+
 @dataclass(frozen=True)
 class State:
     """Everything that the coordinator decides from. ``committed`` counts steps."""
 
     settings: Settings
     term: int = 1
+    leader: int = 0  # drawn by whoever leads: a plan of this term without it is another leader's (rule 15)
     phase: Phase = Phase.WAITING
     era: int = 0
     committed: int = 0
@@ -128,8 +179,10 @@ class State:
     plan: Plan | None = None
     layer_costs: tuple[float, ...] = ()
     fingerprint: str = ""
+    agreement: Agreement = field(default_factory=Agreement)
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
+    fenced_up_to: int = 0  # the newest of those that were left out: incarnations are microseconds since 1970
     evidence: Mapping[str, Mapping[str, Report]] = field(default_factory=dict)  # suspect -> reporter
     parted: Mapping[str, Parted] = field(default_factory=dict)
     # Who holds which layer's whole reduced gradient of (era, committed), over a copy at that version: rule 6's facts.
@@ -142,10 +195,18 @@ class State:
     open_losses: tuple[Loss, ...] = ()
     last_tick: float | None = None
     exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
-    checkpoints: tuple[tuple[int, str], ...] = ()  # whole ones: (steps applied, folder), oldest first
+    origin: Origin = field(default_factory=Origin)  # what the present era begins from (rule 14)
+    resumed: bool = False  # whether the run began from a checkpoint
+    checkpoints: tuple[Origin, ...] = ()  # whole ones, oldest first: what a later era may begin from
     saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)  # step -> layer -> files, so far
-    changed_at: float = 0.0  # when the set of nodes changed last
+    storage: Storage = field(default_factory=Storage)
+    changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last
     losses_at: tuple[float, ...] = ()  # when the last nodes were lost
     took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
     review: Review | None = None
+    watch: Watch = field(default_factory=Watch)
+    ending: Ending = field(default_factory=Ending)
+    stopping: Stopping | None = None
+    waits: Mapping[str, str] = field(default_factory=dict)  # what the run waits for, in words, by topic: see waiting
+    failures: Failures = field(default_factory=Failures)
     detail: str = "waiting for nodes"

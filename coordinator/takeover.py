@@ -1,16 +1,23 @@
 """Taking over from a coordinator that died: what was persisted, made good by what the nodes report (rules 8 and 12).
 
 Until every holder of the plan has attached again, or had the time to, nothing is decided: what was persisted may be
-older than what the nodes were told, since Redis may have been away.
+older than what the nodes were told, since Redis may have been away, or may have lost or restored something.
+
+Rule 15 begins here: a leader whose term is not above all that the nodes have seen gives it up before it decides. It
+leads anew under a term above them, which the store learns with it.
 """
 
 from dataclasses import replace
 
-from coordinator.commands import Ask, Command, Dismiss, Persist, Record, SendCommit, SendPlan
-from coordinator.decisions import Decision, commit_record, plan_record
+from coordinator import agreement
+from coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
+from coordinator.decisions import Decision, commit_record, done, plan_record
 from coordinator.events import Available
 from coordinator.state import Node, Phase, State
+from pipeline.identity import Identity
+from pipeline.origin import Origin
 from pipeline.plan import Plan
+from pipeline.terms import is_believable
 
 
 def recovering(state: State) -> bool:
@@ -18,16 +25,54 @@ def recovering(state: State) -> bool:
     return state.took_over_at is not None
 
 
+def ahead(state: State, node: str, term: int) -> Command | None:
+    """What to do about a node that has seen a term above this leader's."""
+    if term <= state.term:
+        return None
+    return LeadAnew(term, f"{node} has seen a coordinator of term {term}, and this one had term {state.term}")
+
+
+def led_by_another(state: State, event: Available) -> Command | None:
+    """What to do about a node whose plan another leader made under this leader's term, or a higher one (rule 15)."""
+    plan = event.plan
+    if plan is not None and plan.term == state.term and plan.leader != state.leader:
+        why = f"{event.node} obeys a plan that another coordinator made under the same term {state.term}"
+        return LeadAnew(state.term, why)
+    if plan is not None and not is_believable(plan.term, state.term):
+        why = f"{event.node} tells of a plan of term {plan.term}, and this run is at {state.term}: nobody can follow it"
+        return Dismiss(event.node, event.incarnation, why, join_anew=True)
+    return ahead(state, event.node, plan.term) if plan is not None else None
+
+
+def before_checkpoints(state: State, event: Available) -> State:
+    """What a node of the run tells counts more than checkpoints that were found where the store knew nothing.
+
+    They stay, for an era to come, unless they were made otherwise than this node computes: then they are another run's.
+    """
+    found = state.plan is None and state.era == 0 and not state.resumed and bool(state.origin.folder)
+    if event.plan is None or not found:
+        return state
+    identity = event.identity if state.settings.same_hardware else event.identity.without(["hardware"])
+    differs = agreement.refusal(replace(state.agreement, nodes=Identity()), event.node, identity)
+    return replace(
+        state,
+        committed=0,
+        origin=Origin(),
+        checkpoints=() if differs else state.checkpoints,
+        agreement=replace(state.agreement, checkpoint=Identity()),
+    )
+
+
 def learn(state: State, event: Available, now: float) -> Decision:
     """Takes from a node's report what the state does not know yet."""
-    if not event.holds_state:
+    if event.plan is None:
         return state, ()
     commands: list[Command] = []
     before = (state.plan, state.committed)
-    if event.plan is not None and state.plan is not None and _is_same(event.plan, state.plan):
+    if state.plan is not None and _is_same(event.plan, state.plan):
         # A leader in between published it again, under its own term.
         state = replace(state, plan=max(state.plan, event.plan, key=lambda plan: plan.order))
-    elif event.plan is not None and _is_newer(event.plan, state):
+    elif _is_newer(event.plan, state):
         too_early = _started_again(state, event.plan)
         state = _adopted(state, event.plan, now)
         why = "another incarnation of it is in the plan, and has to be declared lost first"
@@ -40,15 +85,24 @@ def learn(state: State, event: Available, now: float) -> Decision:
     if event.last_commit is not None and (known is None or event.last_commit.step > known.step):
         state = replace(state, last_commit=event.last_commit)
         commands.append(commit_record(event.last_commit))
-    if event.version > state.committed:
+    if event.version > state.committed and _leads_here(event.plan, state):
         # What a node has applied is committed, whatever was persisted (rule 8).
         state = replace(state, committed=event.version, facts={}, norms={}, losses=())
     if state.committed >= state.settings.steps:
-        state = replace(state, phase=Phase.DONE, detail="every step is committed")
+        state = done(state, now)
     if (state.plan, state.committed) != before:
         state, asked = _ask_others(state, event.node)
         commands += asked
     return state, tuple(commands)
+
+
+def _leads_here(plan: Plan, state: State) -> bool:
+    """Whether what was committed under the plan is of the history that this leader goes on from.
+
+    A leader that heard nobody of another history, since Redis had lost it, has decided without it (rule 15).
+    """
+    known = state.plan
+    return known is None or plan.order >= known.order or _is_same(plan, known)
 
 
 def _ask_others(state: State, name: str) -> Decision:
@@ -59,7 +113,7 @@ def _ask_others(state: State, name: str) -> Decision:
 
 
 def _is_same(plan: Plan, known: Plan) -> bool:
-    content = [(p.era, p.stages, p.target, dict(p.members), p.origin_step, p.origin) for p in (plan, known)]
+    content = [(p.era, p.stages, p.target, dict(p.members), p.origin) for p in (plan, known)]
     return content[0] == content[1]
 
 
@@ -72,19 +126,33 @@ def _is_newer(plan: Plan, state: State) -> bool:
     return state.plan.term < state.term and plan.order > state.plan.order
 
 
+_FORGOTTEN = "{} was lost or let go by a coordinator that Redis has forgotten: it joins anew, holding nothing"
+
+
+def _was_member(event: Available, present: Plan) -> bool:
+    """Whether the node obeys an older plan with it, though it is no member now: it went meanwhile (rule 13)."""
+    before = event.plan
+    if before is None or before.era != present.era or before.order >= present.order:
+        return False
+    member = before.members.get(event.node)
+    return event.holds_state and member is not None and member.incarnation == event.incarnation
+
+
 def without_its_state(state: State, event: Available) -> str:
     """Why the node cannot be what the plan takes it for, or nothing: it obeyed another leader meanwhile."""
     plan = state.plan
     if event.plan is not None and event.era > state.era:
         # It may have been in this era before, and has dropped what it had acknowledged there.
         return f"{event.node} is in era {event.era}, which another leader began and nobody goes on with"
+    if event.plan is not None and event.era == state.era and event.version > state.committed:
+        return f"{event.node} is at step {event.version}, by commits of a coordinator that nobody here goes on from"
     member = plan.members.get(event.node) if plan is not None else None
     if plan is None or member is None or member.incarnation != event.incarnation:
-        return ""
+        return "" if plan is None or not _was_member(event, plan) else _FORGOTTEN.format(event.node)
     needed = {layer for stage in plan.stages if event.node in stage.required() for layer in stage.layers}
     if not needed or event.plan is None:
         return ""
-    if event.era < state.era and state.committed == plan.origin_step:
+    if event.era < state.era and state.committed == plan.origin.step:
         return ""  # it begins the era when it gets the plan
     if event.era != state.era or event.version < state.committed - 1:
         return f"{event.node} is at step {event.version} of era {event.era}, without the state that the plan counts on"
@@ -116,8 +184,12 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
         plan=plan,
         generation=max(state.generation, plan.generation) + 1,  # under which this leader publishes it
         era=plan.era,
+        origin=plan.origin,
         last_commit=None if anew else state.last_commit,
+        # Where the era began there is a checkpoint, also where the store has lost its name.
+        checkpoints=tuple(sorted({*state.checkpoints, *([plan.origin] if plan.origin.folder else [])})),
         phase=Phase.RUNNING,
+        waits={},
         nodes=nodes,
         # Those that this leader thought lost count again, until they are found lost under this plan.
         fenced=state.fenced - {(m.node, m.incarnation) for m in plan.members.values()},
@@ -129,7 +201,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
 def stamped(state: State) -> Plan:
     """The present plan under this leader's term, as of the present step: also a newcomer can start from it."""
     assert state.plan is not None
-    return replace(state.plan, term=state.term, generation=state.generation, step=state.committed)
+    return replace(state.plan, term=state.term, generation=state.generation, leader=state.leader, step=state.committed)
 
 
 def _missed(state: State, node: str) -> SendCommit:
@@ -165,9 +237,11 @@ def complete(state: State, now: float) -> Decision:
     """Ends the wait once every holder has attached, or had the time to."""
     if state.took_over_at is None:
         return state, ()
-    holders = {n for stage in state.plan.stages for n in stage.holders()} if state.plan is not None else set()
-    away = [n for n in holders if not _is_back(state, n)]
-    if away and now - state.took_over_at <= state.settings.reconnect_timeout:
+    in_time = now - state.took_over_at <= state.settings.patience.seconds
+    if state.plan is None:  # holders of a plan that the store has lost may come: nobody knows how many
+        return (state if in_time else replace(state, took_over_at=None)), ()
+    away = [n for n in {n for stage in state.plan.stages for n in stage.holders()} if not _is_back(state, n)]
+    if away and in_time:
         return state, ()
     text = "every node is back" if not away else f"{', '.join(sorted(away))} did not come back in time"
     return replace(state, took_over_at=None), (Record("recovered_coordinator", f"the coordinator took over: {text}"),)

@@ -1,11 +1,15 @@
 """The command line."""
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from importlib import import_module
 
+from culm import interrupts
+from culm.flags import Parser
 from pipeline.errors import JobError, Unavailable
+from pipeline.text import closest, told
 
 MODULES = {
     "run": "run",
@@ -36,7 +40,7 @@ MODULES = {
 
 def make_parser(modules: Iterable[str] = ()) -> argparse.ArgumentParser:
     """The parser with the commands of these modules, or all. Imports them: some bring torch, which takes seconds."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="culm",
         description="Trains one PyTorch model over machines that may vanish at any moment.",
         epilog="examples:\n"
@@ -62,17 +66,56 @@ def all_parsers(parser: argparse.ArgumentParser) -> Iterable[argparse.ArgumentPa
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command. 0: done. 1: the run failed or differs. 2: bad usage or job file, with one line on stderr."""
+    """Runs one command. 0: done. 1: the run failed or differs. 2: bad usage or job file, with one line on stderr.
+
+    130: interrupted. 141: whoever read stdout has gone, as head does; by convention the code of SIGPIPE.
+    """
     words = sys.argv[1:] if argv is None else argv
-    parser = make_parser([MODULES[words[0]]] if words and words[0] in MODULES else [])
-    arguments = parser.parse_args(words)
-    sys.path.insert(0, "")  # the current folder is importable, as the job file says
+    if argv is None:
+        interrupts.end_at_once()
+    command = words[0] if words and words[0] in MODULES else ""
     try:
+        arguments = _parsed(words, command)
+        if isinstance(arguments, int):
+            return arguments
+        sys.path.insert(0, "")  # the current folder is importable, as the job file says
         code: int = arguments.command(arguments)
+        sys.stdout.flush()  # that nobody reads is found out here, and not by the interpreter's end
     except (JobError, Unavailable, ValueError) as error:
-        print(f"culm {words[0]}: {error}", file=sys.stderr)
+        print(f"culm {command}: {in_one_line(error)}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"culm {command}: interrupted", file=sys.stderr)
+        return interrupts.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return code
+
+
+def _parsed(words: list[str], command: str) -> argparse.Namespace | int:
+    """The arguments; or the exit code, where the parser has said what is wrong, or shown the help."""
+    parser = make_parser([MODULES[command]] if command else [])
+    try:
+        if words and not command and not words[0].startswith("-"):
+            parser.error(f"{words[0]!r} is no command; {closest(words[0], MODULES)}")
+        arguments, left = parser.parse_known_args(words)
+        if left:
+            (_own(parser, command) or parser).error(f"unrecognized arguments: {' '.join(left)}")
+    except SystemExit as ended:
+        sys.stdout.flush()
+        return int(ended.code or 0)
+    return arguments
+
+
+def _own(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentParser | None:
+    """The command's own parser."""
+    return next((each for each in all_parsers(parser) if each.prog == f"{parser.prog} {command}"), None)
+
+
+def in_one_line(error: Exception) -> str:
+    """What an error says, fit for a terminal: whatever else it holds, it may quote the user's code or another host."""
+    return told(" ".join(str(error).split())) or type(error).__name__
 
 
 if __name__ == "__main__":

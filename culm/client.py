@@ -1,19 +1,12 @@
 """Talking to a coordinator from the command line."""
 
-import os
-
 import grpc
 
 from pipeline.errors import JobError
-from pipeline.tls import VARIABLE, folder, open_channel
+from pipeline.tls import open_channel, why_silent
 from protos.coordinator_pb2_grpc import CoordinatorStub
 
-DEFAULT_COORDINATOR = "127.0.0.1:7070"
 PATIENCE = 2.0  # seconds
-
-
-def default_coordinator() -> str:
-    return os.environ.get("CULM_COORDINATOR", DEFAULT_COORDINATOR)
 
 
 def connect(
@@ -25,8 +18,7 @@ def connect(
         grpc.channel_ready_future(channel).result(timeout=patience)
     except grpc.FutureTimeoutError as error:
         channel.close()
-        mend = "start one, or name where it listens"
-        if folder() is not None:
-            mend += f"; with certificates both ends need them, of one authority and still valid ({VARIABLE}={folder()})"
-        raise JobError(f"no coordinator answers at {coordinator}", "--coordinator", mend) from error
+        why = why_silent(coordinator, role)
+        what, mend = (why.what, why.mend) if why else ("it answers only now", "try again")
+        raise JobError(f"no {role} answers at {coordinator}: {what}", "--coordinator", mend) from error
     return channel, CoordinatorStub(channel)

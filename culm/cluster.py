@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 import time
 import uuid
@@ -15,14 +16,19 @@ from culm.kills import Kill
 from culm.outcome import RunFailed
 from culm.processes import Child
 from culm.redis_server import EmbeddedRedis
+from pipeline import private
 from pipeline.errors import JobError
 from pipeline.job import Job, job_to_toml
+from pipeline.patience import VARIABLE, from_environment
+from pipeline.text import LONGEST_NAME
 
 START_SECONDS = 30.0
 USUAL_ADDRESS = "127.0.0.1:7070,127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 RESTARTS = 5
 COORDINATOR_FAILURES = 3  # in a row, that are no kill
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # nobody takes a machine so
+NODE_FAILURES = 3  # after which a node that ends by itself is not started again
 
 
 class LocalCluster:
@@ -37,8 +43,9 @@ class LocalCluster:
         address: str = "",
         respawn: bool = True,
         folder: Path | None = None,
-        heartbeat_timeout: float = 2.0,
+        patience: float | None = None,
         resume: str = "",
+        allow: str = "",
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     ) -> None:
         self.job = job
@@ -50,20 +57,21 @@ class LocalCluster:
         self._wanted = nodes
         self._kills = list(kills)
         self._respawn = respawn
-        self._heartbeat_timeout = heartbeat_timeout
+        self._failed: dict[str, int] = {}  # how often a node has ended by itself, by name
         self._resume = resume
+        self._allow = allow
         self._environments = environments  # what single processes have beside the common one, by name
         self._children: dict[str, Child] = {}
-        self._environment = self._make_environment(job_folder)
+        self._environment = self._make_environment(job_folder, patience)
         self._redis: EmbeddedRedis | None = None
         self._coordinator_failures = 0
 
     def __enter__(self) -> Self:
         if self._wanted:
             nursery.warm_up()  # while the others start
-        self.folder.mkdir(parents=True)
-        (self.folder / "job.toml").write_text(job_to_toml(self.job))
-        (self.folder / "redis").mkdir()
+        private.make_folder(self.folder)
+        private.write_text(self.folder / "job.toml", job_to_toml(self.job))
+        private.make_folder(self.folder / "redis")
         try:
             self._redis = EmbeddedRedis(self.folder / "redis", durable=True)
             self._redis.start()
@@ -96,6 +104,17 @@ class LocalCluster:
         pids = {name: child.pid for name, child in self._children.items()}
         return {**pids, "redis": self._redis.pid} if self._redis is not None else pids
 
+    def alive(self, name: str) -> bool:
+        """Whether the process of this name runs."""
+        child = self._children.get(name)
+        return child is not None and child.returncode is None
+
+    @property
+    def redis_url(self) -> str:
+        """Of the embedded Redis, its password included."""
+        assert self._redis is not None
+        return self._redis.url
+
     def add(self, name: str) -> None:
         """Starts another node."""
         self.names.append(name)
@@ -108,7 +127,7 @@ class LocalCluster:
             child.kill()
 
     def check(self) -> None:
-        """Starts again what was killed, a node as one that holds nothing. Raises RunFailed."""
+        """Starts again what was killed, a node as one that holds nothing. Raises RunFailed once no node is left."""
         if self._redis is not None and not self._redis.alive:
             self._redis.restart()
         for name, child in list(self._children.items()):
@@ -121,19 +140,36 @@ class LocalCluster:
             if code == 0:
                 del self._children[name]  # drained
                 continue
-            if code > 0:
-                raise RunFailed(child.last_line() if code == 2 else f"{name} ended: {child.last_line()}", code or 1)
+            if code > 0 or -code in CRASHES:
+                self._ended_by_itself(name, child, code)
+                continue
             self.deaths.append((name, child.died_at or time.time()))
             del self._children[name]
             if self._respawn:
                 self._start_stage(name)
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether a node's process runs, or is to be started again."""
+        return any(name in self._children for name in self.names)
+
+    def _ended_by_itself(self, name: str, child: Child, code: int) -> None:
+        """Something is wrong there. The coordinator knows whether with the job (rule 16); here it is tried again."""
+        del self._children[name]
+        self._failed[name] = self._failed.get(name, 0) + 1
+        if self._respawn and self._failed[name] <= NODE_FAILURES:
+            self._start_stage(name)
+        elif not self.has_nodes:
+            last = child.last_line()
+            raise RunFailed(last if code == 2 else f"{name} ended: {last}", max(code, 1))
 
     def _start_coordinator(self, addresses: list[str]) -> None:
         """At the first of the addresses that is free."""
         for address in addresses:
             log = self.folder / "coordinator.log"
             before = log.stat().st_size if log.exists() else 0
-            child = self._start("coordinator", self._coordinator_words(address))
+            led = before > 0  # by a coordinator before: its nodes may know more than Redis does
+            child = self._start("coordinator", [*self._coordinator_words(address), *([] if led else ["--new-run"])])
             deadline = time.monotonic() + START_SECONDS
             while (found := LISTENING.search(log.read_bytes()[before:])) is None and not child.wait(0.02):
                 if time.monotonic() > deadline:
@@ -145,8 +181,8 @@ class LocalCluster:
         raise RunFailed(text.removeprefix("culm coordinator: "), 2)
 
     def _restart_coordinator(self, child: Child, code: int) -> None:
-        """One that was killed, or had to step down, goes on from what it persisted."""
-        self._coordinator_failures = 0 if code < 0 else self._coordinator_failures + 1
+        """One that was killed, told to stop, or had to step down: the next goes on from what it persisted."""
+        self._coordinator_failures = 0 if code <= 0 else self._coordinator_failures + 1
         if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
             raise RunFailed(child.last_line(), code)
         self._start_coordinator([self.address] * RESTARTS)  # the port may be taken for a moment
@@ -154,8 +190,16 @@ class LocalCluster:
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
         words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address, "--name", "local"]
-        words += ["--heartbeat-timeout", str(self._heartbeat_timeout), "--resume", self._resume]
-        return [*words, "--redis", self._redis.url, "--nodes", str(self._wanted), "--allow-kill"]
+        words += ["--resume", self._resume, "--allow", self._allow]
+        return [*words, "--nodes", str(self._wanted), "--allow-kill"]
+
+    def _redis_url_file(self) -> Path:
+        """What is on a command line, everybody on the machine reads; this file only the user does."""
+        assert self._redis is not None
+        path = self.folder / "redis" / "url"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(self.redis_url)
+        return path.absolute()
 
     def _start_stage(self, name: str) -> None:
         words = ["stage", "--coordinator", self.address, "--name", name]
@@ -168,6 +212,8 @@ class LocalCluster:
     def _start(self, name: str, words: list[str]) -> Child:
         log = self.folder / f"{name}.log"
         environment = {**self._environment, **self._environments.get(name, {})}
+        if name == "coordinator":
+            environment |= {"CULM_REDIS_URL": "", "CULM_REDIS_URL_FILE": str(self._redis_url_file())}
         if words[0] == "stage" and self.job.job.device == "cpu":  # CUDA outlives no fork
             child = Child.fork(words, log, environment)
         else:
@@ -175,7 +221,7 @@ class LocalCluster:
         self._children[name] = child
         return child
 
-    def _make_environment(self, job_folder: Path) -> dict[str, str]:
+    def _make_environment(self, job_folder: Path, patience: float | None) -> dict[str, str]:
         threads = str(self.job.job.threads)
         path = [os.getcwd(), str(job_folder.resolve()), os.environ.get("PYTHONPATH", "")]
         return {
@@ -186,7 +232,8 @@ class LocalCluster:
             "CULM_NOTICES": "none",  # this machine's own, if it is in a cloud, are for whoever started the run
             **os.environ,
             # A port may pass from one run to the next while nodes of the first are still ending.
-            "CULM_RUN": f"{self.folder.name}-{uuid.uuid4().hex[:8]}",
+            "CULM_RUN": f"{self.folder.name[: LONGEST_NAME - 9]}-{uuid.uuid4().hex[:8]}",
+            VARIABLE: str(patience or from_environment() or self.job.resilience.patience),
             "CULM_METRICS": "",  # one port cannot serve every process here
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,

@@ -5,7 +5,6 @@ A process is known by its id and the time it was started, never by its name: ids
 
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -15,11 +14,12 @@ from pathlib import Path
 
 import psutil
 
+from pipeline import private
 from pipeline.errors import JobError
+from pipeline.text import check_name
 
 RECORD = "cluster.json"
 KEEPER = "keeper"  # the process that starts all others and ends them
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 CLOCK_SECONDS = 1.0  # by which a start time may read otherwise after the clock was set
 ASK_SECONDS = 20.0  # for the keeper, which ends its own in their time
 KILL_SECONDS = 5.0
@@ -74,16 +74,12 @@ def clusters_folder() -> Path:
 
 def folder_of(name: str) -> Path:
     """Raises JobError for a name that cannot be a folder's."""
-    if not NAME.fullmatch(name):
-        raise JobError("it cannot be a cluster's name", name, "use letters, digits, '.', '_' and '-'")
-    return clusters_folder() / name
+    return clusters_folder() / check_name(name, "the cluster's name")
 
 
 def write(folder: Path, record: Record) -> None:
     """Puts it in place at once, so that no reader finds half of it."""
-    new = folder / f"{RECORD}.{os.getpid()}"
-    new.write_text(json.dumps(asdict(record), indent=1))
-    new.replace(folder / RECORD)
+    private.write_text(folder / RECORD, json.dumps(asdict(record), indent=1))
 
 
 def read(folder: Path) -> Record | None:
@@ -117,7 +113,7 @@ def make_folder(name: str) -> Path:
     if before is not None:
         shutil.rmtree(folder)
     try:
-        folder.mkdir(parents=True)
+        private.make_folder(folder)
         write(folder, Record(name))
     except OSError as error:
         raise JobError(

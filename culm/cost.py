@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import grpc
 
-from culm.client import connect, default_coordinator
+from culm import flags
+from culm.client import connect
 from pipeline.channel import details
 from pipeline.errors import JobError
-from pipeline.eventlog import events_of_lines
+from pipeline.eventlog import Reader, events_of_lines
 from pipeline.ledger import Ledger
+from pipeline.text import cleaned
 from protos import coordinator_pb2 as pb
 
 
@@ -23,9 +25,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Asks the coordinator what the run has cost, or works it out from an event log. See docs/cost.md.",
         epilog="examples:\n  culm cost --coordinator 127.0.0.1:7070\n  culm cost --log run.jsonl",
     )
-    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    flags.add_coordinator(parser)
     parser.add_argument("--log", default="", metavar="FILE", help="of culm events --json, also gzipped: ask nobody")
-    parser.add_argument("--as-of", type=float, default=None, metavar="TIME", help="unix time; only with --log")
+    parser.add_argument("--as-of", type=flags.number(), default=None, metavar="TIME", help="unix time; only with --log")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=cost)
 
@@ -48,7 +50,7 @@ def _asked(coordinator: str) -> pb.GetCostResponse:
     channel, stub = connect(coordinator)
     with channel:
         try:
-            return stub.GetCost(pb.GetCostRequest(), timeout=5.0)
+            return cleaned(stub.GetCost(pb.GetCostRequest(), timeout=5.0))
         except grpc.RpcError as error:
             mend = "look at the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", coordinator, mend) from error
@@ -56,11 +58,11 @@ def _asked(coordinator: str) -> pb.GetCostResponse:
 
 def _replayed(path: str, as_of: float | None) -> pb.GetCostResponse:
     """From the log alone; as of its last event if no time is given."""
-    ledger, last = Ledger(), 0.0
+    ledger, reader, last = Ledger(), Reader("the figures"), 0.0
     for event in events_of_lines(_lines(path), path):
         if as_of is not None and event.time > as_of:
             break
-        ledger.take(event)
+        reader.read(event, ledger.take)
         last = event.time
     return ledger.figures(as_of if as_of is not None else last)
 
@@ -122,6 +124,7 @@ def in_words(figures: pb.GetCostResponse) -> list[str]:
 
 def _table(figures: pb.GetCostResponse) -> object:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("node", "machine", "market", "from", "to", "$/h", "$", box=None, pad_edge=False)
     for node in figures.nodes:
@@ -129,5 +132,6 @@ def _table(figures: pb.GetCostResponse) -> object:
         ended = time.strftime("%H:%M:%S", time.localtime(node.ended)) if node.ended else "now"
         begun = time.strftime("%H:%M:%S", time.localtime(node.joined))
         price = f"{node.price_per_hour:.4f}"
-        table.add_row(node.node, machine, node.machine.market, begun, ended, price, f"{node.dollars:.4f}")
+        row = (node.node, machine, node.machine.market, begun, ended, price, f"{node.dollars:.4f}")
+        table.add_row(*map(Text, row))  # no markup: these are others' words
     return table

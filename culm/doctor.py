@@ -16,8 +16,9 @@ from pathlib import Path
 from culm import checks
 from culm.checks import Finding, Verdict
 from culm.ports import is_free
-from culm.redis_binary import RedisUnavailable, find_redis_server
+from culm.redis_binary import RedisUnavailable, candidates, choose
 from culm.validity import validity
+from pipeline.text import plain
 
 TIME_ERROR = 5  # adjtimex(2): the clock is not synchronised
 TIMEX_BYTES = 256  # of struct timex, with room to spare
@@ -46,8 +47,8 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def in_words(finding: Finding) -> str:
-    line = f"{finding.verdict.value:<8} {finding.name:<13} {finding.text}"
-    return f"{line}\n{'':22} -> {finding.mend}" if finding.mend else line
+    line = f"{finding.verdict.value:<8} {finding.name:<13} {plain(finding.text)}"
+    return f"{line}\n{'':22} -> {plain(finding.mend)}" if finding.mend else line
 
 
 def examine() -> Iterable[Finding]:
@@ -77,7 +78,8 @@ def _package(name: str, module: str, oldest: tuple[int, int]) -> Finding:
 
 def _redis() -> Finding:
     try:
-        return checks.redis(str(find_redis_server()), "")
+        chosen, why = choose(list(candidates()))
+        return checks.redis(f"{chosen}: {why}", "")
     except RedisUnavailable as error:
         return checks.redis("", str(error))
 

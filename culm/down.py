@@ -2,7 +2,7 @@
 
 import argparse
 
-from culm import clusters
+from culm import clusters, flags
 from pipeline.errors import JobError
 
 
@@ -13,7 +13,14 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Ends every process of the cluster. Its logs stay until the next one of its name comes up.",
         epilog="examples:\n  culm down\n  culm down digits-mlp",
     )
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="default: the only one that is up")
+    parser.add_argument(
+        "name",
+        nargs="?",
+        type=flags.optional(flags.name),
+        default="",
+        metavar="NAME",
+        help="default: the only one that is up",
+    )
     parser.set_defaults(command=down)
 
 

@@ -6,7 +6,8 @@ import time
 
 import grpc
 
-from culm.client import connect, default_coordinator
+from culm import flags
+from culm.client import connect
 from pipeline.channel import details
 from pipeline.errors import JobError
 from protos import coordinator_pb2 as pb
@@ -21,10 +22,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Hands a node's work over at the next commit, redoing nothing, and waits until the node has gone.",
         epilog="example: culm drain n2 --coordinator 127.0.0.1:7070",
     )
-    parser.add_argument("node", metavar="NODE")
-    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    parser.add_argument("node", type=flags.name, metavar="NODE")
+    flags.add_coordinator(parser)
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the coordinator knows")
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="how long to wait")
+    parser.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help="how long to wait")
     parser.set_defaults(command=drain)
 
 

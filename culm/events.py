@@ -5,10 +5,12 @@ import time
 
 import grpc
 
-from culm.client import connect, default_coordinator
+from culm import flags, interrupts
+from culm.client import connect
 from pipeline.channel import details
 from pipeline.errors import JobError
 from pipeline.eventlog import event_to_line
+from pipeline.text import cleaned
 from protos import coordinator_pb2 as pb
 
 
@@ -19,18 +21,19 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Lists the run's events with their reasons.",
         epilog="example: culm events --follow",
     )
-    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    flags.add_coordinator(parser)
     parser.add_argument("--follow", action="store_true", help="go on as events happen")
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     parser.set_defaults(command=events)
 
 
 def events(arguments: argparse.Namespace) -> int:
+    interrupts.interrupt()
     channel, stub = connect(arguments.coordinator)
     with channel:
         try:
             for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=arguments.follow)):
-                print(_line(event, arguments.json), flush=True)
+                print(_line(cleaned(event), arguments.json), flush=True)
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:

@@ -7,6 +7,9 @@ import grpc
 import torch
 
 from culm.outcome import LayerState, RunFailed
+from pipeline.checkpoint import read_layer
+from pipeline.errors import JobError
+from pipeline.manifest import CheckpointCorrupt, read_manifest
 from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
@@ -17,7 +20,10 @@ PATIENCE = 60.0  # seconds
 
 
 def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]:
-    """The final state dicts of all layers, each from its stage's present owner."""
+    """The final state dicts of all layers, each from its stage's present owner.
+
+    Where the nodes were let go they are read from the checkpoint of the last step. Raises RunFailed.
+    """
     deadline = time.monotonic() + PATIENCE
     while True:
         gathered: dict[int, tuple[int, Value]] = {}
@@ -27,6 +33,8 @@ def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]
 
         try:
             status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            if status.phase == "done" and not status.plan.stages:
+                return _from_checkpoint(status)
             address = {m.node: m.address for m in status.plan.members}
             for stage in status.plan.stages:
                 layers = tuple(range(stage.first_layer, stage.end_layer))
@@ -39,6 +47,19 @@ def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]
             raise RunFailed("the owners do not give their final weights; see their logs")
         check()
         time.sleep(POLL_SECONDS)
+
+
+def _from_checkpoint(status: pb.GetStatusResponse) -> list[LayerState]:
+    folder = status.checkpoint_folder
+    if status.checkpoint != status.steps:
+        newest = f"; the newest checkpoint is of step {status.checkpoint}: {folder}" if folder else ""
+        raise RunFailed(f"the nodes have gone: {status.detail}{newest}")
+    try:
+        manifest = read_manifest(folder)
+        return [(layer, _state_dict(read_layer(folder, manifest, layer))) for layer in sorted(manifest.files)]
+    except (CheckpointCorrupt, JobError, OSError) as error:
+        why = f"the nodes have gone, and the checkpoint {folder} cannot be read here: {error}"
+        raise RunFailed(f"{why}; culm checkpoint export reads it where it can be reached") from error
 
 
 def _state_dict(state: Value) -> dict[str, torch.Tensor]:

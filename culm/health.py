@@ -6,7 +6,8 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from culm.client import connect, default_coordinator
+from culm import flags
+from culm.client import connect
 from pipeline.channel import details
 from pipeline.errors import JobError
 
@@ -20,7 +21,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Asks a coordinator or a stage server whether it is ready. Exit code 0 if it is, else 1.",
         epilog="example: culm health 127.0.0.1:7070",
     )
-    parser.add_argument("address", nargs="?", default=default_coordinator(), metavar="HOST:PORT")
+    default = flags.default_coordinator()
+    parser.add_argument("address", nargs="?", type=flags.address, default=default, metavar="HOST:PORT")
     parser.add_argument("--role", choices=("coordinator", "stage"), default="coordinator", help="what it is")
     parser.set_defaults(command=health)
 

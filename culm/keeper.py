@@ -60,6 +60,7 @@ def keep(folder: Path) -> int:
         address=wish["address"] or USUAL_ADDRESS,
         folder=folder / "run",
         resume=wish["resume"],
+        allow=wish["allow"],
     )
     ui: Ui | None = None
     try:

@@ -5,6 +5,7 @@ import random
 import sys
 from functools import partial
 
+from culm import flags
 from pipeline.errors import JobError
 from pipeline.prices import load_prices
 from simulator.market import Zone, shifted, zoned
@@ -25,11 +26,18 @@ def add_market_arguments(parser: argparse.ArgumentParser) -> None:
     market.add_argument("--hazard", metavar="R[,...]", help="losses of a machine an hour, or of each zone's")
     market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
     parser.add_argument(
-        "--zones", type=int, metavar="Z", help="that machines are spread over; default: as many as said"
+        "--zones",
+        type=flags.whole(1, 1000),
+        metavar="Z",
+        help="that machines are spread over; default: as many as said",
     )
-    parser.add_argument("--traffic", type=float, default=0.0, metavar="$/GB", help="of tensors between zones")
-    parser.add_argument("--bulk", type=float, default=0.0, metavar="R", help="times an hour that half a zone goes")
-    parser.add_argument("--notice", type=float, default=0.0, metavar="S", help="seconds that machines tell it before")
+    parser.add_argument("--traffic", type=flags.number(), default=0.0, metavar="$/GB", help="of tensors between zones")
+    parser.add_argument(
+        "--bulk", type=flags.number(), default=0.0, metavar="R", help="times an hour that half a zone goes"
+    )
+    parser.add_argument(
+        "--notice", type=flags.seconds, default=0.0, metavar="S", help="seconds that machines tell it before"
+    )
 
 
 def read_prices(arguments: argparse.Namespace) -> list[float]:
@@ -54,16 +62,12 @@ def _is_number(text: str) -> bool:
 
 def read_market(arguments: argparse.Namespace, prices: list[float], machines: int, seconds: float) -> Draw:
     """Markets of so many machines for so long. Raises JobError."""
-    for name in ("traffic", "bulk", "notice"):
-        _refuse(getattr(arguments, name), f"--{name}")
     if arguments.trace is not None:
         if len(prices) > 1 or arguments.zones is not None:
             raise JobError("the trace says which zones there are", "--trace", "give one price, and no --zones")
         return partial(_from_trace, read_trace(arguments.trace), seconds)
     hazards = _each(arguments.hazard, "--hazard")
     count = arguments.zones if arguments.zones is not None else max(len(prices), len(hazards))
-    if count < 1:
-        raise JobError(f"{count} is too little", "--zones", "give 1 or more")
     for values, name in ((prices, "--prices"), (hazards, "--hazard")):
         if len(values) not in (1, count):
             raise JobError(f"{len(values)} numbers for {count} zones", name, "give one, or one for each zone")

@@ -10,8 +10,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from multiprocessing import connection, forkserver
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,35 @@ _exit_codes = threading.Lock()
 
 def warm_up() -> None:
     """Has the process begin to import torch, and does not wait for it."""
-    forkserver.ensure_running()
+    resource_tracker.ensure_running()  # else it is started on the way, and lets the signal through again
+    with _deaf():
+        forkserver.ensure_running()
+
+
+def end() -> None:
+    """Ends the process that forks at once, while it imports: it would notice at the end only that nobody is left."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process started meanwhile hears no Ctrl-C, and would die in the middle of an import, with a traceback.
+
+    The signal stays pending for the launcher, which ends all others itself.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Starts ``culm WORDS``, which appends what it says to the log."""
     process = _context.Process(target=_become, args=(list(words), str(log), dict(environment), os.getcwd()))
-    with _exit_codes:
+    with _exit_codes, _deaf():  # it starts the process that forks, if that has ended
         process.start()
     return process
 
@@ -47,7 +70,7 @@ def wait(process: BaseProcess) -> int:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the one that started it dies."""
+    """The kernel kills this process when the thread that started it ends, as with its process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -60,7 +83,9 @@ def _become(words: list[str], log: str, environment: dict[str, str], folder: str
     os.close(server._forkserver_alive_fd)
     server._forkserver_alive_fd = None
     os.setsid()  # the terminal's Ctrl-C is for the launcher
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         os.dup2(output, number)
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

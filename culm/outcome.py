@@ -1,5 +1,6 @@
 """What a run gave. Known without torch, so that what shows it is, too."""
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ class Outcome:
     seconds: float = 0.0
     layers: list[LayerState] = field(default_factory=list)
     sha256: str = ""
+    checkpoint_fault: str = ""  # why the last checkpoint is not whole
 
     def as_json(self) -> dict[str, Any]:
         return {
             "steps": self.first_step + len(self.losses),
             "first_step": self.first_step,
-            "losses": self.losses,
+            "losses": [loss if math.isfinite(loss) else None for loss in self.losses],  # JSON has no NaN
             "loss_hex": [loss.hex() for loss in self.losses],
             "seconds": self.seconds,
             "losses_of_nodes": self.losses_of_nodes,

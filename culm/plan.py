@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -10,15 +11,17 @@ from functools import partial
 from itertools import product
 from multiprocessing import get_context
 
+from culm import flags
 from culm.market import add_market_arguments, read_market, read_prices
 from culm.progress import counted
-from culm.run import read_job
+from culm.run import end_on_sigterm, read_job
 from pipeline.errors import JobError
 from simulator.account import Row
 from simulator.plan import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
 from simulator.profile import Cluster, Profile, of_job, read_profile
 
 FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
+MOST_MACHINES, MOST_NUMBERS = 10_000, 1000
 CHUNK = 4  # runs that a process is given at once
 
 
@@ -37,8 +40,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--nodes", required=True, metavar="N[-M][,...]", help="numbers of machines to consider")
     parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured here")
     add_market_arguments(parser)
-    parser.add_argument("--deadline", type=float, metavar="DAYS")
-    parser.add_argument("--seeds", type=int, default=20, metavar="N", help="random markets; default: 20")
+    parser.add_argument("--deadline", type=flags.number(above=True), metavar="DAYS")
+    parser.add_argument(
+        "--seeds", type=flags.whole(1, 100_000), default=20, metavar="N", help="random markets; default: 20"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=plan)
@@ -46,7 +51,6 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def plan(arguments: argparse.Namespace) -> int:
     machines = _numbers(arguments.nodes)
-    _refuse(arguments)
     prices = read_prices(arguments)
     job = read_job(arguments.job, arguments.set)
     if arguments.profile is not None:
@@ -67,6 +71,7 @@ def plan(arguments: argparse.Namespace) -> int:
         raise JobError(f"no number of machines can run it: {where}", "--nodes", "ask for other numbers")
     seconds = longest(profile, cluster, tried)
     draw = read_market(arguments, prices, max(machines), seconds)
+    end_on_sigterm()
     one = partial(_one, profile, cluster, draw, seconds)
     found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
     listed = [x for x in found if x.markets == arguments.seeds]
@@ -87,20 +92,14 @@ def _numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        try:
-            numbers += range(int(first), int(last if dash else first) + 1)
-        except ValueError as error:
-            raise JobError(f"{part!r} is no number of machines", "--nodes", "write 8, 4-8 or 4,8,16") from error
-    if not numbers or min(numbers) < 1:
-        raise JobError(f"{text!r} names no machines", "--nodes", "write 8, 4-8 or 4,8,16")
+        bounds = [first, last if dash else first]
+        if not all(re.fullmatch(r"[0-9]{1,6}", bound.strip()) for bound in bounds):
+            raise JobError(f"{part!r} is no number of machines", "--nodes", "write 8, 4-8 or 4,8,16")
+        numbers += range(int(bounds[0]), int(bounds[1]) + 1)
+        if not numbers or min(numbers) < 1 or max(numbers) > MOST_MACHINES or len(numbers) > MOST_NUMBERS:
+            mend = f"write 8, 4-8 or 4,8,16: up to {MOST_NUMBERS} numbers from 1 to {MOST_MACHINES}"
+            raise JobError(f"{text!r} names no machines", "--nodes", mend)
     return numbers
-
-
-def _refuse(arguments: argparse.Namespace) -> None:
-    if arguments.seeds < 1:
-        raise JobError(f"{arguments.seeds} is too little", "--seeds", "give 1 or more")
-    if arguments.deadline is not None and not arguments.deadline > 0:
-        raise JobError(f"{arguments.deadline} days are over before they begin", "--deadline", "give more than 0")
 
 
 def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tuple[int, Way]) -> Row:
@@ -158,7 +157,7 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
         f"in {chosen.rollback_risk * chosen.markets:.0f} of {chosen.markets} markets."
     )
     for reason in why(chosen, found):
-        console.print(f"  {reason}")
+        console.print(f"  {reason}", markup=False)
 
 
 def _span(first: float, last: float) -> str:

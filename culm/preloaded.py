@@ -1,9 +1,13 @@
 """What ``culm.nursery`` imports once for all nodes: see there. Starts no thread, which no fork would have."""
 
-import torch
+from culm.nursery import die_with_parent
 
-import culm.serve  # noqa: F401
-import stage_server.service  # noqa: F401
+die_with_parent()  # before anything that takes its time: a launcher that is killed meanwhile leaves nothing behind
+
+import torch  # noqa: E402
+
+import culm.serve  # noqa: E402, F401
+import stage_server.service  # noqa: E402, F401
 
 
 def take_step() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.errors import JobError
 from pipeline.prices import load_prices
+from pipeline.text import plain
 
 PRODUCT = "Linux/UNIX"
 
@@ -36,12 +37,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _ls(arguments: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("provider", "machine", "region", "zone", "spot $/h", "on demand", "date", "source", box=None)
     for row in load_prices(arguments.prices).rows():
         spot, on_demand = (f"{x:g}" if x is not None else "" for x in (row.spot, row.on_demand))
         where = (row.provider, row.instance_type, row.region, row.zone)
-        table.add_row(*where, spot, on_demand, row.date.isoformat(), row.source)
+        table.add_row(*(Text(plain(x)) for x in (*where, spot, on_demand, row.date.isoformat(), row.source)))
     for column in table.columns[:-1]:
         column.no_wrap = True
     Console().print(table)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from culm import nursery
+from pipeline import private
 
 STOP_SECONDS = 5.0
 
@@ -28,7 +29,7 @@ class Child:
     @staticmethod
     def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
         """Any command."""
-        with log.open("ab") as output:
+        with open(log, "ab", opener=private.opener) as output:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -43,7 +44,7 @@ class Child:
     @staticmethod
     def fork(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
         """``culm WORDS`` with torch in it from the start."""
-        log.touch()
+        log.touch(mode=private.FILE)
         process = nursery.begin(words, log, environment)
         assert process.pid is not None
         return Child(process.pid, lambda: nursery.wait(process), log)

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from culm import flags
 from culm.progress import counted
 from culm.run import read_job
 from pipeline.errors import JobError
@@ -27,15 +28,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="example: culm profile examples/digits_mlp.toml --out digits.json",
     )
     parser.add_argument("job", metavar="JOB.toml")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"microbatches; default: {ROUNDS}")
+    parser.add_argument(
+        "--rounds", type=flags.whole(1, 100_000), default=ROUNDS, metavar="N", help=f"microbatches; default: {ROUNDS}"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    parser.add_argument("--out", metavar="FILE", help="write it there; otherwise to stdout")
+    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write it there; otherwise to stdout")
     parser.set_defaults(command=profile)
 
 
 def profile(arguments: argparse.Namespace) -> int:
-    if arguments.rounds < 1:
-        raise JobError(f"{arguments.rounds} rounds measure nothing", "--rounds", "ask for 1 or more")
     job = read_job(arguments.job, arguments.set)
     found = measure(job, arguments.rounds)
     if not arguments.out:

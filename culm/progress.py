@@ -14,7 +14,20 @@ from rich.text import Text
 from culm.outcome import Outcome
 from protos import coordinator_pb2 as pb
 
-SHOWN = {"joined", "plan", "lost", "resumed", "recovered", "hot", "rollback", "waiting", "done", "failed", "left"}
+SHOWN = {
+    "joined",
+    "plan",
+    "lost",
+    "resumed",
+    "recovered",
+    "hot",
+    "rollback",
+    "waiting",
+    "checkpoint_fault",
+    "done",
+    "failed",
+    "left",
+}
 
 
 class Display(Protocol):
@@ -35,6 +48,7 @@ class Lines:
     def __init__(self, title: str) -> None:
         self._title = title
         self._said = -1
+        self._detail = "every step is committed"  # the last one shown; this one is the event's
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +69,9 @@ class Lines:
                 loss = float(event.fields["loss"])
                 step = f"step {int(event.fields['step']) + 1}/{status.steps}"
                 print(f"{self._title} | {step}  loss {loss:.4f}  {rate}", file=sys.stderr, flush=True)
+        if status.phase == "done" and status.detail != self._detail:
+            self._detail = status.detail
+            print(f"{self._title} | {status.detail}", file=sys.stderr, flush=True)
 
 
 class Screen:
@@ -63,7 +80,7 @@ class Screen:
     def __init__(self, title: str) -> None:
         self._console = Console(stderr=True)
         self._bar = Progress(
-            TextColumn(f"[bold]{title}"),
+            TextColumn(title, style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("loss {task.fields[loss]}"),
@@ -111,7 +128,9 @@ def nodes_table(status: pb.GetStatusResponse) -> Table:
         standby = ", ".join(f"{s}" if (s, node.id) in hot else f"{s} (seeding)" for s in node.standby_of)
         style = {"active": "green", "spare": "cyan"}.get(node.state, "yellow")
         stages = ", ".join(map(str, node.stages))
-        table.add_row(node.id, str(node.pid), f"[{style}]{node.state}", stages, standby, node.instruction)
+        # Not as markup: a node's name and words are its own.
+        state, words = Text(node.state, style=style), (stages, standby, node.instruction)
+        table.add_row(Text(node.id), str(node.pid), state, *map(Text, words))
     exposed = [f"stage {s} for {x:.1f} s" for s, x in sorted(status.exposure.items()) if x > 0]
     if exposed:
         table.caption = f"[red]without a hot standby: {', '.join(exposed)}"
@@ -123,7 +142,7 @@ def losses_table(outcome: Outcome) -> Table:
     table = Table("lost", "stage", "step", "detected after", "resumed after", "redone", box=None, padding=(0, 2))
     for x in outcome.losses_of_nodes:
         times = (f"{x['detect_ms']:.0f} ms", f"{x['resume_ms']:.0f} ms")
-        table.add_row(x["node"], str(x["stage"]), str(x["step"]), *times, f"{x['redone']} instructions")
+        table.add_row(Text(x["node"]), str(x["stage"]), str(x["step"]), *times, f"{x['redone']} instructions")
     return table
 
 

@@ -11,6 +11,7 @@ from statistics import median
 
 import grpc
 
+from culm import flags
 from culm.client import connect
 from culm.cluster import LocalCluster, job_folder_of
 from culm.progress import counted
@@ -59,19 +60,25 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     parser.add_argument("job", metavar="JOB.toml")
     parser.add_argument("--trace", required=True, metavar="FILE")
-    parser.add_argument("--speed", type=float, default=100.0, metavar="X", help="default: 100")
-    parser.add_argument("--hours", type=float, metavar="H", help="of the trace; default: all of it")
-    parser.add_argument("--machines", type=int, metavar="N", help="rented at most; default: stages and 2")
+    parser.add_argument(
+        "--speed", type=flags.number(above=True, most=1e9), default=100.0, metavar="X", help="default: 100"
+    )
+    parser.add_argument(
+        "--hours", type=flags.number(above=True, most=1e6), metavar="H", help="of the trace; default: all of it"
+    )
+    parser.add_argument(
+        "--machines", type=flags.whole(1, flags.MOST_NODES), metavar="N", help="rented at most; default: stages and 2"
+    )
     parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured first")
-    parser.add_argument("--price", type=float, default=SPOT, metavar="$/H", help="of a machine in the trace's hours")
+    parser.add_argument(
+        "--price", type=flags.number(), default=SPOT, metavar="$/H", help="of a machine in the trace's hours"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=replay)
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    if not arguments.speed > 0:
-        raise JobError(f"{arguments.speed} times as fast is no speed", "--speed", "give more than 0")
     trace = read_trace(arguments.trace)
     seconds = (arguments.hours * 3600.0 if arguments.hours is not None else trace[-1].at) / arguments.speed
     if not seconds > 0:

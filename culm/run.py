@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from culm import flags, interrupts
 from pipeline.errors import JobError
 from pipeline.job import Job, load_job
 
@@ -21,9 +22,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     add_job_arguments(parser)
     parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 there")
-    parser.add_argument("--out", metavar="FILE", help="write the final weights as safetensors")
-    parser.add_argument("--coordinator-address", default="", metavar="HOST:PORT", help="where the coordinator listens")
-    parser.add_argument("--resume", default="", metavar="URL", help="go on from the newest whole checkpoint there")
+    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write the final weights as safetensors")
+    add_cluster_arguments(parser)
     parser.add_argument("--no-respawn", action="store_true", help="leave killed nodes dead")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.set_defaults(command=run)
@@ -32,45 +32,74 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every command that runs a job."""
     parser.add_argument("job", metavar="JOB.toml")
-    parser.add_argument("--nodes", type=int, metavar="N", help="default: one for each stage")
-    parser.add_argument("--spares", type=int, default=0, metavar="K", help="nodes beside those")
+    parser.add_argument("--nodes", type=flags.nodes, metavar="N", help="default: one for each stage")
+    parser.add_argument("--spares", type=flags.nodes, default=0, metavar="K", help="nodes beside those")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that starts one local cluster."""
+    listen = flags.optional(flags.listen_address)
+    parser.add_argument(
+        "--coordinator-address", type=listen, default="", metavar="HOST:PORT", help="where the coordinator listens"
+    )
+    url = flags.optional(flags.url)
+    parser.add_argument(
+        "--resume", type=url, default="", metavar="URL", help="go on from the newest whole checkpoint there"
+    )
+    flags.add_allowed(parser)
 
 
 def read_job(path: str, overrides: Sequence[str]) -> Job:
     """Loads a job, whose folder is importable from then on. Raises JobError."""
     sys.path.insert(1, str(Path(path).resolve().parent))
-    job = load_job(path, overrides)
-    if job.pipeline.pipelines > 1:
-        raise JobError("several pipelines are not there yet", f"{path}, pipeline.pipelines", "set it to 1")
-    return job
+    return load_job(path, overrides)
 
 
 def try_out(job: Job) -> None:
     """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError."""
     import torch
 
-    from pipeline.model import check_job
+    from pipeline.check import check_job
+    from pipeline.exits import ProcessEnded, caught
+    from pipeline.model import ModelSource
+    from pipeline.storage import check_url
+    from stage_server.copying import try_copying
 
     torch.set_num_threads(job.job.threads)
-    check_job(job)
+    try:
+        with caught():
+            check_job(job)
+            source = ModelSource(job)
+            try_copying(source.optimizer, source.parameters_like(), job.train.optimizer)
+    except ProcessEnded as error:
+        raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
+    if job.checkpoint is not None:
+        check_url(job.checkpoint.url)
 
 
 def node_count(job: Job, nodes: int | None, spares: int) -> int:
     """How many processes to start. Raises JobError."""
     count = (nodes if nodes is not None else job.pipeline.stages) + spares
-    if count < 1 or spares < 0:
-        raise JobError(f"{count} nodes cannot run anything", "--nodes", "ask for 1 or more")
+    if not 1 <= count <= flags.MOST_NODES:
+        mend = f"ask for 1 to {flags.MOST_NODES}"
+        raise JobError(f"{count} nodes cannot run on one machine", "--nodes and --spares", mend)
     return count
 
 
 def end_on_sigterm() -> None:
-    """SIGTERM ends this process as Ctrl-C does: everything that it started is ended first."""
+    """SIGTERM, and the end of its terminal (SIGHUP), end this process as Ctrl-C does: first all that it started.
+
+    Until then either ends it at once, and the kernel the process that it may have begun: see ``culm.preloaded``.
+    """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, interrupt)
+    interrupts.interrupt()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -82,9 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
-    kills = [parse_kill(text, count, job.job.steps) for text in arguments.kill]
-    if arguments.out and not Path(arguments.out).resolve().parent.is_dir():
-        raise JobError("its folder does not exist", f"--out {arguments.out}", "make the folder first")
+    kills = [parse_kill(text, count, job) for text in arguments.kill]
     nursery.warm_up()
     try_out(job)
     from culm.training import train
@@ -99,6 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.coordinator_address or USUAL_ADDRESS,
         respawn=not arguments.no_respawn,
         resume=arguments.resume,
+        allow=arguments.allow,
     )
     print(f"logs: {cluster.folder}", file=sys.stderr)
     try:
@@ -111,8 +139,14 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("culm run: interrupted; every process is ended", file=sys.stderr)
         return 130
+    if outcome.checkpoint_fault:
+        print(f"culm run: the last checkpoint is not whole: {outcome.checkpoint_fault}", file=sys.stderr)
     if arguments.out:
-        save_weights(arguments.out, outcome.layers)
+        try:
+            save_weights(arguments.out, outcome.layers)
+        except OSError as error:  # the disk has filled up meanwhile: what was there before is still there
+            print(f"culm run: --out {arguments.out}: it cannot be written ({error})", file=sys.stderr)
+            return 1
     if arguments.json:
         print(json.dumps(outcome.as_json()))
         return os.EX_OK

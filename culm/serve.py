@@ -10,8 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from culm import flags, interrupts
 from pipeline.errors import JobError
+from pipeline.patience import USUAL, checked, from_environment
+from pipeline.text import closest, plain, without_secrets
 
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MACHINE = (
     ("--provider", "CULM_PROVIDER", "whose machine this is, such as aws, gcp or azure"),
     ("--instance-type", "CULM_INSTANCE_TYPE", "the provider's name for a machine like this one"),
@@ -21,12 +25,8 @@ MACHINE = (
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    env = os.environ.get
-    insecure: Any = {
-        "action": "store_true",
-        "default": env("CULM_INSECURE") == "1",
-        "help": "listen without TLS where other machines reach it",
-    }
+    env = flags.from_environment
+    insecure = "listen without TLS where other machines reach it"
     coordinator = commands.add_parser(
         "coordinator",
         help="decide who runs what",
@@ -35,33 +35,50 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     coordinator.add_argument("--job", default=env("CULM_JOB"), help="the job file")
     coordinator.add_argument("--set", action="append", default=[], metavar="S.K=V", help="change a key of the job")
-    coordinator.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:7070"), metavar="HOST:PORT")
-    coordinator.add_argument("--redis", default=env("CULM_REDIS_URL", ""), metavar="URL", help="default: an own one")
-    coordinator.add_argument("--run", default=env("CULM_RUN", "culm"), help="prefix of the run's keys in Redis")
-    name = env("CULM_NAME", "")
-    coordinator.add_argument("--name", default=name, help="one that starts again under its name takes its lease over")
-    coordinator.add_argument("--nodes", type=int, default=int(env("CULM_NODES", "0")), help="how many to wait for")
-    spares = int(env("CULM_SPARES") or 1)
-    coordinator.add_argument("--spares", type=int, default=spares, help="nodes that stay idle, to repair with")
-    settle = float(env("CULM_SETTLE_SECONDS") or 30.0)
-    coordinator.add_argument("--settle-seconds", type=float, default=settle, metavar="S", help="before cutting anew")
-    resume = env("CULM_RESUME", "")
-    coordinator.add_argument("--resume", default=resume, metavar="URL", help="go on from the newest whole checkpoint")
-    coordinator.add_argument("--allow-kill", action="store_true", default=env("CULM_ALLOW_KILL") == "1")
-    coordinator.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
-    metrics = "serve Prometheus metrics there; without HOST on loopback; default: off"
-    coordinator.add_argument("--metrics", default=env("CULM_METRICS", ""), metavar="[HOST:]PORT", help=metrics)
+    listen = flags.listen_address
+    coordinator.add_argument(
+        "--listen", type=listen, default=env("CULM_LISTEN", flags.DEFAULT_COORDINATOR), metavar="HOST:PORT"
+    )
+    url = flags.optional(flags.redis_url)
+    redis = "redis:// or rediss://; default: what the file named by CULM_REDIS_URL_FILE holds, else an own one"
+    coordinator.add_argument("--redis", type=url, default=env("CULM_REDIS_URL"), metavar="URL", help=redis)
+    name = flags.optional(flags.name)
+    run = env("CULM_RUN", "culm")
+    coordinator.add_argument("--run", type=flags.name, default=run, help="prefix of the run's keys in Redis")
+    again = "one that starts again under its name takes its lease over"
+    coordinator.add_argument("--name", type=name, default=env("CULM_NAME"), help=again)
+    many = flags.whole(0, 100_000)
+    coordinator.add_argument("--nodes", type=many, default=env("CULM_NODES", "0"), help="how many to wait for")
+    spares = env("CULM_SPARES", "1")
+    coordinator.add_argument("--spares", type=many, default=spares, help="nodes that stay idle, to repair with")
+    coordinator.add_argument(
+        "--settle-seconds",
+        type=flags.seconds,
+        default=env("CULM_SETTLE_SECONDS", "30"),
+        metavar="S",
+        help="before cutting anew",
+    )
+    url = flags.optional(flags.url)
+    newest = "go on from the newest whole checkpoint"
+    coordinator.add_argument("--resume", type=url, default=env("CULM_RESUME"), metavar="URL", help=newest)
+    new_run = "nobody has led this run before: begin at once, and from step 0 whatever checkpoints its url holds"
+    coordinator.add_argument("--new-run", action="store_true", help=new_run)
+    flags.add_allowed(coordinator, env("CULM_ALLOW"))
+    flags.add_switch(coordinator, "--allow-kill", "CULM_ALLOW_KILL")
+    flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION")
+    metrics: Any = {
+        "type": flags.optional(flags.metrics_address),
+        "default": env("CULM_METRICS"),
+        "metavar": "[HOST:]PORT",
+        "help": "serve Prometheus metrics there; without HOST on loopback; default: off",
+    }
+    coordinator.add_argument("--metrics", **metrics)
     prices = "what machines cost; default: the example prices that Culm ships, see docs/cost.md"
     coordinator.add_argument("--prices", default=env("CULM_PRICES", ""), metavar="FILE", help=prices)
-    coordinator.add_argument("--heartbeat-timeout", type=float, default=2.0, metavar="SECONDS")
-    coordinator.add_argument(
-        "--link-timeout",
-        type=float,
-        default=5.0,
-        metavar="SECONDS",
-        help="how long two nodes that live may not reach each other before one of them has to go",
-    )
-    coordinator.add_argument("--insecure", **insecure)
+    patience: Any = {"default": None, "metavar": "SECONDS"}
+    what = "silence after which a node that is frozen or cut off counts as lost; all other limits follow it"
+    coordinator.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else the job's", **patience)
+    flags.add_switch(coordinator, "--insecure", "CULM_INSECURE", insecure)
     coordinator.set_defaults(command=run_coordinator)
     stage = commands.add_parser(
         "stage",
@@ -69,50 +86,90 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Serves one node: joins the coordinator and runs what it is given.",
         epilog="example: culm stage --coordinator 127.0.0.1:7070 --name n0",
     )
-    stage.add_argument("--coordinator", default=env("CULM_COORDINATOR", "127.0.0.1:7070"), metavar="HOST:PORT")
-    stage.add_argument("--listen", default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
+    flags.add_coordinator(stage)
+    stage.add_argument("--listen", type=listen, default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
     stage.add_argument(
         "--advertise",
+        type=flags.optional(flags.host),
         default=env("CULM_ADVERTISE", ""),
         metavar="HOST[:PORT]",
         help="where other nodes reach this one; default: where it listens, or whence it reaches the coordinator",
     )
-    stage.add_argument("--name", default=env("CULM_NAME", ""), help="default: made from host name and process id")
+    stage.add_argument(
+        "--name", type=name, default=env("CULM_NAME"), help="default: made from host name and process id"
+    )
     for flag, variable, what in MACHINE:
-        stage.add_argument(flag, default=env(variable, ""), help=f"{what}; default: asked of the cloud, see --notices")
+        known = f"{what}; default: asked of the cloud, see --notices"
+        kind = name if flag == "--zone" else flags.label
+        stage.add_argument(flag, type=kind, default=env(variable), help=known)
     stage.add_argument(
         "--market",
-        default=env("CULM_MARKET", ""),
-        choices=["", "spot", "on-demand"],
+        type=flags.one_of("", "spot", "on-demand"),
+        default=env("CULM_MARKET"),
         metavar="MARKET",
         help="spot or on-demand; default: asked of the cloud",
     )
     stage.add_argument(
         "--notices",
-        default=env("CULM_NOTICES") or "auto",
+        type=flags.notices,
+        default=env("CULM_NOTICES", "auto"),
         metavar="SOURCES",
         help="where preemption notices come from: auto, none, or some of aws,gcp,azure,file:PATH",
     )
     stage.add_argument(
         "--drain-seconds",
-        type=float,
-        default=float(env("CULM_DRAIN_SECONDS") or 25.0),
+        type=flags.seconds,
+        default=env("CULM_DRAIN_SECONDS", "25"),
         metavar="SECONDS",
         help="what SIGTERM leaves for handing over; a second one, or Ctrl-C, ends at once",
     )
-    stage.add_argument("--run", default=env("CULM_RUN", ""), help="join this run alone; default: any")
+    stage.add_argument("--run", type=name, default=env("CULM_RUN"), help="join this run alone; default: any")
     stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
-    stage.add_argument("--reflection", action="store_true", default=env("CULM_REFLECTION") == "1")
-    stage.add_argument("--metrics", default=env("CULM_METRICS", ""), metavar="[HOST:]PORT", help=metrics)
-    stage.add_argument("--connect-timeout", type=float, default=30.0, metavar="SECONDS")
-    stage.add_argument("--insecure", **insecure)
+    flags.add_switch(stage, "--reflection", "CULM_REFLECTION")
+    stage.add_argument("--metrics", **metrics)
+    stage.add_argument("--connect-timeout", type=flags.seconds, default=30.0, metavar="SECONDS")
+    stage.add_argument(
+        "--coordinator-timeout",
+        type=flags.seconds,
+        default=env("CULM_COORDINATOR_TIMEOUT", "3600"),
+        metavar="SECONDS",
+        help="how long it keeps its state and waits for a coordinator that has gone; default: 3600",
+    )
+    what = "for a coordinator that is silent, until it has told the run's patience"
+    stage.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else {USUAL:g}", **patience)
+    flags.add_switch(stage, "--insecure", "CULM_INSECURE", insecure)
     stage.set_defaults(command=run_stage)
 
 
 def _log() -> None:
-    level = os.environ.get("CULM_LOG", "INFO").upper()
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s.%(msecs)03d %(name)s %(message)s",
-                        datefmt="%H:%M:%S")  # fmt: skip
+    level = os.environ.get("CULM_LOG", "").upper() or "INFO"
+    if level not in LEVELS:
+        raise JobError(f"{plain(level)!r} is no level", "CULM_LOG", closest(level, LEVELS))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler])
+    # What ps shows to every user of this machine.
+    shown = [without_secrets(word) for word in sys.argv]
+    if shown != sys.argv:
+        import setproctitle
+
+        setproctitle.setproctitle(" ".join(shown))
+
+
+class _Plain(logging.Formatter):
+    """A line stays a line, whatever another process has said in it, and holds no secret."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return without_secrets(plain(super().formatMessage(record)))
+
+
+def _redis_url_in_file(path: str) -> str:
+    """A URL with a password stays out of the environment and of ``ps``, as container secrets do."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        mend = "write the URL of Redis into that file, or name it with --redis"
+        raise JobError(f"the file cannot be read ({error})", f"CULM_REDIS_URL_FILE={path}", mend) from error
 
 
 def run_coordinator(arguments: argparse.Namespace) -> int:
@@ -120,13 +177,16 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
     from coordinator.settings import CoordinatorSettings
     from culm.redis_server import EmbeddedRedis
     from pipeline.job import load_job
+    from pipeline.parts import parse_allowed
 
     _log()
     if not arguments.job:
         raise JobError("no job is named", "--job", "give the path of a JOB.toml")
     job = load_job(arguments.job, arguments.set)
+    patience = _patience(arguments)
+    interrupts.interrupt()
     with ExitStack() as stack:
-        url = arguments.redis
+        url = arguments.redis or _redis_url_in_file(os.environ.get("CULM_REDIS_URL_FILE", ""))
         if not url:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="culm-redis-"))
             url = stack.enter_context(EmbeddedRedis(Path(folder))).url
@@ -140,16 +200,21 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
                 nodes=arguments.nodes,
                 resume=arguments.resume,
+                new_run=arguments.new_run,
+                allow=parse_allowed(arguments.allow),
                 spares=arguments.spares,
                 settle_seconds=arguments.settle_seconds,
                 allow_kill=arguments.allow_kill,
                 reflection=arguments.reflection,
                 metrics=arguments.metrics,
                 prices=arguments.prices,
-                heartbeat_timeout=arguments.heartbeat_timeout,
-                link_timeout=arguments.link_timeout,
+                patience_seconds=patience,
             )
         )
+
+
+def _patience(arguments: argparse.Namespace) -> float | None:
+    return checked(arguments.patience, "--patience") if arguments.patience is not None else from_environment()
 
 
 def run_stage(arguments: argparse.Namespace) -> int:
@@ -163,6 +228,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
         zone=arguments.zone,
         market=arguments.market,
     )
+    patience = _patience(arguments)
     _log()
     with ThreadPoolExecutor(1) as beside:  # the clouds are asked while torch is being imported
         found = beside.submit(find_machine, arguments.notices)
@@ -185,6 +251,8 @@ def run_stage(arguments: argparse.Namespace) -> int:
             run=arguments.run,
             kill_at=tuple(arguments.kill_at),
             connect_timeout=arguments.connect_timeout,
+            coordinator_timeout=arguments.coordinator_timeout,
+            patience=patience or USUAL,
             reflection=arguments.reflection,
             metrics=arguments.metrics,
             notices=arguments.notices,

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from culm import flags
 from pipeline.errors import JobError
 from simulator.account import Row
 from simulator.compare import COLUMNS, SPENT_COLUMNS, as_json, cells, rows, spent_cells
@@ -29,13 +30,26 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", metavar="FILE", help="time_ms,add|remove,node; date, time, count; or JSON lines")
-    source.add_argument("--hourly", type=float, metavar="P", help="draw one: each machine goes within an hour with P")
-    parser.add_argument("--hours", type=float, metavar="H", help="of the trace; otherwise all of it, or 24 drawn ones")
+    source.add_argument(
+        "--hourly", type=flags.number(0.0, 1.0), metavar="P", help="draw one: each machine goes within an hour with P"
+    )
+    parser.add_argument(
+        "--hours",
+        type=flags.number(above=True, most=1e6),
+        metavar="H",
+        help="of the trace; otherwise all of it, or 24 drawn ones",
+    )
     parser.add_argument("--model", choices=PUBLISHED, default="bert", help="step times as published; default: bert")
-    parser.add_argument("--price", type=float, default=SPOT, metavar="$/H", help="of a machine the trace has none for")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn; the same seed gives the same output")
-    parser.add_argument("--write-trace", metavar="FILE", help="also write the trace, as JSON lines")
-    parser.add_argument("--plot", metavar="FILE", help="also draw it, as SVG")
+    parser.add_argument(
+        "--price", type=flags.number(), default=SPOT, metavar="$/H", help="of a machine the trace has none for"
+    )
+    parser.add_argument(
+        "--seed", type=flags.seed, default=0, help="of what is drawn; the same seed gives the same output"
+    )
+    parser.add_argument(
+        "--write-trace", type=flags.new_file, metavar="FILE", help="also write the trace, as JSON lines"
+    )
+    parser.add_argument("--plot", type=flags.new_file, metavar="FILE", help="also draw it, as SVG")
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=simulate)
 
@@ -44,8 +58,6 @@ def simulate(arguments: argparse.Namespace) -> int:
     changes, seconds = _machines(arguments)
     if arguments.write_trace:
         _write(arguments.write_trace, write_trace(changes))
-    if arguments.plot:
-        _write(arguments.plot, "")  # that it cannot be is not to be found out at the end
     title = f"{arguments.model}, {seconds / HOUR:.1f} h"
     coming = rows(changes, PUBLISHED[arguments.model], seconds, Cluster(per_hour=arguments.price))
     if arguments.json:
@@ -70,15 +82,9 @@ def _write(path: str, text: str) -> None:
 
 def _machines(arguments: argparse.Namespace) -> tuple[list[Change], float]:
     hours = arguments.hours
-    if hours is not None and not 0 < hours < float("inf"):
-        raise JobError(f"{hours} hours cannot be simulated", "--hours", "give a number above 0")
-    if arguments.price < 0:
-        raise JobError(f"{arguments.price} dollars cannot be paid", "--price", "give 0 or more")
     if arguments.trace is not None:
         changes = read_trace(arguments.trace, arguments.seed)
         return changes, hours * HOUR if hours is not None else changes[-1].at
-    if not 0 <= arguments.hourly <= 1:
-        raise JobError(f"{arguments.hourly} is no probability", "--hourly", "give 0 to 1")
     hours = hours if hours is not None else 24.0
     machines = PUBLISHED[arguments.model].machines
     return hourly(arguments.seed, machines, arguments.hourly, -int(-hours // 1)), hours * HOUR

@@ -6,9 +6,11 @@ import math
 
 import grpc
 
-from culm.client import connect, default_coordinator
+from culm import flags
+from culm.client import connect
 from pipeline.channel import details
 from pipeline.errors import JobError
+from pipeline.text import cleaned
 from protos import coordinator_pb2 as pb
 
 
@@ -19,7 +21,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Asks the coordinator where the run stands.",
         epilog="example: culm status --coordinator 127.0.0.1:7070 --json",
     )
-    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
+    flags.add_coordinator(parser)
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=status)
 
@@ -30,6 +32,7 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "job": response.job,
         "phase": response.phase,
         "detail": response.detail,
+        "checkpoint_fault": response.checkpoint_fault,
         "generation": response.generation,
         "term": response.term,
         "era": response.era,
@@ -38,6 +41,8 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "loss": None if math.isnan(response.loss) else response.loss,
         "samples_per_second": response.samples_per_second,
         "cost": response.cost,
+        "stalled_seconds": response.stalled_seconds,
+        "awaited": response.awaited,
         "nodes": [
             {
                 "id": n.id,
@@ -62,7 +67,7 @@ def status(arguments: argparse.Namespace) -> int:
     channel, stub = connect(arguments.coordinator)
     with channel:
         try:
-            response = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+            response = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=5.0))
         except grpc.RpcError as error:
             mend = "look at the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
@@ -77,7 +82,11 @@ def status(arguments: argparse.Namespace) -> int:
     print(f"{response.job}: {response.phase}, {response.detail}")
     speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
     print(f"step {response.step}/{response.steps}  loss {loss}  {speed}  {money}")
+    if response.checkpoint_fault:
+        print(response.checkpoint_fault)
     Console().print(nodes_table(response))
+    if response.stalled_seconds:
+        print(f"STALLED: no commit for {response.stalled_seconds:.0f} s, waiting for {response.awaited}")
     for line in exposure_lines(response):
         print(line)
     return 0

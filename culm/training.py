@@ -11,13 +11,16 @@ from culm.cluster import LocalCluster
 from culm.gathering import gather
 from culm.outcome import Outcome, RunFailed
 from pipeline.digest import weights_sha256
+from pipeline.eventlog import Reader
 from pipeline.job import Job
+from pipeline.text import cleaned
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
 
 PROMPT_SECONDS = 0.05  # between two looks where something is to be done at a certain step
 POLL_SECONDS = 0.25
-CHECKPOINT_SECONDS = 60.0
+CHECKPOINT_SECONDS = 60.0  # that the last checkpoint has to become whole
+FAULTY_SECONDS = 5.0  # the same once the run has said that it cannot be written
 
 
 Disturber = Callable[[CoordinatorStub, pb.GetStatusResponse, list[tuple[str, float]]], None]
@@ -30,32 +33,45 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     channel, stub = connect(cluster.address, patience=10.0)
     seen = 0
     begun: float | None = None
+    ended: float | None = None  # unix time, as is begun: the last checkpoint does not count
     done_at: float | None = None
+    failed: RunFailed | None = None
     lost: dict[str, pb.ListEventsResponse] = {}
+    reader = Reader("the losses that are shown")
     with channel:
         while True:
             cluster.check()
             try:
-                status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
-                events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0))
+                status = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=10.0))
+                events = list(map(cleaned, stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0)))
             except grpc.RpcError:  # the coordinator was killed: the cluster starts it again
                 time.sleep(POLL_SECONDS)
                 continue
             seen = events[-1].sequence if events else seen
+            events = [e for e in events if reader.read(e, lambda e: _take(e, outcome, lost, cluster))]
             for event in events:
                 if event.kind == "plan" and begun is None:
                     begun = event.time
-                _take(event, outcome, lost, cluster)
+                ended = event.time if event.kind == "done" else None if event.kind == "rollback" else ended
+                if event.kind == "failed":
+                    failed = RunFailed(event.text, int(event.fields.get("code", "2")))
             if begun is not None:
-                outcome.seconds = (events[-1].time if events and events[-1].kind == "done" else time.time()) - begun
+                outcome.seconds = (ended or time.time()) - begun
+            if status.phase == "done" and not _has_last_checkpoint(status, cluster.job):
+                status.detail = f"{status.detail}; waiting for the last checkpoint to be written"
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)
             if status.phase == "failed":
-                raise RunFailed(status.detail, 2)
+                raise failed or RunFailed(status.detail, 2)
+            if cluster.names and not cluster.has_nodes and status.phase != "done":
+                raise RunFailed("every node has ended; see their logs")
             if status.phase == "done" and status.step == status.steps:
                 done_at = done_at or time.monotonic()
-                if _checkpointed(status, cluster.job, done_at):
+                if _has_last_checkpoint(status, cluster.job):
+                    break
+                if time.monotonic() - done_at > (FAULTY_SECONDS if status.checkpoint_fault else CHECKPOINT_SECONDS):
+                    outcome.checkpoint_fault = status.checkpoint_fault or "it was still being written"
                     break
             time.sleep(POLL_SECONDS if disturb is None else PROMPT_SECONDS)
         outcome.layers = gather(stub, cluster.check)
@@ -63,11 +79,9 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     return outcome
 
 
-def _checkpointed(status: pb.GetStatusResponse, job: Job, done_at: float) -> bool:
-    """Whether the last checkpoint is whole, if the job asks for one; it is waited for, but not for ever."""
-    if job.checkpoint is None or status.steps % job.checkpoint.every or status.checkpoint == status.steps:
-        return True
-    return time.monotonic() - done_at > CHECKPOINT_SECONDS
+def _has_last_checkpoint(status: pb.GetStatusResponse, job: Job) -> bool:
+    """Whether the last checkpoint is whole, or the job asks for none at its end."""
+    return job.checkpoint is None or status.steps % job.checkpoint.every != 0 or status.checkpoint == status.steps
 
 
 def _take(

@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from culm.client import default_coordinator
+from culm import flags
+from culm.ports import is_free
 from pipeline.errors import JobError
 from pipeline.tls import LOOPBACK
 
@@ -23,14 +24,14 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "  culm ui --demo\n"
         "  culm ui --log run.jsonl --speed 10",
     )
-    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
-    listen = os.environ.get("CULM_LISTEN", f"127.0.0.1:{PORT}")
-    parser.add_argument("--listen", default=listen, metavar="HOST:PORT")
+    flags.add_coordinator(parser)
+    listen = flags.from_environment("CULM_LISTEN", f"127.0.0.1:{PORT}")
+    parser.add_argument("--listen", type=flags.address, default=listen, metavar="HOST:PORT")
     parser.add_argument("--demo", action="store_true", help="show a recorded run that Culm brings along")
     parser.add_argument("--log", default="", metavar="FILE", help="show this recorded run, of culm events --json")
-    parser.add_argument("--speed", type=float, default=1.0, help="of a recorded run")
-    insecure = os.environ.get("CULM_INSECURE") == "1"
-    parser.add_argument("--insecure", action="store_true", default=insecure, help="listen where others reach it")
+    speed = flags.number(above=True, most=1e6)
+    parser.add_argument("--speed", type=speed, default=1.0, help="of a recorded run")
+    flags.add_switch(parser, "--insecure", "CULM_INSECURE", "listen where others reach it")
     parser.set_defaults(command=ui)
 
 
@@ -42,14 +43,14 @@ def ui(arguments: argparse.Namespace) -> int:
     if not installed():
         raise JobError("streamlit is not installed", "culm ui", "pip install 'culm[ui]'")
     host, _, port = arguments.listen.rpartition(":")
-    if not port.isdigit():
-        raise JobError("this is no address", f"--listen {arguments.listen}", "write HOST:PORT")
     if not arguments.insecure and not arguments.listen.startswith(LOOPBACK):
         what = "everybody who reaches this address could watch the run, and preempt nodes if this certificate may"
         mend = "listen on 127.0.0.1 behind something that asks who comes, or say --insecure"
         raise JobError(what, f"--listen {arguments.listen}", mend)
     if arguments.log and not Path(arguments.log).is_file():
         raise JobError("there is no such file", arguments.log, "make one: culm events --json > FILE")
+    if not is_free(int(port)):
+        raise JobError("port in use", f"--listen {arguments.listen}", "choose another with --listen")
     os.environ["CULM_COORDINATOR"] = arguments.coordinator
     os.environ["CULM_UI_LOG"] = arguments.log or ("demo" if arguments.demo else "")
     os.environ["CULM_UI_SPEED"] = str(arguments.speed)

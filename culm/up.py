@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from culm import clusters
+from culm import clusters, flags
 from culm.clusters import KEEPER, Process, Record
-from culm.run import add_job_arguments, node_count, read_job, try_out
+from culm.run import add_cluster_arguments, add_job_arguments, end_on_sigterm, node_count, read_job, try_out
+from pipeline import private
 from pipeline.errors import JobError
 
 START_SECONDS = 60.0
@@ -30,9 +31,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "  culm up examples/stdlib_gpt.toml --name gpt --no-ui",
     )
     add_job_arguments(parser)
-    parser.add_argument("--name", default="", help="of the cluster; default: the job's")
-    parser.add_argument("--coordinator-address", default="", metavar="HOST:PORT", help="where the coordinator listens")
-    parser.add_argument("--resume", default="", metavar="URL", help="go on from the newest whole checkpoint there")
+    name = flags.optional(flags.name)
+    parser.add_argument("--name", type=name, default="", help="of the cluster; default: the job's")
+    add_cluster_arguments(parser)
     parser.add_argument("--no-ui", action="store_true", help="start no UI")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=up)
@@ -47,15 +48,17 @@ def up(arguments: argparse.Namespace) -> int:
     try_out(job)
     name = arguments.name or job.job.name
     folder = clusters.make_folder(name)
-    (folder / "job.toml").write_text(job_to_toml(job))
+    private.write_text(folder / "job.toml", job_to_toml(job))
     wish = {
         "job_folder": str(job_folder_of(arguments.job)),
         "nodes": nodes,
         "address": arguments.coordinator_address,
         "resume": arguments.resume,
+        "allow": arguments.allow,
         "ui": not arguments.no_ui,
     }
-    (folder / "wish.json").write_text(json.dumps(wish))
+    private.write_text(folder / "wish.json", json.dumps(wish))
+    end_on_sigterm()
     try:
         record = _await_ui(folder, _await_address(folder, _start_keeper(folder, Record(name, arguments.job))))
     except KeyboardInterrupt:
@@ -75,7 +78,7 @@ def up(arguments: argparse.Namespace) -> int:
 
 def _start_keeper(folder: Path, record: Record) -> "subprocess.Popen[bytes]":
     """Starts the process that starts all others, and puts it on record before it does anything."""
-    with (folder / "keeper.log").open("ab") as log:
+    with open(folder / "keeper.log", "ab", opener=private.opener) as log:
         keeper = subprocess.Popen(
             [sys.executable, "-m", "culm.keeper", str(folder.resolve())],
             stdin=subprocess.PIPE,

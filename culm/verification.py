@@ -12,9 +12,9 @@ from culm.plain_loop import PlainResult
 from culm.training import train
 from pipeline.digest import hash_layer
 from pipeline.job import Job
+from pipeline.places import KINDS
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
-from stage_server.faults import KINDS
 
 
 class Killer:

@@ -6,8 +6,10 @@ import os
 import sys
 from typing import Any
 
+from culm import flags
 from culm.run import add_job_arguments, end_on_sigterm, node_count, read_job, try_out
 from pipeline.errors import JobError
+from pipeline.job import Job
 
 SPACING = 3  # steps between two kills, in which redundancy is repaired
 
@@ -20,8 +22,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="example: culm verify examples/digits_mlp.toml --kills 5",
     )
     add_job_arguments(parser)
-    parser.add_argument("--kills", type=int, default=3, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the kills' places")
+    parser.add_argument("--kills", type=flags.whole(), default=3, metavar="N")
+    parser.add_argument("--seed", type=flags.seed, default=0, metavar="S", help="of the kills' places")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.set_defaults(command=verify)
 
@@ -32,12 +34,12 @@ def verify(arguments: argparse.Namespace) -> int:
 
     job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
-    if arguments.kills < 0 or arguments.kills * SPACING > job.job.steps:
+    if arguments.kills * SPACING > job.job.steps:
         mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
         raise JobError(f"they do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
     nursery.warm_up()
     try_out(job)
-    from culm.plain_loop import run_plain
+    from culm.plain_loop import Stopped, run_plain
     from culm.verification import Killer, compare, train_on_cluster
 
     killer = Killer(job, arguments.kills, arguments.seed)
@@ -53,8 +55,12 @@ def verify(arguments: argparse.Namespace) -> int:
                 print(f"plain | step {step + 1}/{job.job.steps}  loss {loss:.4f}", file=sys.stderr, flush=True)
 
         plain = run_plain(job, on_step)
+    except Stopped as error:
+        print(f"culm verify: the plain loop alone stops, at {error}", file=sys.stderr)
+        return 1
     except RunFailed as error:
-        print(f"culm verify: {error}", file=sys.stderr)
+        alike = "; the plain loop stops there as well" if error.code == 1 and _stops_alike(job, str(error)) else ""
+        print(f"culm verify: {error}{alike}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         print("culm verify: interrupted; every process is ended", file=sys.stderr)
@@ -80,3 +86,14 @@ def verify(arguments: argparse.Namespace) -> int:
         print(f"culm verify: only {len(killer.done)} kills found their moment: set more steps", file=sys.stderr)
         return 1
     return 1 if difference else os.EX_OK
+
+
+def _stops_alike(job: Job, words: str) -> bool:
+    """Whether the plain loop stops at the same step, for the same reason: its numbers are not finite there."""
+    from culm.plain_loop import Stopped, run_plain
+
+    try:
+        run_plain(job)
+    except Stopped as error:
+        return str(error) == words
+    return False

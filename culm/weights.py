@@ -2,25 +2,32 @@
 
 import argparse
 import json
+import socket
 import sys
+from pathlib import Path
 
 import grpc
 
-from culm.client import connect, default_coordinator
+from culm import flags
+from culm.client import connect
 from pipeline.channel import details
 from pipeline.errors import JobError
 from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "weights",
         help="the trained weights of a run that is done",
-        description="Gathers the weights from the nodes that hold them, once every step is committed.",
+        description="Gathers the weights from the nodes that hold them, once every step is committed; where those have "
+        "gone, from the checkpoint of the last step. With --out the run is over: the nodes need not keep them.",
         epilog="example: culm weights --coordinator 127.0.0.1:7070 --out model.safetensors",
     )
-    parser.add_argument("--coordinator", default=default_coordinator(), metavar="HOST:PORT")
-    parser.add_argument("--out", metavar="FILE", help="write them as safetensors, as culm run --out does")
+    flags.add_coordinator(parser)
+    parser.add_argument(
+        "--out", type=flags.new_file, metavar="FILE", help="write them as safetensors, as culm run --out does"
+    )
     parser.add_argument("--json", action="store_true")
     parser.set_defaults(command=weights)
 
@@ -45,8 +52,21 @@ def weights(arguments: argparse.Namespace) -> int:
         except RunFailed as error:
             print(f"culm weights: {error}", file=sys.stderr)
             return error.code
-    digest = weights_sha256(layers)
-    if arguments.out:
-        save_weights(arguments.out, layers)
+        digest = weights_sha256(layers)
+        if arguments.out:
+            try:
+                save_weights(arguments.out, layers)
+            except OSError as error:
+                print(f"culm weights: --out {arguments.out}: it cannot be written ({error})", file=sys.stderr)
+                return 1
+            _say_fetched(stub, f"culm weights wrote {Path(arguments.out).name} on {socket.gethostname()}")
     print(json.dumps({"steps": status.steps, "weights_sha256": digest}) if arguments.json else digest)
     return 0
+
+
+def _say_fetched(stub: CoordinatorStub, who: str) -> None:
+    """Nobody else needs the nodes' copies. One who may only look cannot say so: then the nodes stay for their time."""
+    try:
+        stub.NoteFetched(pb.NoteFetchedRequest(who=who), timeout=5.0)
+    except grpc.RpcError as error:
+        print(f"culm weights: the nodes keep the weights for their time: {details(error)}", file=sys.stderr)

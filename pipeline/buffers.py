@@ -1,5 +1,6 @@
 """Memory for large tensors that arrive, used again and again: getting fresh pages costs more than all copying."""
 
+import mmap
 import weakref
 from collections import defaultdict, deque
 
@@ -7,9 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
+Memory = bytearray | mmap.mmap
 
 SMALLEST = 1 << 20  # bytes; what is smaller the allocator keeps at hand anyhow
 KEPT = 1 << 29  # bytes that may lie unused
+# Bytes from which memory is asked of the system page by page, as it is written: what a header names and nobody sends
+# takes none. The allocator has smaller pieces at hand.
+BY_PAGE = 1 << 25
 
 
 class Buffers:
@@ -18,7 +23,7 @@ class Buffers:
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
         self._unused = 0
-        self._free: dict[int, deque[bytearray]] = defaultdict(deque)  # by size
+        self._free: dict[int, deque[Memory]] = defaultdict(deque)  # by size
 
     def take(self, size: int) -> Bytes:
         """[size], with anything in it."""
@@ -27,12 +32,14 @@ class Buffers:
             memory = self._free[whole].pop()
             self._unused -= whole
         except IndexError:
-            memory = bytearray(whole)
+            memory = (
+                bytearray(whole) if whole < BY_PAGE else mmap.mmap(-1, whole, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            )
         array = np.frombuffer(memory, np.uint8, size)
         weakref.finalize(array, self._give_back, memory).atexit = False
         return array
 
-    def _give_back(self, memory: bytearray) -> None:
+    def _give_back(self, memory: Memory) -> None:
         # Deques and numbers only: this runs wherever the last reference goes, also within ``take``.
         if self._unused + len(memory) <= self._kept:
             self._unused += len(memory)

@@ -1,35 +1,38 @@
-"""gRPC options: a dead or frozen peer is noticed in about a second, and no two servers share a port."""
+"""gRPC options: a dead peer is noticed at once, a frozen one by the patience, and no two servers share a port."""
 
 import grpc
 
+from pipeline.patience import DEFAULT, Patience
+from pipeline.text import told
+
 Options = list[tuple[str, int]]
 
-# What one attempt to connect may take: some round trips. Where nobody listens it fails at once all the same.
-CONNECT_MS = 1000
 
-_KEEPALIVE: Options = [
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1000),
-    ("grpc.http2.ping_timeout_ms", 1000),  # what C-core really obeys for a peer that is frozen
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-]
+def _keepalive(patience: Patience) -> Options:
+    ping = round(patience.ping * 1000)
+    return [
+        ("grpc.keepalive_time_ms", ping),
+        ("grpc.keepalive_timeout_ms", ping),
+        ("grpc.http2.ping_timeout_ms", ping),  # what C-core really obeys for a peer that is frozen
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
 
 
-def channel_options() -> Options:
+def channel_options(patience: Patience = DEFAULT) -> Options:
     """For every client channel."""
     return [
-        *_KEEPALIVE,
+        *_keepalive(patience),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", round(patience.connect * 1000)),
         ("grpc.max_reconnect_backoff_ms", 500),
     ]
 
 
-def server_options() -> Options:
+def server_options(patience: Patience = DEFAULT) -> Options:
     """For every server."""
     return [
-        *_KEEPALIVE,
+        *_keepalive(patience),
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.so_reuseport", 0),
@@ -39,4 +42,4 @@ def server_options() -> Options:
 def details(error: grpc.RpcError) -> str:
     """What a failed call says, in words."""
     said = getattr(error, "details", None)
-    return str(said()) if callable(said) else str(error)
+    return told(str(said()) if callable(said) else str(error))

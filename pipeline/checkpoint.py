@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from functools import cache
 from pathlib import Path
 
@@ -10,11 +9,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save, save_file
 
-from pipeline import storage
+from pipeline import private, storage
 from pipeline.errors import JobError
 from pipeline.manifest import CheckpointCorrupt, File, Manifest, check_file, read_manifest
 from pipeline.values import Value
 
+# What files of anybody's making may raise when they are parsed.
+_UNREADABLE = (SafetensorError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
 
 
@@ -71,17 +72,22 @@ def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
     if layer not in manifest.files:
         raise CheckpointCorrupt(f"{folder} has no layer {layer}")
     in_model, in_rest = (_read(folder, file) for file in manifest.files[layer])
-    model, rest = load(in_model), load(in_rest)
-    tensors = []
-    for name in _order(in_model):
-        kind, _, entry = name.partition(".")
-        tensors.append((name, model[entry] if kind in MODEL_KINDS else rest[name]))
+    try:
+        model, rest = load(in_model), load(in_rest)
+        tensors = []
+        for name in _order(in_model):
+            kind, _, entry = name.partition(".")
+            tensors.append((name, model[entry] if kind in MODEL_KINDS else rest[name]))
+    except _UNREADABLE as error:
+        files = " and ".join(file.name for file in manifest.files[layer])
+        what = f"{type(error).__name__} {str(error)[:200]}"
+        raise CheckpointCorrupt(f"{folder}: {files} do not hold a layer's state: {what}") from error
     return Value(tuple(tensors))
 
 
 def _read(folder: str, file: File) -> bytes:
     try:
-        data = storage.read(folder, file.name)
+        data = storage.read(folder, file.name, file.size)
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
     check_file(folder, file, data)
@@ -107,10 +113,7 @@ def export(folder: str, out: str | Path) -> None:
             kind, _, entry = name.partition(".")
             if kind in MODEL_KINDS:
                 entries[f"{layer}.{entry}"] = tensor
-    part = Path(f"{out}.part")
     try:
-        save_file(entries, part)
-        os.replace(part, out)
+        private.write_whole(out, lambda part: save_file(entries, part))
     except (OSError, SafetensorError) as error:
-        part.unlink(missing_ok=True)
         raise JobError(f"it cannot be written ({error})", str(out), "choose another file") from error

@@ -1,11 +1,22 @@
-"""The factor that clip_norm puts on a step's gradients."""
+"""The factor that a commit puts on a step's gradients: that of clip_norm, or nothing of a step that is not finite."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+# No gradient is scaled by zero otherwise: the holders take this for "nothing of the step is applied".
+SKIPPED = 0.0
+
+
+def mean(losses: Sequence[float]) -> float:
+    """Added up one after the other: Python's ``sum`` rounds otherwise from 3.12 on. 0.0 of none."""
+    total = 0.0
+    for loss in losses:
+        total += loss
+    return total / len(losses) if losses else 0.0
 
 
 def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float:
-    """``min(1, clip_norm / (norm + 1e-6))`` of the whole gradient; 1.0 without ``clip_norm``.
+    """``min(1, clip_norm / (norm + 1e-6))`` of the whole gradient; 1.0 without ``clip_norm``. Never ``SKIPPED``.
 
     ``squared_norms`` are the layers' squared L2 norms in order of layer index: the order of summation is part of
     the result's bits.
@@ -15,4 +26,27 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float
     total = 0.0
     for squared in squared_norms:
         total += squared
-    return min(1.0, clip_norm / (math.sqrt(total) + 1e-6))
+    return min(1.0, clip_norm / (math.sqrt(total) + 1e-6)) or math.ulp(0.0)
+
+
+def fault_in(squared_norms: Mapping[int, float], losses: Sequence[float]) -> str:
+    """What of a step is not finite, in words: the first loss, else the first layer's gradient; nothing where all is.
+
+    ``squared_norms`` by layer; one that is not finite says that its layer's gradient is not, also where nothing is
+    clipped. Comparing with a NaN is always false, so ``min`` and ``max`` would let it pass.
+    """
+    for microbatch, loss in enumerate(losses):
+        if not math.isfinite(loss):
+            return f"the loss of microbatch {microbatch} is {loss}"
+    total = 0.0
+    for layer in sorted(squared_norms):
+        if not math.isfinite(squared_norms[layer]):
+            return f"the gradient of layer {layer} is not finite"
+        total += squared_norms[layer]
+    return "" if math.isfinite(total) else "the norm of the whole gradient is not finite"
+
+
+def stop_in_words(step: int, fault: str) -> str:
+    """The one line with which a run ends at a step whose numbers are not finite."""
+    mend = 'lower the learning rate or clip the gradient, or set train.nonfinite to "skip" to leave such steps out'
+    return f"step {step}: {fault}; the run stops with the weights as they were before that step; {mend}"

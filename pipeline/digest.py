@@ -5,8 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from pipeline import private
 from pipeline.values import Value
 from pipeline.wire import chunks
 
@@ -31,8 +33,15 @@ def weights_sha256(layers: LayerStates) -> str:
 
 
 def save_weights(path: str | Path, layers: LayerStates) -> None:
-    """Writes ``"{index}.{name}"`` entries as safetensors."""
+    """Writes ``"{index}.{name}"`` entries as safetensors. What stood there before stays until all of it is written.
+
+    Raises OSError where it cannot be written.
+    """
     entries = {
         f"{index}.{name}": tensor.detach().cpu().clone() for index, state in layers for name, tensor in state.items()
     }
-    save_file({name: tensor.contiguous() for name, tensor in entries.items()}, path)
+    contiguous = {name: tensor.contiguous() for name, tensor in entries.items()}
+    try:
+        private.write_whole(path, lambda part: save_file(contiguous, part))
+    except SafetensorError as error:
+        raise OSError(str(error)) from error

@@ -1,10 +1,14 @@
 """The event log as text: a JSON object a line, as ``culm events --json`` prints it."""
 
 import json
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 
 from pipeline.errors import JobError
+from pipeline.text import cleaned
 from protos import coordinator_pb2 as pb
+
+log = logging.getLogger("culm.events")
 
 FIXED = ("sequence", "time", "kind", "text", "step", "generation")
 
@@ -36,4 +40,29 @@ def events_of_lines(lines: Iterable[str], where: str) -> Iterator[pb.ListEventsR
         for name in ("kind", "text"):
             fields.pop(name)
         event.fields.update(fields)
-        yield event
+        yield cleaned(event)
+
+
+class Reader:
+    """Hands events to what derives figures from them. One that cannot be read (it lacks a field, or is of another
+    version) is set aside and told, once a kind: figures may be off then, and nothing else is.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told: set[str] = set()
+
+    def read(self, event: pb.ListEventsResponse, take: Callable[[pb.ListEventsResponse], None]) -> bool:
+        """Whether it could be read."""
+        try:
+            take(event)
+        except Exception as error:
+            self.set_aside(f"an event of the kind {event.kind!r}", error)
+            return False
+        return True
+
+    def set_aside(self, which: str, error: Exception) -> None:
+        if which not in self._told and len(self._told) < 100:
+            self._told.add(which)
+            why = f"{type(error).__name__}: {error}"
+            log.warning("%s cannot be read and is set aside, %s may be off: %s", which, self._what, why)

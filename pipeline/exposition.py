@@ -1,11 +1,21 @@
-"""Serves a process's metrics to Prometheus over HTTP, from a registry of its own."""
+"""Serves a process's metrics to Prometheus over HTTP, from a registry of its own.
 
+A few threads, and a few seconds for each request: a caller who opens connections and says nothing holds up nobody.
+"""
+
+import contextlib
 import errno
-from wsgiref.simple_server import WSGIServer
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, make_wsgi_app
 
 LOOPBACK = "127.0.0.1"
+AT_ONCE = 8  # requests; who comes while so many are open is turned away
+SECONDS = 10.0  # from a connection to its end
 
 
 def parse_listen(listen: str) -> tuple[str, int]:
@@ -14,6 +24,53 @@ def parse_listen(listen: str) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"--metrics {listen}: this is no address; give HOST:PORT, such as {LOOPBACK}:9464")
     return host.strip("[]") or LOOPBACK, int(port)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SECONDS  # that a client may be silent
+
+    def log_message(self, *arguments: Any) -> None:
+        """Scrapes are no news."""
+
+
+class _Server(WSGIServer):
+    """A thread for each of the few connections that may be open at once."""
+
+    request_queue_size = 16
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._free = threading.BoundedSemaphore(AT_ONCE)
+        super().__init__(*arguments, **named)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        threading.Thread(target=self._serve, args=(request, client_address), name="metrics", daemon=True).start()
+
+    def _serve(self, request: Any, client_address: Any) -> None:
+        late = threading.Timer(SECONDS, _end, args=(request,))  # also for one who says a word now and then
+        late.daemon = True
+        late.start()
+        try:
+            self.finish_request(request, client_address)
+        except OSError:
+            pass  # it went, or was late
+        finally:
+            late.cancel()
+            self.shutdown_request(request)
+            self._free.release()
+
+
+def _end(request: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it has ended by itself
+        request.shutdown(socket.SHUT_RDWR)
+
+
+def _server_class(host: str) -> type[_Server]:
+    if ":" not in host:
+        return _Server
+    return type("_Server6", (_Server,), {"address_family": socket.AF_INET6})
 
 
 class Exposition:
@@ -27,12 +84,14 @@ class Exposition:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, of which nothing here makes use
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self._server: WSGIServer
+        app: Callable[..., Any] = make_wsgi_app(self.registry)
         try:
-            self._server, self._thread = start_http_server(port, host, self.registry)
+            self._server = make_server(host, port, app, _server_class(host), _Handler)
         except OSError as error:
             why = "port in use" if error.errno == errno.EADDRINUSE else f"{error.strerror}".lower()
             raise OSError(f"cannot serve metrics on {listen}: {why}; choose another with --metrics") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         bound = f"[{host}]" if ":" in host else host
         self.address = f"{bound}:{self._server.server_port}"
 

@@ -1,19 +1,45 @@
 """The job file: a typed model of it that rejects what it does not know and says where."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.errors import JobError
+from pipeline.patience import SHORTEST, USUAL
 from pipeline.schedule import Schedule
+from pipeline.text import NAME_MEND, closest, is_name, plain, refuse_secrets, shortened, without_secrets
 
-Count = Annotated[int, Field(ge=1)]
-Factory = Annotated[str, Field(pattern=r"^[\w.]+:[\w.]+$")]
+# Bounds far above what anybody needs, and below what overflows a message or fills a memory.
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Steps = Annotated[int, Field(ge=1, le=10**12)]
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+Parts = Annotated[int, Field(ge=1, le=2**16)]  # of a step: each is an entry of every node's program
+Bytes = Annotated[int, Field(ge=1, le=2**62)]
+Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+Factory = Annotated[str, Field(pattern=rf"^{DOTTED}:{DOTTED}\z")]
+
+
+def _named(name: str) -> str:
+    if not is_name(name):
+        raise ValueError(f"this is no name: {NAME_MEND}")
+    return name
+
+
+def _without_secrets(url: str) -> str:
+    try:
+        return refuse_secrets(url, "checkpoint.url")
+    except JobError as error:
+        raise ValueError(f"{error.what}: {error.mend}") from error
+
+
+Name = Annotated[str, AfterValidator(_named)]
+Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
 
 
 class _Section(BaseModel):
@@ -23,13 +49,19 @@ class _Section(BaseModel):
 class JobSection(_Section):
     """What is run. ``threads``: torch's intra-op threads on every node. ``device``: where every node computes, the CPU
     or its first CUDA device. The bits of the result depend on both.
+
+    ``keep_after_done``: seconds for which nodes keep final weights that are neither in a checkpoint nor fetched.
+    ``hardware``: with "same" a node whose processor, instruction set or accelerator is of another kind than that of
+    the nodes before it is refused, since it computes other bits; with "any" it is taken.
     """
 
-    name: Annotated[str, Field(pattern=r"^[\w.-]+$")] = "job"
-    steps: Count
-    seed: int = 0
-    threads: Count = 1
+    name: Name = "job"
+    steps: Steps
+    seed: Seed = 0
+    threads: Threads = 1
+    keep_after_done: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] = 3600.0
     device: Literal["cpu", "cuda"] = "cpu"
+    hardware: Literal["same", "any"] = "same"
 
 
 class ModelSection(_Section):
@@ -53,12 +85,18 @@ class DataSection(_Section):
 
 
 class TrainSection(_Section):
-    """``loss(output, target)`` is a mean over the microbatch. ``clip_norm`` bounds the whole gradient's L2 norm."""
+    """``loss(output, target)`` is a mean over the microbatch. ``clip_norm`` bounds the whole gradient's L2 norm.
+
+    ``nonfinite``: what becomes of a step whose loss or gradient is NaN or infinite. "stop": the run ends there, with
+    the weights of the step before. "skip": the step is committed and changes nothing, neither weights nor buffers nor
+    the optimizer's state.
+    """
 
     loss: Factory
     optimizer: Factory
     optimizer_args: dict[str, Any] = {}
-    clip_norm: Annotated[float, Field(gt=0, strict=False)] | None = None
+    clip_norm: Norm | None = None
+    nonfinite: Literal["stop", "skip"] = "stop"
 
 
 class PipelineSection(_Section):
@@ -71,12 +109,18 @@ class PipelineSection(_Section):
     graphs meanwhile: on every stage up to as many as the first one.
     """
 
-    stages: Count
-    most_stages: Count | None = None
-    microbatches: Count
-    pipelines: Count = 1
-    lead: Count = 2
+    stages: Parts
+    most_stages: Parts | None = None
+    microbatches: Parts
+    pipelines: Parts = 1
+    lead: Parts = 2
     schedule: Literal["1f1b", "zb-h1"] = "1f1b"
+
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.most_stages is not None and self.most_stages < self.stages:
+            raise ValueError(f"most_stages {self.most_stages} is less than stages: set it to {self.stages} or more")
+        return self
 
 
 class ResilienceSection(_Section):
@@ -86,19 +130,24 @@ class ResilienceSection(_Section):
     which then redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers
     ship none.
     ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.
+    ``patience``: seconds of silence after which a node that is frozen or cut off counts as lost. Every other time
+    limit keeps its ratio to it. A node that is killed is noticed at once.
     """
 
-    seed_bytes_per_second: Count = 100_000_000
-    ship_every: Annotated[int, Field(ge=0)] = 0
-    redundant_bytes: Count = 2_000_000_000
+    seed_bytes_per_second: Bytes = 100_000_000
+    ship_every: Annotated[int, Field(ge=0, le=2**16)] = 0
+    redundant_bytes: Bytes = 2_000_000_000
     redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
+    patience: Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)] = USUAL
 
 
 class CheckpointSection(_Section):
-    """``url``: any fsspec URL; ``every`` in steps; ``keep``: how many checkpoints stay."""
+    """``url``: any fsspec URL, without secrets: ``${NAME}`` in it stands for what a process finds in its environment.
+    ``every`` in steps; ``keep``: how many checkpoints stay.
+    """
 
-    url: str
-    every: Count
+    url: Url
+    every: Steps
     keep: Count = 3
 
 
@@ -150,8 +199,9 @@ def job_to_toml(job: Job) -> str:
 def _parsed(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise JobError(f"this is no TOML: {error}", where, "correct the syntax there") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        what = error if isinstance(error, tomllib.TOMLDecodeError) else "it is nested too deeply"
+        raise JobError(f"this is no TOML: {what}", where, "correct the syntax there") from error
 
 
 def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -162,7 +212,7 @@ def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
             raise JobError(f"{override!r} sets nothing", "--set", "write section.key=value, such as job.steps=20")
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             value = text
         table = content
         for key in keys[:-1]:
@@ -175,37 +225,45 @@ def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
 
 def _validated(content: Mapping[str, Any], where: str) -> Job:
     try:
-        return Job.model_validate(content)
+        job = Job.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
-        what, mend = _explained(first["type"], first["msg"], [str(part) for part in first["loc"]])
-        raise JobError(what, f"{where}, {at}", mend) from error
+        location = [plain(str(part)) for part in first["loc"]]
+        what, mend = _explained(first, location)
+        raise JobError(what, f"{where}, {shortened('.'.join(location), 100)}", mend) from error
+    if job.pipeline.pipelines > 1:
+        # Here and not in one command: a coordinator that runs such a job would train on a part of the samples.
+        raise JobError("several pipelines are not there yet", f"{where}, pipeline.pipelines", "set it to 1")
+    return job
 
 
-def _explained(kind: str, message: str, location: list[str]) -> tuple[str, str]:
+def _explained(error: Any, location: list[str]) -> tuple[str, str]:
+    """What is wrong with a key's value, and the mend."""
+    kind, limits = error["type"], error.get("ctx", {})
+    given = shortened(plain(without_secrets(repr(error["input"]))), 80)
     if kind == "extra_forbidden":
-        known = list(_fields(location[:-1]))
-        close = difflib.get_close_matches(location[-1], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-        return f"unknown key {location[-1]!r}", hint
+        return f"unknown key {shortened(location[-1], 80)!r}", closest(location[-1], _fields(location[:-1]))
     if kind == "missing":
         return "it is missing", "add it"
-    if kind == "string_pattern_mismatch" and location[-1] in ("layers", "dataset", "loss", "optimizer"):
-        return "this names no callable", 'write "module:callable"'
-    return message[0].lower() + message[1:], "correct the value"
+    if kind == "string_pattern_mismatch":
+        return f"{given} names no callable", 'write "module:callable", the module as in an import'
+    if kind == "literal_error":
+        words = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
+        return f"{given} is none of {', '.join(words)}", closest(str(error["input"]), words)
+    if kind.startswith(("greater_than", "less_than", "finite")):
+        least, most = (limits.get(name, limits.get(alike)) for name, alike in (("ge", "gt"), ("le", "lt")))
+        if least is not None:
+            mend = f"set it to {least:g} or more" if "ge" in limits else f"give more than {least:g}"
+            return f"{given} is too little", mend
+        return f"{given} is too much", f"set it to {most} or less" if most is not None else "give a finite number"
+    if kind == "value_error":
+        what, _, mend = str(limits["error"]).partition(": ")
+        return what, mend
+    return error["msg"][0].lower() + error["msg"][1:], f"correct the value {given}"
 
 
-def _fields(path: list[str]) -> Mapping[str, Any]:
-    if not path:
-        return Job.model_fields
-    sections: dict[str, type[BaseModel]] = {
-        "job": JobSection,
-        "model": ModelSection,
-        "data": DataSection,
-        "train": TrainSection,
-        "pipeline": PipelineSection,
-        "resilience": ResilienceSection,
-        "checkpoint": CheckpointSection,
-    }
-    return sections[path[0]].model_fields
+def _fields(path: list[str]) -> list[str]:
+    """The keys of the job file, or of one of its sections."""
+    annotation: Any = Job.model_fields[path[0]].annotation if path else Job
+    section = next(t for t in (annotation, *getattr(annotation, "__args__", ())) if hasattr(t, "model_fields"))
+    return list(section.model_fields)

@@ -3,12 +3,12 @@
 The same events give the same figures, live or replayed: money is settled at events only, in the order of the log.
 """
 
-from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipeline.counterfactual import History, with_checkpoints
 from pipeline.machine import Machine
@@ -21,6 +21,9 @@ GB = 1e9
 CALM_STEPS = 20  # the steps that tell how long one takes when nothing happens
 USES = tuple(f.name for f in fields(TimeSplit))
 ENDS = ("lost", "left", "dismissed")
+LIVES_KEPT = 1_000  # of nodes that are gone: the figures of each; of those before, what they cost together
+INTERRUPTIONS_KEPT = 1_000
+MARKS_KEPT = 1_024  # commits that a rollback may go back to, before every second of the older half is left out
 SENT = "sent."  # prefix of a usage event's fields: bytes by peer
 
 
@@ -86,6 +89,26 @@ class _Pending:
     node: str
 
 
+PLAIN = (  # what a ledger knows beside its lives, as JSON has it
+    "_closed_dollars",
+    "_begun",
+    "_done",
+    "_first_step",
+    "_committed",
+    "_samples_per_step",
+    "_tokens_per_step",
+    "_stages",
+    "_marks",
+    "_since",
+    "_lost_seconds",
+    "_by_use",
+    "_transfer",
+    "_crossing_bytes",
+    "_machines_before",
+    "_on_demand_before",
+)
+
+
 class Ledger:
     """Takes the events of one run in their order; ``figures`` may be asked for at any time."""
 
@@ -103,12 +126,13 @@ class Ledger:
         self._samples_per_step = 0
         self._tokens_per_step = 0
         self._stages = 0
-        self._times = array("d")  # of the commits that count, from the first step on; and the money spent by then
-        self._money = array("d")
+        self._marks: list[tuple[int, float, float]] = []  # of commits that count: step, time, money spent by then
         self._calm: deque[float] = deque(maxlen=CALM_STEPS)
         self._pending: list[_Pending] = []
         self._since: tuple[float, float] | None = None  # time and money when the step that runs began
         self.interruptions: list[Interruption] = []
+        self._machines_before = 0.0  # dollars of the lives that are left out; their on-demand prices: sum, and count
+        self._on_demand_before = [0.0, 0.0]
         self._lost_seconds = 0.0
         self._by_use = dict.fromkeys(USES, 0.0)
         self._transfer = 0.0
@@ -164,6 +188,22 @@ class Ledger:
             life.ended = max(at, life.joined)
             self._closed_dollars += life.dollars(at)
             self._history.nodes(at, len(self._open))
+            self._forget_lives()
+
+    def _forget_lives(self) -> None:
+        """Leaves out the oldest of too many nodes that are gone; what they cost stays counted."""
+        gone = [life for life in self.lives if life.ended is not None]
+        if len(gone) <= LIVES_KEPT:
+            return
+        for life in gone[: LIVES_KEPT // 2]:
+            self.lives.remove(life)
+            self._lives.pop((life.node, life.incarnation), None)
+            if self._newest.get(life.node) is life:
+                del self._newest[life.node]
+            if life.on_demand > 0:
+                self._on_demand_before[0] += life.on_demand
+                self._on_demand_before[1] += 1
+            self._machines_before += life.dollars(life.ended or 0.0)
 
     def _priced(self, at: float, facts: Mapping[str, str]) -> None:
         life = self._open.get(facts["node"])
@@ -227,6 +267,8 @@ class Ledger:
             self._history.begin(at)
 
     def _commit(self, at: float, step: int) -> None:
+        if step < 0:
+            raise ValueError(f"step {step}")
         if self._since is None or self._first_step is None:
             return
         since, money_then = self._since
@@ -237,11 +279,11 @@ class Ledger:
             self._interrupted(duration, max(0.0, duration - calm), money - money_then)
         elif step == self._committed:  # else commits are missing in the log: that of a leader that died
             self._calm.append(duration)
-        index = step - self._first_step
-        while len(self._times) <= index:
-            self._times.append(at)
-            self._money.append(money)
-        self._times[index], self._money[index] = at, money
+        self._first_step = min(self._first_step, step)  # it may lie before all that is on record
+        self._forget_marks(step)
+        self._marks.append((step, at, money))
+        if len(self._marks) > 2 * MARKS_KEPT:
+            del self._marks[1:MARKS_KEPT:2]
         self._committed = step + 1
         self._since = (at, money)
 
@@ -257,17 +299,58 @@ class Ledger:
         rate = spent / duration if duration > 0 else 0.0
         for cause in causes:
             self.interruptions.append(Interruption(cause.kind, cause.time, cause.step, cause.node, share, share * rate))
+        del self.interruptions[:-INTERRUPTIONS_KEPT]
         self._lost_seconds += lost
         self._pending = []
 
     def _rolled_back(self, at: float, step: int) -> None:
         if self._begun is None or self._first_step is None:
             return
-        kept = max(0, step - self._first_step)
-        del self._times[kept:], self._money[kept:]
-        self._since = (self._times[-1], self._money[-1]) if kept else (self._begun, 0.0)
+        self._first_step = min(self._first_step, step)  # a run that was resumed may go back behind where it began
+        self._forget_marks(step)
+        self._since = self._marks[-1][1:] if self._marks else (self._begun, 0.0)
         self._committed = step
         self._pending.append(_Pending("rollback", at, step, ""))
+
+    def _forget_marks(self, step: int) -> None:
+        """Of this step and later ones."""
+        del self._marks[bisect_left(self._marks, step, key=lambda mark: mark[0]) :]
+
+    # ---- what a successor goes on from -------------------------------------------------------------------------------
+
+    def to_document(self) -> dict[str, Any]:
+        """All of it as JSON-able data."""
+        plain = {name: getattr(self, name) for name in PLAIN}
+        return {
+            **plain,
+            "lives": [asdict(life) for life in self.lives],
+            "open": [[life.node, life.incarnation] for life in self._open.values()],
+            "newest": [[life.node, life.incarnation] for life in self._newest.values()],
+            "fixed": asdict(self._fixed),
+            "calm": list(self._calm),
+            "pending": [asdict(p) for p in self._pending],
+            "interruptions": [asdict(x) for x in self.interruptions],
+            "history": asdict(self._history),
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> "Ledger":
+        """What ``to_document`` was made from. Raises KeyError, TypeError or ValueError for what is none."""
+        ledger = cls()
+        for name in PLAIN:
+            setattr(ledger, name, document[name])
+        ledger._marks = [(int(step), at, money) for step, at, money in document["_marks"]]
+        ledger._since = None if document["_since"] is None else (document["_since"][0], document["_since"][1])
+        ledger.lives = [_life(x) for x in document["lives"]]
+        ledger._lives = {(life.node, life.incarnation): life for life in ledger.lives}
+        ledger._open = {node: ledger._lives[node, incarnation] for node, incarnation in document["open"]}
+        ledger._newest = {node: ledger._lives[node, incarnation] for node, incarnation in document["newest"]}
+        ledger._fixed = _life(document["fixed"])
+        ledger._calm.extend(document["calm"])
+        ledger._pending = [_Pending(**p) for p in document["pending"]]
+        ledger.interruptions = [Interruption(**x) for x in document["interruptions"]]
+        ledger._history = History(**document["history"])
+        return ledger
 
     # ---- figures ----------------------------------------------------------------------------------------------------
 
@@ -282,6 +365,10 @@ class Ledger:
         """So far, as of ``now``; after the run's end, as of the end."""
         return self._spent(self._done if self._done is not None else now)
 
+    def dollars_per_hour(self) -> float:
+        """Of all that runs now."""
+        return sum(x.per_hour for x in self._open.values()) + self._fixed.per_hour
+
     def life_of(self, node: str) -> Life | None:
         """The node that takes part under this name."""
         return self._open.get(node)
@@ -293,7 +380,7 @@ class Ledger:
         cost = pb.GetCostResponse(
             as_of=at,
             dollars=dollars,
-            dollars_per_hour=sum(x.per_hour for x in self._open.values()) + self._fixed.per_hour,
+            dollars_per_hour=self.dollars_per_hour(),
             transfer_dollars=self._transfer,
             crossing_bytes=self._crossing_bytes,
             fixed_dollars=self._fixed_dollars(at),
@@ -301,7 +388,7 @@ class Ledger:
         )
         for life in self.lives:
             _add_node(cost, life, at)
-        machines = sum(node.dollars for node in cost.nodes)
+        machines = self._machines_before + sum(node.dollars for node in cost.nodes)
         for use in USES:
             cost.dollars_by_use[use] = self._by_use[use]
         cost.dollars_by_use["other"] = max(0.0, machines - sum(self._by_use.values()))
@@ -324,12 +411,17 @@ class Ledger:
         if cost.dollars > 0:
             cost.value = cost.samples / (HOUR * cost.dollars)
         on_demand = [life.on_demand for life in self.lives if life.on_demand > 0]
-        if on_demand:
-            each = sum(on_demand) / len(on_demand)
+        total, count = self._on_demand_before
+        if on_demand or count:
+            each = (total + sum(on_demand)) / (count + len(on_demand))
             cost.on_demand_dollars = self._stages * each * cost.useful_seconds / HOUR
         if seconds > 0:
             cost.checkpoint_seconds = with_checkpoints(self._history, cost.useful_seconds, self._stages)
             cost.checkpoint_dollars = cost.checkpoint_seconds * cost.dollars / seconds
+
+
+def _life(document: Mapping[str, Any]) -> Life:
+    return Life(**{**document, "machine": Machine(**document["machine"])})
 
 
 def _add_node(cost: pb.GetCostResponse, life: Life, at: float) -> None:

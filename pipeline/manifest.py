@@ -10,14 +10,22 @@ Sharded by layer, so any number of stages reads any checkpoint. All I/O goes thr
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pipeline import storage
+from pipeline.identity import Identity, identity_from, identity_to
+from pipeline.origin import Origin
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+# What a manifest may say: it may have been written by anybody.
+MOST_BYTES = 64_000_000  # of the manifest itself
+MOST_COUNT = 1 << 63  # of steps, and of a file's bytes
+MOST_TEXT = 1000  # characters of a job's name and of a fingerprint
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)  # of a file: no path
 
 
 class CheckpointCorrupt(Exception):
@@ -26,6 +34,10 @@ class CheckpointCorrupt(Exception):
     def __init__(self, problem: str) -> None:
         super().__init__(f"{problem}; use the checkpoint before")
         self.problem = problem
+
+
+class OriginUnseen(Exception):
+    """The storage answers, and shows no such manifest: not here, or not to this process. No proof (rule 14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +58,8 @@ class Manifest:
     fingerprint: str
     loss: float
     files: Mapping[int, tuple[File, ...]] = field(default_factory=dict)
+    identity: Identity = field(default_factory=Identity)  # what its bits depend on, and each layer's outline
+    job_toml: str = ""  # the job that made it
 
     @property
     def size(self) -> int:
@@ -61,6 +75,12 @@ class Found:
     url: str
     manifest: Manifest | None
     problem: str = ""
+    sha256: str = ""  # of the manifest
+
+    @property
+    def origin(self) -> Origin:
+        """As what an era may begin from."""
+        return Origin(self.step, self.url, self.sha256)
 
 
 # ---- what is written, without any I/O -------------------------------------------------------------------------------
@@ -73,7 +93,7 @@ def folder_of(url: str, step: int) -> str:
 def step_of(name: str) -> int | None:
     """The step behind a folder's path; None unless ``folder_of`` makes such a name."""
     name = name.rstrip("/").rpartition("/")[2]
-    match = re.fullmatch(r"step-(\d{8,})", name, re.ASCII)
+    match = re.fullmatch(r"step-(\d{8,18})", name, re.ASCII)
     return int(match[1]) if match is not None and name == f"step-{int(match[1]):08d}" else None
 
 
@@ -85,6 +105,8 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         "fingerprint": manifest.fingerprint,
         "loss": manifest.loss.hex(),
         "layer_count": len(manifest.files),
+        "identity": identity_to(manifest.identity),
+        "job_toml": manifest.job_toml,
         "layers": {str(i): [[f.name, f.size, f.sha256] for f in files] for i, files in sorted(manifest.files.items())},
     }
     return json.dumps(content, indent=1).encode()
@@ -94,23 +116,55 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
     """Raises CheckpointCorrupt, naming ``where``, for everything that ``manifest_to_json`` does not write."""
     try:
         content = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointCorrupt(f"{where} is torn: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         there = content.get("format") if isinstance(content, dict) else None
         raise CheckpointCorrupt(f"{where} has format {there}, this version reads {FORMAT}")
     try:
-        files = {
-            int(layer): tuple(File(str(name), int(size), str(sha256)) for name, size, sha256 in listed)
-            for layer, listed in content["layers"].items()
-        }
+        files = {int(layer): tuple(map(_file, listed)) for layer, listed in content["layers"].items()}
         loss = float.fromhex(content["loss"])
-        manifest = Manifest(str(content["job"]), int(content["step"]), str(content["fingerprint"]), loss, files)
-        count = int(content.get("layer_count", len(files)))
+        job, fingerprint = _text(content["job"]), _text(content["fingerprint"])
+        known = identity_from(content.get("identity")), str(content.get("job_toml", ""))
+        manifest = Manifest(job, _count(content["step"]), fingerprint, loss, files, *known)
+        count = _count(content.get("layer_count", len(files)))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise CheckpointCorrupt(f"{where} is no manifest: {type(error).__name__} {error}") from error
-    if sorted(files) != list(range(count)) or any(len(listed) != 2 for listed in files.values()):
+        raise CheckpointCorrupt(f"{where} is no manifest: {type(error).__name__} {str(error)[:200]}") from error
+    names = {file.name for listed in files.values() for file in listed}
+    whole = len(files) == count and sorted(files) == list(range(count)) and len(names) == 2 * count
+    if not whole or any(len(listed) != 2 for listed in files.values()):
         raise CheckpointCorrupt(f"{where} does not list two files for each of {count} layers")
+    return manifest
+
+
+def _file(listed: list[object]) -> File:
+    name, size, sha256 = listed
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"{str(name)[:80]!r} is no name of a file")
+    if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", sha256, re.ASCII):
+        raise ValueError(f"{name} has no sha256")
+    return File(name, _count(size), sha256)
+
+
+def _count(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MOST_COUNT:
+        raise ValueError(f"{str(number)[:80]!r} is no count")
+    return number
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str) or len(text) > MOST_TEXT or not text.isprintable():
+        raise ValueError("a name that is no line of text")
+    return text
+
+
+def named(data: bytes, origin: Origin) -> Manifest:
+    """The manifest that the origin names, from what stands under its name. Raises OriginUnseen, CheckpointCorrupt."""
+    if hashlib.sha256(data).hexdigest() != origin.sha256:
+        raise OriginUnseen(f"{origin.folder}/{MANIFEST} is another one than the era begins from")
+    manifest = manifest_from_json(data, f"{origin.folder}/{MANIFEST}")
+    if manifest.step != origin.step:
+        raise CheckpointCorrupt(f"{origin.folder}/{MANIFEST} is of step {manifest.step}, not {origin.step}")
     return manifest
 
 
@@ -129,21 +183,64 @@ def _compare(folder: str, file: File, size: int, sha256: str) -> None:
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def write_manifest(folder: str, manifest: Manifest) -> None:
-    """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written."""
-    storage.put(folder, MANIFEST, manifest_to_json(manifest))
+def write_manifest(folder: str, manifest: Manifest) -> Origin:
+    """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written.
+
+    One that says the same but for the loss stays as it is, and so does its hash: an era may have begun from it.
+    """
+    with suppress(CheckpointCorrupt):
+        there, sha256 = _read_manifest(folder)
+        if replace(there, loss=0.0) == replace(manifest, loss=0.0):
+            return Origin(manifest.step, folder, sha256)
+    data = manifest_to_json(manifest)
+    storage.put(folder, MANIFEST, data)
+    return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest())
+
+
+def complete(url: str, manifest: Manifest) -> Origin:
+    """Writes the manifest once every file is seen from here. Raises OSError, with the reason, where one is not."""
+    folder = folder_of(url, manifest.step)
+    there = storage.sizes(folder)
+    for files in manifest.files.values():
+        for file in files:
+            if there.get(file.name) != file.size:
+                seen = "is not seen" if file.name not in there else f"has {there[file.name]} bytes, not {file.size},"
+                mend = "let the URL be one folder for all machines, such as a mount or s3://"
+                raise OSError(f"{folder}/{file.name}, which a node has written, {seen} from the coordinator: {mend}")
+    return write_manifest(folder, manifest)
 
 
 def read_manifest(folder: str) -> Manifest:
     """Raises CheckpointCorrupt where there is no whole one."""
+    return _read_manifest(folder)[0]
+
+
+def _read_manifest(folder: str) -> tuple[Manifest, str]:
+    """The manifest and its sha256."""
     try:
-        data = storage.read(folder, MANIFEST)
+        data = storage.read(folder, MANIFEST, MOST_BYTES)
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{folder} has no {MANIFEST}: it was never completed") from error
+    if len(data) > MOST_BYTES:
+        raise CheckpointCorrupt(f"{folder}/{MANIFEST} has more than {MOST_BYTES} bytes")
     manifest = manifest_from_json(data, f"{folder}/{MANIFEST}")
     if step_of(folder) not in (manifest.step, None):
         raise CheckpointCorrupt(f"{folder}/{MANIFEST} is of step {manifest.step}")
-    return manifest
+    return manifest, hashlib.sha256(data).hexdigest()
+
+
+def read_origin(origin: Origin) -> Manifest:
+    """The very manifest that the era begins from. Raises OriginUnseen, CheckpointCorrupt; OSError for no answer."""
+    try:
+        data = storage.read(origin.folder, MANIFEST, MOST_BYTES)
+    except FileNotFoundError as error:
+        raise OriginUnseen(f"there is no {origin.folder}/{MANIFEST}") from error
+    return named(data, origin)
+
+
+def shows_others(origin: Origin) -> bool:
+    """Whether the place where the origin should be shows anything at all: an empty one may be a mount that is gone."""
+    return bool(storage.names(origin.folder.rpartition("/")[0]))
 
 
 def find_checkpoints(url: str) -> list[Found]:
@@ -156,7 +253,8 @@ def find_checkpoints(url: str) -> list[Found]:
     for step in sorted(steps, reverse=True):
         folder = folder_of(url, step)
         try:
-            found.append(Found(step, folder, read_manifest(folder)))
+            manifest, sha256 = _read_manifest(folder)
+            found.append(Found(step, folder, manifest, sha256=sha256))
         except CheckpointCorrupt as error:
             found.append(Found(step, folder, None, error.problem))
     return found
@@ -170,9 +268,12 @@ def completed_at(folder: str) -> datetime | None:
 def problems(folder: str, manifest: Manifest) -> list[str]:
     """What is wrong with a checkpoint's files, a line each: missing, of another size, of another content."""
     out = []
+    there = storage.sizes(folder)
     for files in manifest.files.values():
         for file in files:
             try:
+                if there.get(file.name, file.size) != file.size:  # told without reading it
+                    _compare(folder, file, there[file.name], file.sha256)
                 _compare(folder, file, *storage.digest(folder, file.name))
             except FileNotFoundError:
                 out.append(f"{folder}/{file.name} is missing")
@@ -191,18 +292,13 @@ def newest_whole(url: str, told: Callable[[str], None] = lambda problem: None) -
     return None
 
 
-def retain(url: str, keep: int) -> list[int]:
-    """Deletes all but the newest ``keep`` whole checkpoints, and incomplete ones older than the newest; their steps.
+def retain(url: str, step: int, kept: Collection[int]) -> list[int]:
+    """Deletes what is older than ``step``, whole or not, but for the checkpoints of the steps ``kept``; their steps.
 
-    The manifest goes first, so that a checkpoint that is half deleted is never taken for a whole one. The newest
-    whole one always stays.
+    The manifest goes first, so that a checkpoint that is half deleted is never taken for a whole one. What is newer is
+    another run's, or still being written.
     """
-    found = find_checkpoints(url)
-    whole = [f for f in found if f.manifest is not None]
-    if not whole:
-        return []
-    kept = {f.step for f in whole[:keep]}
-    gone = [f for f in reversed(found) if f.step not in kept and f.step < whole[0].step]
+    gone = [f for f in reversed(find_checkpoints(url)) if f.step not in kept and f.step < step]
     for f in gone:
         if f.manifest is not None:
             storage.remove(f.url, MANIFEST)

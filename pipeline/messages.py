@@ -4,8 +4,10 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
+from pipeline.identity import Identity
 from pipeline.keys import Key, Kind
 from pipeline.machine import Machine
+from pipeline.origin import Origin
 from pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
 from pipeline.times import TimeSplit
 from protos import coordinator_pb2, tensor_pb2
@@ -68,9 +70,11 @@ def plan_without_holders(plan: Plan) -> coordinator_pb2.Plan:
         era=plan.era,
         step=plan.step,
         reason=plan.reason,
-        origin_step=plan.origin_step,
-        origin=plan.origin,
+        origin_step=plan.origin.step,
+        origin=plan.origin.folder,
+        origin_sha256=plan.origin.sha256,
         target=stages_to_proto(plan.target),
+        leader=plan.leader,
     )
 
 
@@ -84,10 +88,10 @@ def plan_from_proto(plan: coordinator_pb2.Plan) -> Plan:
         _stages_from_proto(plan.stages),
         MappingProxyType(members),
         plan.reason,
-        plan.origin_step,
-        plan.origin,
+        Origin(plan.origin_step, plan.origin, plan.origin_sha256),
         _stages_from_proto(plan.target),
         Redundancy(plan.redundancy.eager, plan.redundancy.ship_every) if plan.HasField("redundancy") else None,
+        plan.leader,
     )
 
 
@@ -118,3 +122,20 @@ def machine_to_proto(machine: Machine) -> coordinator_pb2.Machine:
 
 def machine_from_proto(machine: coordinator_pb2.Machine) -> Machine:
     return Machine(machine.provider, machine.instance_type, machine.region, machine.zone, machine.market)
+
+
+def identity_into(identity: Identity, available: coordinator_pb2.Available) -> None:
+    """Writes the identity into the message; an outline that many layers have once."""
+    available.parts.update(identity.parts)
+    distinct = list(dict.fromkeys(identity.outlines))
+    number = {outline: i for i, outline in enumerate(distinct)}
+    available.outlines.extend(distinct)
+    available.outline_of_layer.extend(number[outline] for outline in identity.outlines)
+
+
+def identity_from_proto(available: coordinator_pb2.Available) -> Identity:
+    """Raises ValueError for a layer whose outline is not there."""
+    distinct = list(available.outlines)
+    if any(i >= len(distinct) for i in available.outline_of_layer):
+        raise ValueError("a layer has an outline that the message does not list")
+    return Identity(dict(available.parts), tuple(distinct[i] for i in available.outline_of_layer))

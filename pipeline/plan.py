@@ -7,6 +7,8 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
+from pipeline.origin import Origin
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -116,10 +118,10 @@ class Plan:
     stages: Stages
     members: Mapping[str, Member] = field(default_factory=_no_members)
     reason: str = ""
-    origin_step: int = 0  # where the era began, and the checkpoint it began from; empty: the initial state
-    origin: str = ""
+    origin: Origin = field(default_factory=Origin)  # what the era began from
     target: Stages = ()  # other stages that are being prepared: whoever holds one there is seeded with its layers
     redundancy: Redundancy | None = None  # chosen at run time; None: as the job says
+    leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
 
     @property
     def order(self) -> PlanOrder:

@@ -37,6 +37,8 @@ def whole(plan: pb.Plan, before: pb.Plan) -> pb.Plan:
     if (change.term, change.generation) != (before.term, before.generation):
         known, meant = (before.term, before.generation), (change.term, change.generation)
         raise OtherPlan(f"a change of the plan {meant} has come after the plan {known}")
+    if any(s >= len(before.stages) for s in change.stages):
+        raise OtherPlan(f"a change of stage {max(change.stages)}; the plan before has {len(before.stages)}")
     full = pb.Plan()
     full.CopyFrom(plan)
     full.ClearField("change")

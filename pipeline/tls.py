@@ -15,8 +15,10 @@ from typing import Any
 
 import grpc
 
-from pipeline.channel import channel_options, details
+from pipeline.channel import channel_options
 from pipeline.errors import JobError
+from pipeline.patience import DEFAULT, Patience
+from pipeline.probe import Obstacle, find_obstacle
 
 log = logging.getLogger("culm.tls")
 
@@ -63,35 +65,22 @@ def check_validity(identity: Identity, where: Path) -> None:
         raise JobError(f"the certificate has expired on {ends:%Y-%m-%d %H:%M} UTC", f"{where}/tls.crt", ANOTHER)
 
 
-def open_channel(address: str, role: str) -> grpc.Channel:
+def open_channel(address: str, role: str, patience: Patience = DEFAULT) -> grpc.Channel:
     """A channel to a server of this role (``coordinator`` or ``stage``)."""
     where = folder()
+    options = channel_options(patience)
     if where is None:
-        return grpc.insecure_channel(address, options=channel_options())
+        return grpc.insecure_channel(address, options=options)
     own = read(where)
     check_validity(own, where)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     name = ("grpc.ssl_target_name_override", f"{role}.culm")
-    return grpc.secure_channel(address, credentials, options=[*channel_options(), name])
+    return grpc.secure_channel(address, credentials, options=[*options, name])
 
 
-def failed_handshake(channel: grpc.Channel) -> str:
-    """Why TLS fails on a channel that does not become ready, as far as that can be told; or nothing."""
-    call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/grpc.health.v1.Health/Check")
-    try:
-        call(b"", timeout=1.0)
-    except grpc.RpcError as error:
-        said = details(error)
-        if folder() is None:
-            closed = "closed" in said or "reset" in said.lower()
-            return f"somebody answers, but not without TLS: name certificates in {VARIABLE}" if closed else ""
-        if "CERTIFICATE_VERIFY_FAILED" in said:
-            return f"its certificate is not of the authority in {folder()}/ca.crt, or has expired"
-        if "Peer name" in said or "peer name" in said:
-            return "its certificate is for another role"
-        if "andshake" in said or "SSL" in said:
-            return f"TLS fails ({said[-200:]})"
-    return ""
+def why_silent(address: str, role: str) -> Obstacle | None:
+    """Why the server there does not answer a channel like ``open_channel``'s; None: it does by now."""
+    return find_obstacle(address, role, folder())
 
 
 class Files:

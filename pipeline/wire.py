@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from pipeline.buffers import SMALLEST, Buffers, Bytes
+from pipeline.tensor_bounds import DTYPES, problem
 from pipeline.values import Value
 from protos import tensor_pb2
 
@@ -96,35 +97,51 @@ def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, 
 BUFFERS = Buffers()
 
 
-class Assembler:
-    """Puts the pieces of one value together."""
+class Passing:
+    """The pieces of one value that nobody here needs: their order is looked at, and nothing is kept."""
 
     def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18)."""
+        if wrong := problem(header):
+            raise ValueError(wrong)
         self._header = header
-        total = header.total_bytes
-        self._memory: bytearray | Bytes = bytearray(total) if total < SMALLEST else BUFFERS.take(total)
         self._received = 0
 
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         """Takes the next piece. Raises ValueError if it does not follow the one before."""
         if offset != self._received or offset + len(payload) > self._header.total_bytes:
             raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")
-        if isinstance(self._memory, bytearray):
-            self._memory[offset : offset + len(payload)] = payload
-        elif payload:
-            self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
+        if not payload and self._header.total_bytes:
+            raise ValueError("a piece without bytes")
         self._received += len(payload)
 
     @property
     def complete(self) -> bool:
         return self._received == self._header.total_bytes
 
+
+class Assembler(Passing):
+    """Puts the pieces of one value together."""
+
+    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18)."""
+        super().__init__(header)
+        total = header.total_bytes
+        self._memory: bytearray | Bytes = bytearray(total) if total < SMALLEST else BUFFERS.take(total)
+
+    def add(self, offset: int, payload: bytes | memoryview) -> None:
+        super().add(offset, payload)
+        if isinstance(self._memory, bytearray):
+            self._memory[offset : offset + len(payload)] = payload
+        elif payload:
+            self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
+
     def value(self) -> Value:
         """The value, its tensors on the CPU."""
         tensors = []
         start = 0
         for spec in self._header.tensors:
-            dtype = getattr(torch, spec.dtype)
+            dtype = DTYPES[spec.dtype]
             shape = tuple(spec.shape)
             count = math.prod(shape)
             tensors.append((spec.name, self._tensor(start, dtype, shape, count)))

@@ -157,6 +157,26 @@ class Available(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class PartsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     LAYER_PARAMETERS_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ERA_FIELD_NUMBER: _builtins.int
@@ -165,6 +185,9 @@ class Available(_message.Message):
     PLAN_FIELD_NUMBER: _builtins.int
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    OUTLINES_FIELD_NUMBER: _builtins.int
+    OUTLINE_OF_LAYER_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Hash of the job's code on this node. All nodes must agree."""
     era: _builtins.int
@@ -186,6 +209,16 @@ class Available(_message.Message):
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The layers whose state is here, or on its way from a checkpoint."""
 
+    @_builtins.property
+    def parts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What the bits depend on, by part: "model", "data", "train", "code", "versions", "hardware". All nodes must agree."""
+
+    @_builtins.property
+    def outlines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names, dtypes and shapes of a layer's tensors: each distinct one once, and which of them each layer has."""
+
+    @_builtins.property
+    def outline_of_layer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -197,14 +230,61 @@ class Available(_message.Message):
         plan: Global___Plan | None = ...,
         last_commit: Global___Commit | None = ...,
         layers: _abc.Iterable[_builtins.int] | None = ...,
+        parts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        outlines: _abc.Iterable[_builtins.str] | None = ...,
+        outline_of_layer: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_parameters", b"layer_parameters", "layers", b"layers", "plan", b"plan", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_parameters", b"layer_parameters", "layers", b"layers", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Available: _TypeAlias = Available  # noqa: Y015
+
+@_typing.final
+class Built(_message.Message):
+    """The node has built layers at their initial state, which is used from now on: hashes of it, by layer. Told before any
+    Ready over them, and again on a new stream.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class InitialEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    INITIAL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def initial(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        initial: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial", b"initial"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Built: _TypeAlias = Built  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
@@ -241,6 +321,7 @@ class Heartbeat(_message.Message):
     TIMES_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    LOADING_SECONDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
     """The instruction being run, such as "2B3"; empty while it waits."""
@@ -256,6 +337,8 @@ class Heartbeat(_message.Message):
     """How many times slower the node has become since it started; 1 as long as that is not beyond doubt."""
     bytes_per_second: _builtins.float
     """At which large tensors went to a peer lately; 0: there was none."""
+    loading_seconds: _builtins.float
+    """How long the node has been loading samples; 0 if it does not. Counts for no instruction's time."""
     @_builtins.property
     def times(self) -> Global___TimeSplit: ...
     @_builtins.property
@@ -276,10 +359,11 @@ class Heartbeat(_message.Message):
         times: Global___TimeSplit | None = ...,
         sent_bytes: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         bytes_per_second: _builtins.float = ...,
+        loading_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_second", b"bytes_per_second", "deviation_seconds", b"deviation_seconds", "finished", b"finished", "instruction", b"instruction", "loading_seconds", b"loading_seconds", "median_seconds", b"median_seconds", "running_seconds", b"running_seconds", "samples", b"samples", "sent_bytes", b"sent_bytes", "slowness", b"slowness", "times", b"times", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,21 +466,65 @@ class PeerLost(_message.Message):
 Global___PeerLost: _TypeAlias = PeerLost  # noqa: Y015
 
 @_typing.final
+class FailedWork(_message.Message):
+    """A piece of the job's work, told apart from all others whoever does it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    FIRST_LAYER_FIELD_NUMBER: _builtins.int
+    END_LAYER_FIELD_NUMBER: _builtins.int
+    what: _builtins.str
+    """An instruction without its stage, such as "F3"; or "load 3", "apply", "build" and others; "start": the job's start
+    on the node, before it could take part.
+    """
+    step: _builtins.int
+    """Set where the work belongs to a step."""
+    first_layer: _builtins.int
+    """The layers that it was for."""
+    end_layer: _builtins.int
+    """Exclusive."""
+    def __init__(
+        self,
+        *,
+        what: _builtins.str = ...,
+        step: _builtins.int | None = ...,
+        first_layer: _builtins.int = ...,
+        end_layer: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "end_layer", b"end_layer", "first_layer", b"first_layer", "step", b"step", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+
+Global___FailedWork: _TypeAlias = FailedWork  # noqa: Y015
+
+@_typing.final
 class Failed(_message.Message):
-    """The node cannot go on: its job file, code or machine is at fault."""
+    """The node ends: something has raised there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WHY_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     why: _builtins.str
+    @_builtins.property
+    def work(self) -> Global___FailedWork:
+        """What the node was doing; unset: no work of the job's, but its own threads'."""
+
     def __init__(
         self,
         *,
         why: _builtins.str = ...,
+        work: Global___FailedWork | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["why", b"why", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -410,18 +538,22 @@ class Draining(_message.Message):
 
     WHY_FIELD_NUMBER: _builtins.int
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    TOLD_FIELD_NUMBER: _builtins.int
     why: _builtins.str
     seconds_left: _builtins.float
     """How long the machine will be there at least; 0 if nobody knows."""
+    told: _builtins.bool
+    """Its process was told to stop (SIGTERM): where nobody is left to hand over to, it waits for nobody to come."""
     def __init__(
         self,
         *,
         why: _builtins.str = ...,
         seconds_left: _builtins.float = ...,
+        told: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds_left", b"seconds_left", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds_left", b"seconds_left", "told", b"told", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -457,20 +589,32 @@ class CaughtUp(_message.Message):
     ERA_FIELD_NUMBER: _builtins.int
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
     END_LAYER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     first_layer: _builtins.int
     end_layer: _builtins.int
     """Exclusive."""
+    version: _builtins.int
+    """The version that the node knows to be committed, and the plan that it obeys. After the last commit no further one
+    shows that the copy follows: it is hot if these are the last version and the present plan.
+    """
+    term: _builtins.int
+    generation: _builtins.int
     def __init__(
         self,
         *,
         era: _builtins.int = ...,
         first_layer: _builtins.int = ...,
         end_layer: _builtins.int = ...,
+        version: _builtins.int = ...,
+        term: _builtins.int = ...,
+        generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "era", b"era", "first_layer", b"first_layer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "era", b"era", "first_layer", b"first_layer", "generation", b"generation", "term", b"term", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -534,7 +678,76 @@ Global___Saved: _TypeAlias = Saved  # noqa: Y015
 
 @_typing.final
 class CheckpointBad(_message.Message):
-    """A checkpoint that the plan begins from cannot be read."""
+    """A checkpoint's content is provably wrong: a file of its very manifest is missing, torn or of another model."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    why: _builtins.str
+    folder: _builtins.str
+    sha256: _builtins.str
+    """Of its manifest."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        why: _builtins.str = ...,
+        folder: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "sha256", b"sha256", "step", b"step", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointBad: _TypeAlias = CheckpointBad  # noqa: Y015
+
+@_typing.final
+class Unread(_message.Message):
+    """The node cannot read the checkpoint that its era begins from. It asks again; this is no proof against the checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERA_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    era: _builtins.int
+    step: _builtins.int
+    folder: _builtins.str
+    sha256: _builtins.str
+    """Of the manifest that is meant."""
+    why: _builtins.str
+    absent: _builtins.bool
+    """The storage answers, but shows this node no such manifest."""
+    def __init__(
+        self,
+        *,
+        era: _builtins.int = ...,
+        step: _builtins.int = ...,
+        folder: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        why: _builtins.str = ...,
+        absent: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "era", b"era", "folder", b"folder", "sha256", b"sha256", "step", b"step", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Unread: _TypeAlias = Unread  # noqa: Y015
+
+@_typing.final
+class CheckpointFault(_message.Message):
+    """The node's share of a checkpoint cannot be written. It tries again until a newer one is to be written."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -554,7 +767,7 @@ class CheckpointBad(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckpointBad: _TypeAlias = CheckpointBad  # noqa: Y015
+Global___CheckpointFault: _TypeAlias = CheckpointFault  # noqa: Y015
 
 @_typing.final
 class Leave(_message.Message):
@@ -594,6 +807,9 @@ class AttendRequest(_message.Message):
     CHECKPOINT_BAD_FIELD_NUMBER: _builtins.int
     WARNED_FIELD_NUMBER: _builtins.int
     CAUGHT_UP_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FAULT_FIELD_NUMBER: _builtins.int
+    BUILT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___Join: ...
     @_builtins.property
@@ -620,6 +836,12 @@ class AttendRequest(_message.Message):
     def warned(self) -> Global___Warned: ...
     @_builtins.property
     def caught_up(self) -> Global___CaughtUp: ...
+    @_builtins.property
+    def unread(self) -> Global___Unread: ...
+    @_builtins.property
+    def checkpoint_fault(self) -> Global___CheckpointFault: ...
+    @_builtins.property
+    def built(self) -> Global___Built: ...
     def __init__(
         self,
         *,
@@ -636,12 +858,15 @@ class AttendRequest(_message.Message):
         checkpoint_bad: Global___CheckpointBad | None = ...,
         warned: Global___Warned | None = ...,
         caught_up: Global___CaughtUp | None = ...,
+        unread: Global___Unread | None = ...,
+        checkpoint_fault: Global___CheckpointFault | None = ...,
+        built: Global___Built | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "built", b"built", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "checkpoint_fault", b"checkpoint_fault", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "unread", b"unread", "warned", b"warned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "warned", b"warned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "built", b"built", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "checkpoint_fault", b"checkpoint_fault", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "unread", b"unread", "warned", b"warned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned", "caught_up"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned", "caught_up", "unread", "checkpoint_fault", "built"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -656,21 +881,25 @@ class Welcome(_message.Message):
     JOB_TOML_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    PATIENCE_SECONDS_FIELD_NUMBER: _builtins.int
     job_toml: _builtins.str
     """The job file's text, with the settings of the command line applied."""
     term: _builtins.int
     heartbeat_seconds: _builtins.float
     """Seconds between heartbeats."""
+    patience_seconds: _builtins.float
+    """Seconds of silence after which a node counts as lost; others keep their ratio to it."""
     def __init__(
         self,
         *,
         job_toml: _builtins.str = ...,
         term: _builtins.int = ...,
         heartbeat_seconds: _builtins.float = ...,
+        patience_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "job_toml", b"job_toml", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "job_toml", b"job_toml", "patience_seconds", b"patience_seconds", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -778,6 +1007,8 @@ class Plan(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     CHANGE_FIELD_NUMBER: _builtins.int
     REDUNDANCY_FIELD_NUMBER: _builtins.int
+    ORIGIN_SHA256_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
@@ -787,6 +1018,10 @@ class Plan(_message.Message):
     origin_step: _builtins.int
     """Where the era began: steps applied, and the checkpoint folder that holds that state; empty: the initial state."""
     origin: _builtins.str
+    origin_sha256: _builtins.str
+    """Of the origin's manifest: what stands in the folder is compared with it."""
+    leader: _builtins.int
+    """Who made the plan: a number that each leader draws. Another leader may have had the same term."""
     @_builtins.property
     def stages(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagePlan]: ...
     @_builtins.property
@@ -818,10 +1053,12 @@ class Plan(_message.Message):
         target: _abc.Iterable[Global___StagePlan] | None = ...,
         change: Global___PlanChange | None = ...,
         redundancy: Global___Redundancy | None = ...,
+        origin_sha256: _builtins.str = ...,
+        leader: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "redundancy", b"redundancy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "era", b"era", "generation", b"generation", "members", b"members", "origin", b"origin", "origin_step", b"origin_step", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "era", b"era", "generation", b"generation", "leader", b"leader", "members", b"members", "origin", b"origin", "origin_sha256", b"origin_sha256", "origin_step", b"origin_step", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -927,12 +1164,15 @@ class Commit(_message.Message):
     SCALE_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NEXT_PLAN_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
     scale: _builtins.float
     """Factor on the reduced gradients, from clip_norm; 1 without it."""
     loss: _builtins.float
+    save: _builtins.bool
+    """Write a checkpoint once the step is applied, whatever its number: every node is to stop."""
     @_builtins.property
     def next_plan(self) -> Global___Plan:
         """A switch: adopt this plan once the step is applied."""
@@ -946,10 +1186,11 @@ class Commit(_message.Message):
         scale: _builtins.float = ...,
         loss: _builtins.float = ...,
         next_plan: Global___Plan | None = ...,
+        save: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "loss", b"loss", "next_plan", b"next_plan", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "loss", b"loss", "next_plan", b"next_plan", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -968,7 +1209,7 @@ class Dismiss(_message.Message):
     join_anew: _builtins.bool
     """Start over with a new incarnation, holding nothing."""
     goodbye: _builtins.bool
-    """The coordinator ends; nothing is wrong with the node."""
+    """The node is let go for good: it was drained, or the run is over. Nothing is wrong with it."""
     def __init__(
         self,
         *,
@@ -1268,6 +1509,11 @@ class GetStatusResponse(_message.Message):
     KILL_ALLOWED_FIELD_NUMBER: _builtins.int
     SAMPLES_PER_STEP_FIELD_NUMBER: _builtins.int
     TOKENS_PER_STEP_FIELD_NUMBER: _builtins.int
+    STALLED_SECONDS_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FAULT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
+    KEPT_SECONDS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -1291,6 +1537,16 @@ class GetStatusResponse(_message.Message):
     samples_per_step: _builtins.int
     """Samples, and tokens of them where the data says so (0: it does not), that a step takes."""
     tokens_per_step: _builtins.int
+    stalled_seconds: _builtins.float
+    """Seconds since the last commit, where that is much longer than usual; 0 where the run moves, or waits for nodes."""
+    awaited: _builtins.str
+    """Whom a run that stands still waits for, in words."""
+    checkpoint_fault: _builtins.str
+    """Why no checkpoint can be written at present; empty: nothing is known to be wrong."""
+    checkpoint_folder: _builtins.str
+    """The folder of the newest whole checkpoint; empty if there is none."""
+    kept_seconds: _builtins.float
+    """Of a run that is done: seconds for which the nodes keep the weights yet. 0: they were let go."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1325,10 +1581,15 @@ class GetStatusResponse(_message.Message):
         kill_allowed: _builtins.bool = ...,
         samples_per_step: _builtins.int = ...,
         tokens_per_step: _builtins.int = ...,
+        stalled_seconds: _builtins.float = ...,
+        awaited: _builtins.str = ...,
+        checkpoint_fault: _builtins.str = ...,
+        checkpoint_folder: _builtins.str = ...,
+        kept_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kill_allowed", b"kill_allowed", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_folder", b"checkpoint_folder", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1712,3 +1973,38 @@ class DrainResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResponse: _TypeAlias = DrainResponse  # noqa: Y015
+
+@_typing.final
+class NoteFetchedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHO_FIELD_NUMBER: _builtins.int
+    who: _builtins.str
+    """Who has them, and where, for the event log."""
+    def __init__(
+        self,
+        *,
+        who: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["who", b"who"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteFetchedRequest: _TypeAlias = NoteFetchedRequest  # noqa: Y015
+
+@_typing.final
+class NoteFetchedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteFetchedResponse: _TypeAlias = NoteFetchedResponse  # noqa: Y015

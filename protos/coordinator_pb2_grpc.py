@@ -65,6 +65,11 @@ class CoordinatorStub(object):
                 request_serializer=protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.NoteFetched = channel.unary_unary(
+                '/culm.v1.Coordinator/NoteFetched',
+                request_serializer=protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer(object):
@@ -112,6 +117,13 @@ class CoordinatorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def NoteFetched(self, request, context):
+        """Says that somebody has the final weights whole, so that nodes need not keep them: they may go.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +156,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=protos_dot_coordinator__pb2.DrainRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.DrainResponse.SerializeToString,
+            ),
+            'NoteFetched': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteFetched,
+                    request_deserializer=protos_dot_coordinator__pb2.NoteFetchedRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.NoteFetchedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +326,33 @@ class Coordinator(object):
             '/culm.v1.Coordinator/Drain',
             protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
             protos_dot_coordinator__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteFetched(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/culm.v1.Coordinator/NoteFetched',
+            protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
+            protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
             options,
             channel_credentials,
             insecure,

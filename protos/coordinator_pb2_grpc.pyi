@@ -44,6 +44,8 @@ class CoordinatorStub:
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
     Drain: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]
     """Hands a node's work over at the next commit and lets the node go; returns at once."""
+    NoteFetched: _grpc.UnaryUnaryMultiCallable[_coordinator_pb2.NoteFetchedRequest, _coordinator_pb2.NoteFetchedResponse]
+    """Says that somebody has the final weights whole, so that nodes need not keep them: they may go."""
 
 @_typing.type_check_only
 class CoordinatorAsyncStub(CoordinatorStub):
@@ -61,6 +63,8 @@ class CoordinatorAsyncStub(CoordinatorStub):
     """Ends a node's process, at once or at an instruction. Refused unless the coordinator allows it (demos and tests)."""
     Drain: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DrainRequest, _coordinator_pb2.DrainResponse]  # type: ignore[assignment]
     """Hands a node's work over at the next commit and lets the node go; returns at once."""
+    NoteFetched: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.NoteFetchedRequest, _coordinator_pb2.NoteFetchedResponse]  # type: ignore[assignment]
+    """Says that somebody has the final weights whole, so that nodes need not keep them: they may go."""
 
 class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
     """The control plane: who runs what. The coordinator dials nobody; nodes attend."""
@@ -111,5 +115,13 @@ class CoordinatorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_coordinator_pb2.DrainResponse, _abc.Awaitable[_coordinator_pb2.DrainResponse]]:
         """Hands a node's work over at the next commit and lets the node go; returns at once."""
+
+    @_abc_1.abstractmethod
+    def NoteFetched(
+        self,
+        request: _coordinator_pb2.NoteFetchedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_coordinator_pb2.NoteFetchedResponse, _abc.Awaitable[_coordinator_pb2.NoteFetchedResponse]]:
+        """Says that somebody has the final weights whole, so that nodes need not keep them: they may go."""
 
 def add_CoordinatorServicer_to_server(servicer: CoordinatorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,21 +7,29 @@ the plain loop's.
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from coordinator import commands as cmd
 from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import advance
-from pipeline.manifest import File
+from pipeline.patience import Patience
 from pipeline.schedule import Schedule
 from simulator.arithmetic import Number, plain_loop
-from simulator.coordination import COORDINATOR, Leader, SimulatedRedis
+from simulator.coordination import COORDINATOR, Leader
+from simulator.ending import Afterlife, Ending
 from simulator.faults import Counts, Faults, Kill
 from simulator.invariants import check_node
 from simulator.network import Channel, Clock
 from simulator.node import SimulatedNode
-from stage_server.instructions import FetchLayers, RestoreLayers, Run, Save, Work
+from simulator.redis import SimulatedRedis
+from simulator.start_up import NOTHING, StartUp, Wrong, check_verdict
+from simulator.storage import URL, SimulatedStorage
+from stage_server.instructions import FetchLayers, Run, Work
 from stage_server.worker import Worker
+
+if TYPE_CHECKING:
+    from simulator.hostile_peer import Checks
 
 STUCK_AFTER = 400.0  # virtual seconds
 
@@ -35,6 +43,10 @@ class Cluster:
 
     ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network. ``changes``: nodes are
     drained, or join. ``links``: two nodes do not reach each other for a while, or, with ``for_good``, never again.
+    ``hostile``: how often a node says what no node says, against these ``checks``. ``forgets``: Redis loses what it was
+    given, and coordinators start again before, meanwhile or after it.
+    ``stops``: coordinators are told to stop, and started again.
+    ``afterlife``: what happens once every step is committed; without one the history ends there.
     """
 
     def __init__(
@@ -55,6 +67,8 @@ class Cluster:
         warnings: int = 0,
         links: int = 0,
         for_good: bool = False,
+        storage: int = 0,
+        forgets: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -64,6 +78,12 @@ class Cluster:
         lead: int = 1,
         splits: bool = False,
         ship_every: int = 0,
+        hostile: int = 0,
+        checks: "Checks | None" = None,
+        stops: int = 0,
+        afterlife: Afterlife | None = None,
+        patience: float = 2.0,
+        wrong: Wrong = NOTHING,
         make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
     ) -> None:
@@ -83,13 +103,14 @@ class Cluster:
         self.records: list[tuple[float, cmd.Record]] = []
         self.losses: dict[tuple[int, int], float] = {}
         self.messages = 0
-        counts = Counts(disturb, outages, changes, warnings, links, for_good)
+        counts = Counts(disturb, outages, changes, warnings, links, for_good, storage, forgets, stops)
+        self.ending = Ending(self, afterlife)
         self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
         self.eager = eager
         self.ship_every = ship_every
         self.schedule = Schedule(microbatches, lead, splits)
-        self._files: dict[int, dict[int, int]] = {}  # step -> layer -> state
+        self.storage = SimulatedStorage(self)
         self.decide = decide
         self._make_worker = make_worker
         self._back: dict[tuple[str, str], Channel] = {}
@@ -100,17 +121,24 @@ class Cluster:
             microbatches,
             steps,
             clip_norm,
+            nonfinite="skip",
             nodes=count,
-            checkpoint_url="memory://sim",
+            checkpoint_url=URL,
             settle_seconds=settle_seconds,
             most_stages=most_stages,
+            patience=Patience(patience),
         )
+        self.start_up = StartUp(self, wrong)
         self.oracle = plain_loop(layers, microbatches, steps, clip_norm)
-        self.redis = SimulatedRedis()
+        self.redis = SimulatedRedis(self.clock)
         self.leaders: list[Leader] = []
         self.lead()
         for i in range(count):
             self.boot(f"n{i}")
+        if hostile:
+            from simulator.hostile_peer import Checks, HostilePeer  # the checks know dtypes: torch is imported for them
+
+            self.hostile = HostilePeer(self, hostile, checks or Checks())
 
     # ---- the world --------------------------------------------------------------------------------------------------
 
@@ -197,31 +225,6 @@ class Cluster:
 
         request.send(serve)
 
-    # ---- checkpoints ------------------------------------------------------------------------------------------------
-
-    def save(self, node: SimulatedNode, work: Save) -> None:
-        """The node's share is written after a while, unless the node dies before."""
-        share = {layer: node.arithmetic.states[layer] for layer in work.layers}
-        era, to = node.worker.era, (node.name, node.incarnation)
-        files = {layer: (File(f"layer-{layer}", 8, str(state)),) for layer, state in share.items()}
-
-        def written(n: SimulatedNode) -> None:
-            self._files.setdefault(work.step, {}).update(share)
-            n.tell(ev.Saved(n.name, n.incarnation, era, work.step, files))
-
-        self.clock.after(self.random.uniform(0.01, 0.3), lambda: self.receive(to, written))
-
-    def restore(self, node: SimulatedNode, effect: RestoreLayers) -> None:
-        to = (node.name, node.incarnation)
-        for layer in effect.layers:
-            number = Number(self._files[effect.step][layer])
-            self.clock.after(
-                self.random.uniform(0.01, 0.3),
-                lambda layer=layer, number=number: self.receive(  # type: ignore[misc]
-                    to, lambda n: n.worker.fetched(effect.era, layer, effect.step, number)
-                ),
-            )
-
     # ---- the coordinators -------------------------------------------------------------------------------------------
 
     @property
@@ -230,14 +233,21 @@ class Cluster:
         return self.leaders[-1]
 
     @property
-    def state(self) -> co.State:
-        """Of the leader that is done, else of the newest: an older one may go on with all nodes, unaware of it."""
-        done = (x for x in self.leaders if x.alive and x.state.phase is co.Phase.DONE)
-        return next(done, self.leader).state
+    def deciding(self) -> Leader:
+        """The one that is done, else the newest: an older one may go on with all nodes, unaware of that one.
 
-    def lead(self) -> None:
-        """A coordinator takes the lease."""
-        self.leaders.append(Leader(self, self.redis, self._settings))
+        Of several that are done one that has nodes, or has let them go: another may have lost its last one, cut off.
+        """
+        done = [x for x in self.leaders if x.alive and x.state.phase is co.Phase.DONE]
+        return next((x for x in done if x.streams or x.state.ending.released), done[0] if done else self.leader)
+
+    @property
+    def state(self) -> co.State:
+        return self.deciding.state
+
+    def lead(self, above: int = 0) -> None:
+        """A coordinator takes the lease, with a term above the given one."""
+        self.leaders.append(Leader(self, self.redis, self._settings, above))
 
     def reachable_leader(self, node: SimulatedNode) -> Leader | None:
         """Any living one: a node does not know which is the newest."""
@@ -257,6 +267,12 @@ class Cluster:
         node.break_streams(self.brief())
         self.clock.after(self.random.uniform(0.05, 1.0), lambda: self.boot_if_gone(node))
 
+    def let_go(self, node: SimulatedNode) -> None:
+        """The run is over: the process ends, and nobody starts it again."""
+        node.alive = False
+        node.leader = None
+        node.break_streams(self.brief())
+
     def boot_if_gone(self, node: SimulatedNode) -> None:
         if self.nodes[node.name] is node:
             self.boot(node.name)
@@ -267,15 +283,17 @@ class Cluster:
         """Plays the history to its end. Raises Broken, naming the seed."""
         self.faults.schedule()
         try:
-            while not self._over():
+            while not (check_verdict(self, self.start_up.wrong) or self.ending.over()):
                 if not self.clock.step() or self.clock.now > STUCK_AFTER:
                     raise Broken(f"stuck in step {self.state.committed}: {self.state.detail}")
-            self._check()
+            if not self.ending.fetched:
+                self._check()
         except AssertionError as error:
             raise Broken(f"seed {self.seed}: {error}") from error
         return self
 
-    def _over(self) -> bool:
+    def at_its_end(self) -> bool:
+        """Whether every step is committed, and applied by all holders that live."""
         if self.state.phase is not co.Phase.DONE or self.state.plan is None:
             return False
         for node in self.state.plan.members.values():
@@ -288,8 +306,10 @@ class Cluster:
 
     def _check(self) -> None:
         losses, states = self.oracle
+        if self.state.phase is co.Phase.FAILED:
+            return
         assert self.state.plan is not None
-        for step in range(self.state.plan.origin_step, self.steps):
+        for step in range(self.state.origin.step, self.steps):
             got = self.losses[self.state.era, step]
             assert got == losses[step], f"the loss of step {step} is {got}, not {losses[step]}"
         for (era, step), loss in self.losses.items():

@@ -8,8 +8,9 @@ from coordinator import state as co
 from coordinator.machine import begin
 from coordinator.persistence import Document, from_document, to_document
 from pipeline.plan import Plan
-from simulator.invariants import check_coordinator
+from simulator.invariants import check_coordinator, check_rollback
 from simulator.network import Channel
+from simulator.redis import SimulatedRedis
 from stage_server.instructions import CommitOrder
 
 if TYPE_CHECKING:
@@ -17,40 +18,32 @@ if TYPE_CHECKING:
     from simulator.node import SimulatedNode
 
 COORDINATOR = "coordinator"  # its name in the network
+RENEW_SECONDS = 0.75
 WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
-
-
-class SimulatedRedis:
-    """What leaders persist. Their writes take a moment, or an outage, and die with a leader that dies."""
-
-    def __init__(self) -> None:
-        self.document: Document | None = None
-        self.term = 0
-        self.away = False
 
 
 class Leader:
     """One coordinator process that holds, or believes that it holds, the lease."""
 
-    def __init__(self, cluster: "Cluster", redis: SimulatedRedis, settings: co.Settings) -> None:
+    def __init__(self, cluster: "Cluster", redis: SimulatedRedis, settings: co.Settings, above: int = 0) -> None:
         self.cluster = cluster
         self.redis = redis
-        redis.term += 1
-        self.term = redis.term
+        remembered = redis.document["term"] if redis.document is not None else 0
+        self.number = len(cluster.leaders) + 1
+        self.term = redis.acquire(self.number, max(above, remembered))
         self.alive = True
         self.cut_from_redis = False
         self.streams: dict[str, tuple[SimulatedNode, Channel]] = {}  # down to the attached incarnations
         self._pending: Document | None = None
-        self.state = begin(settings, self.term)
+        now, number = cluster.clock.now, self.number
+        self.state = begin(settings, self.term, number, now if cluster.leaders else None)
         if redis.document is not None:
-            self.state = from_document(redis.document, settings, self.term, cluster.clock.now)
+            self.state = from_document(redis.document, settings, self.term, now, number)
         cluster.clock.after(0.05, self._tick)
+        cluster.clock.after(RENEW_SECONDS, self._renew)
 
     def attach(self, node: "SimulatedNode", down: Channel) -> None:
         """A node opened its order stream."""
-        if node.worker.term > self.term:
-            self.end()  # another leads by now (rule 12)
-            return
         before = self.streams.get(node.name)
         if before is not None and before[0].incarnation > node.incarnation:
             return
@@ -61,8 +54,10 @@ class Leader:
     def take(self, event: ev.Event) -> None:
         if not self.alive:
             return
+        before = self.state
         self.state, commands = self.cluster.decide(self.state, event, self.cluster.clock.now)
         check_coordinator(self.cluster, self.state)
+        check_rollback(before, self.state, self.cluster.storage)
         for command in commands:
             self._carry_out(command)
 
@@ -83,19 +78,43 @@ class Leader:
             if node.leader is self:
                 node.detached()
 
-    def redis_is_back(self) -> None:
-        """Writes catch up, unless another leads by now."""
-        if self.redis.term > self.term and self.alive and not self.cut_from_redis:
+    def stop(self) -> None:
+        """SIGTERM: what is to outlive it is written, if Redis is there; its nodes are told nothing (rule 17)."""
+        if self._pending is not None:
+            self._write()
+        if self.alive:
             self.end()
+
+    def _lead_anew(self, above: int = 0) -> None:
+        """This term is over. Without the lease this coordinator waits in vain for another term."""
+        self.end()
+        if self is self.cluster.leader:
+            self.cluster.clock.after(WRITE_SECONDS, lambda: self.cluster.lead(above))
+
+    def redis_is_back(self) -> None:
+        """Writes catch up, unless another leads by now, or Redis has come back with another term."""
+        if self.redis.term > self.term and self.alive and not self.cut_from_redis:
+            self._lead_anew()
         self._write()
 
     def _write(self) -> None:
         if self._pending is None or not self.alive or self.redis.away or self.cut_from_redis:
             return
-        if self.redis.term > self.term:
-            self.end()
-        else:
-            self.redis.document, self._pending = self._pending, None
+        document, self._pending = self._pending, None
+        if not self.redis.write(document, self.term, self.number):
+            self._lead_anew()
+
+    def _renew(self) -> None:
+        """Keeps the lease: of two leaders at once, since Redis lost its memory, the one of the lower term goes."""
+        if (
+            self.alive
+            and not self.redis.away
+            and not self.cut_from_redis
+            and not self.redis.renew(self.term, self.number)
+        ):
+            self._lead_anew()
+        elif self.alive:
+            self.cluster.clock.after(RENEW_SECONDS, self._renew)
 
     def _tick(self) -> None:
         if self.alive:
@@ -103,7 +122,9 @@ class Leader:
             self.cluster.clock.after(0.05, self._tick)
 
     def _carry_out(self, command: cmd.Command) -> None:
-        if isinstance(command, cmd.Persist):
+        if isinstance(command, cmd.LeadAnew):
+            self._lead_anew(command.above)
+        elif isinstance(command, cmd.Persist):
             if self._pending is None:
                 self.cluster.clock.after(WRITE_SECONDS, self._write)
             self._pending = to_document(self.state)
@@ -123,13 +144,19 @@ class Leader:
         elif isinstance(command, cmd.Dismiss):
             attached = self.streams.get(command.node)
             if attached is not None and attached[0].incarnation == command.incarnation:
-                self._order(command.node, None)
+                if self.state.ending.released:
+                    self._let_go(command.node)
+                else:
+                    self._order(command.node, None)
                 del self.streams[command.node]
-        elif isinstance(command, cmd.WriteManifest):
-            done = ev.Checkpointed(command.step, (command.step,))
-            self.cluster.clock.after(self.cluster.brief(), lambda: self.take(done))
+        elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
+            self.cluster.storage.carry_out(self, command)
         elif isinstance(command, cmd.Record):
             self.cluster.records.append((self.cluster.clock.now, command))
+
+    def _let_go(self, name: str) -> None:
+        node, down = self.streams[name]
+        down.send(lambda: self.cluster.receive((name, node.incarnation), self.cluster.let_go))
 
     def _ask(self, name: str) -> None:
         attached = self.streams.get(name)
@@ -141,7 +168,7 @@ class Leader:
         self._order(name, command.plan)
 
     def _order_commit(self, name: str, c: cmd.Commit) -> None:
-        self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss))
+        self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss, c.save))
 
     def _order(self, name: str, order: Plan | CommitOrder | None) -> None:
         attached = self.streams.get(name)

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 
 from coordinator import commands as cmd
 from coordinator import events as ev
+from coordinator import settling
 from coordinator import state as co
 from coordinator.machine import advance, begin, validate
 from coordinator.redundancy import REVIEW_STEPS
 from pipeline.machine import Machine
-from pipeline.manifest import File
+from pipeline.manifest import File, folder_of
+from pipeline.origin import Origin
 from pipeline.plan import Plan
 from pipeline.times import TimeSplit
 from simulator.account import Account, Row, Use
@@ -131,8 +133,8 @@ class CulmRun:
             elif isinstance(command, cmd.Dismiss):
                 self._dismissed(command)
             elif isinstance(command, cmd.WriteManifest):
-                kept = (*(step for step, _ in self.state.checkpoints), command.step)
-                self._tell(ev.Checkpointed(command.step, kept))
+                folder = folder_of(self.state.settings.checkpoint_url, command.step)
+                self._tell(ev.Checkpointed(Origin(command.step, folder)))
             elif isinstance(command, cmd.Record) and command.kind == "rollback":
                 self._rolled_back()
         if committed:
@@ -174,7 +176,7 @@ class CulmRun:
             if reporter is not None:
                 self._tell(ev.PeerLost(neighbour, reporter.incarnation, name, incarnation, "the stream broke"))
         if name in self.state.nodes:
-            patience = self.state.settings.reconnect_timeout + TICK
+            patience = self.state.settings.patience.seconds + TICK
             self._clock.after(patience, lambda: self._given_up(name, incarnation))
 
     def _given_up(self, name: str, incarnation: int) -> None:
@@ -211,7 +213,7 @@ class CulmRun:
         if self._step is None:
             self._version += 1
             version, seconds = self._version, 0.0
-            if plan.origin:
+            if plan.origin.folder:
                 seconds = self.profile.state_bytes / len(plan.stages) / self.cluster.storage_bytes_per_second
                 self._waits_for = Use.ROLLBACK
             for name, node in self._nodes.items():
@@ -348,9 +350,7 @@ class CulmRun:
         state, now = self.state, self._clock.now
         length = sum(self._planned)
         until = min(self._clock.next_at, self._until)
-        settles = state.changed_at + self.choice.settle_seconds
-        if now < settles:
-            until = min(until, settles)
+        until = min(until, settling.next_look(state, now))
         count = int((until - now) / length) - 1 if until < float("inf") else state.settings.steps
         count = min(count, state.settings.steps - state.committed - 1)
         if self.choice.checkpoint_steps:

@@ -30,7 +30,9 @@ class Kill:
 class Counts:
     """How often, each at a random moment: ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis
     and the network; ``changes``: nodes are drained, or join; ``warnings`` of machines that may have to go; ``links``:
-    two nodes do not reach each other for a while, or, with ``for_good``, never again.
+    two nodes do not reach each other for a while, or, with ``for_good``, never again; ``storage``: of the checkpoints';
+    ``forgets``: Redis loses what it was given.
+    ``stops``: coordinators are told to stop, and started again.
     """
 
     disturb: int = 1
@@ -39,6 +41,9 @@ class Counts:
     warnings: int = 0
     links: int = 0
     for_good: bool = False
+    storage: int = 0
+    forgets: int = 0
+    stops: int = 0
 
 
 class Faults:
@@ -61,6 +66,9 @@ class Faults:
             (counts.links, self._link),
             (counts.outages, self._outage),
             (counts.warnings, self._warn),
+            (counts.storage, self._storage),
+            (counts.forgets, self._forget),
+            (counts.stops, self._cluster.ending.stop_coordinator),
         )
         for count, happening in happenings:
             moment = 0.05
@@ -169,6 +177,7 @@ class Faults:
 
         def heal() -> None:
             self._cut_links.discard(link)
+            self._cluster.ending.disturbed()
             self._cluster.nodes[one].reopen(other)
             self._cluster.nodes[other].reopen(one)
 
@@ -233,11 +242,49 @@ class Faults:
                 self._cluster.random.choice(list(self._cluster.nodes)), self._cluster.random.choice([0.3, 2.5, 6.0])
             )
 
+    def _forget(self) -> None:
+        """Redis loses what it was given; coordinators start again before, meanwhile or after it, and nodes join."""
+        cluster, draw = self._cluster, self._cluster.random
+        if cluster.state.phase is co.Phase.DONE:
+            return
+
+        def lose_memory() -> None:
+            what = draw.random()
+            if what < 0.4:
+                cluster.redis.empty()
+            elif what < 0.7:
+                cluster.redis.go_back(draw.choice([0.05, 0.5, 3.0, 1000.0]))
+            elif what < 0.85:
+                cluster.redis.go_back(1.0)
+            else:
+                cluster.redis.change_term(cluster.redis.term + draw.choice([-3, -2, -1, 1, 20]))
+
+        when = draw.random()
+        if when < 0.2:
+            lose_memory()  # the leader lives on
+        elif when < 0.4:
+            lose_memory()
+            cluster.clock.after(draw.choice([0.0, 0.02, 0.3]), self._crash_if_alive)
+        else:
+            self._crash_if_alive(0.1)
+            cluster.clock.after(draw.choice([0.0, 0.05]), lose_memory)
+        for _ in range(draw.choice([0, 0, 1, 2, 3])):
+            cluster.clock.after(draw.uniform(0.0, 1.0), self._join)
+
+    def _crash_if_alive(self, least: float = 0.0) -> None:
+        if self._cluster.leader.alive:
+            self._cluster.leader.end()
+            wait = self._cluster.random.choice([0.1, 1.0, 5.0])
+            self._cluster.clock.after(max(least, wait), self._cluster.lead)
+
+    def _join(self) -> None:
+        self._joined_later += 1
+        self._cluster.boot(f"late{self._joined_later}")
+
     def _change(self) -> None:
         """A node is given notice, or another one joins."""
         if self._cluster.random.random() < 0.3:
-            self._joined_later += 1
-            self._cluster.boot(f"late{self._joined_later}")
+            self._join()
             return
         live = [n for n in self._cluster.nodes.values() if n.alive and not n.frozen and n.leader is not None]
         if live:
@@ -257,6 +304,18 @@ class Faults:
         one, other = self._cluster.random.sample(sorted(self._cluster.nodes), 2)
         seconds = None if self._counts.for_good else self._cluster.random.choice([0.3, 3.0, 8.0, 30.0])
         self.cut_link(one, other, seconds)
+
+    def _storage(self) -> None:
+        """The storage of the checkpoints fails for a while, for all or for one node; or a file is torn."""
+        storage, random = self._cluster.storage, self._cluster.random
+        seconds = random.choice([0.3, 3.0, 20.0])
+        what = random.choice(["away", "away", "full", "slow", "gone", "unseen", "torn"])
+        if what == "torn":
+            storage.tear()
+            return
+        node = random.choice(sorted(self._cluster.nodes))
+        storage.fault(what, node)
+        self._cluster.clock.after(seconds, lambda: storage.mend(what, node))
 
     def _disturb(self) -> None:
         if self._cluster.state.phase is co.Phase.DONE:

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 from coordinator import state as co
 from coordinator.machine import validate
 from pipeline.keys import Kind
+from pipeline.terms import ERAS_BITS
 from stage_server.outbox import COMMITS_TO_WAIT
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
     from simulator.node import SimulatedNode
+    from simulator.storage import SimulatedStorage
 
 
 def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:
@@ -35,6 +37,13 @@ def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:
         assert (fact.era, fact.step) == (worker.era, worker.version), f"{name} repeats an old fact (rule 6)"
     owned = worker.plan.owned_by(name) if worker.plan is not None else ()
     assert sorted(worker.tenure) == sorted(owned), f"{name} runs {sorted(worker.tenure)}, its plan gives it {owned}"
+    # One that is told of a commit beyond its next has been passed over: it has given up all that it held, and forfeits
+    # its place with that commit.
+    passed_over = worker.committed > worker.version and not worker.seeding.kept()
+    for s, stage in enumerate(worker.plan.stages if worker.plan is not None and not passed_over else ()):
+        for layer in stage.layers if name in stage.required() else ():
+            here = worker.seeding.version_of(layer) is not None or worker.seeding.lacks(layer)
+            assert here, f"{name} is taken for a holder of stage {s} and has no state of layer {layer} (rule 6)"
 
 
 def check_coordinator(cluster: "Cluster", state: co.State) -> None:
@@ -49,3 +58,11 @@ def check_coordinator(cluster: "Cluster", state: co.State) -> None:
             continue
         held = {key.index for key in node.worker.mailbox.reduced(state.committed)}
         assert layers <= held, f"{name} is on record with gradients of {sorted(layers - held)} that it does not have"
+
+
+def check_rollback(before: co.State, state: co.State, storage: "SimulatedStorage") -> None:
+    """Raises AssertionError if a new era passes over a checkpoint that is whole and known (rule 14)."""
+    if state.era != max(before.era + 1, state.term << ERAS_BITS):
+        return  # no era of this coordinator's own making
+    over = [c for c in before.checkpoints if c.step > state.origin.step and storage.is_whole(c)]
+    assert not over, f"an era begins from {state.origin} though {over[-1]} is whole (rule 14)"

@@ -55,7 +55,9 @@ class SimulatedNode:
         self.frozen = False
         self.executed: list[tuple[int, Instruction]] = []
         self.busy = False
+        self.deaf = False  # obeys nobody any more
         self._term = 0  # the highest of any order
+        self._led_by: dict[int, int] = {}  # term -> the leader whose plans were obeyed
         self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
         self.peers: dict[str, int] = {}
         self.leader: Leader | None = None  # whom it attends
@@ -72,15 +74,16 @@ class SimulatedNode:
         if not self.alive or self.leader is not None:
             return
         leader = self.cluster.reachable_leader(self)
-        if leader is None or self.frozen or leader.term < self.worker.term:
+        if leader is None or self.frozen:
             self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
             return
         self.leader = leader
         self.up, down = self.cluster.channel(), self.cluster.channel()
         self.up.send(lambda: leader.attach(self, down))
         zone = self.cluster.zones.get(self.name, "")
-        self.tell(ev.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone))
-        self.up.send(self.announce)
+        self.tell(ev.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone, term=self.worker.term))
+        if self.cluster.start_up.starts(self):
+            self.up.send(self.announce)
 
     def announce(self) -> None:
         """What the node says once it is welcome, and when it is asked: as of this moment."""
@@ -89,12 +92,18 @@ class SimulatedNode:
             return
         plan, last = worker.plan, worker.last_commit
         holds = plan is not None and bool(plan.layers_of(self.name))
-        commit = cmd.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan) if last else None
+        commit = (
+            cmd.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan, last.save)
+            if last
+            else None
+        )
         costs = tuple(1.0 for _ in range(self.cluster.layers))
         where = (worker.era, worker.version, holds, plan, commit, frozenset(worker.seeding.kept()))
         self.tell(ev.Available(self.name, self.incarnation, costs, "", *where))
         for fact in worker.repeat_facts():
             self.tell(self._ready(fact))
+        for settled in worker.repeat_settled():
+            self.tell(self._caught_up(settled))
 
     def detach(self) -> None:
         """The order stream breaks; the leader notices after a moment, and the node tries again."""
@@ -113,6 +122,8 @@ class SimulatedNode:
 
     def obey(self, order: Plan | CommitOrder | None) -> None:
         """An order has arrived; None: go, and join anew."""
+        if self.deaf:
+            return
         if order is None:
             self.cluster.join_anew(self)
             return
@@ -122,6 +133,10 @@ class SimulatedNode:
         else:
             self.worker.take_commit(order)
         obeyed = (self.worker.plan, self.worker.committed) != before
+        if self.worker.plan is not None:
+            plan = self.worker.plan
+            known = self._led_by.setdefault(plan.term, plan.leader)
+            assert known == plan.leader, f"{self.name} obeyed two leaders of the same term {plan.term} (rule 15)"
         assert not obeyed or order.term >= self._term, f"{self.name} obeyed {order.term} after {self._term} (rule 12)"
         self._term = max(self._term, order.term)
 
@@ -129,8 +144,8 @@ class SimulatedNode:
         if not self.alive:
             return
         if not self.frozen:
-            self.tell(ev.Heartbeat(self.name, self.incarnation, self.worker.version))
-        self.cluster.clock.after(0.5, self._beat)
+            self.tell(self.cluster.start_up.beat(self))
+        self.cluster.clock.after(0.5 + self.cluster.start_up.beat_delay(), self._beat)
 
     def tell(self, event: ev.Event) -> None:
         leader = self.leader
@@ -156,7 +171,8 @@ class SimulatedNode:
                 work = self.worker.next_redundant()
             if work is not None:
                 self.busy = True
-                self.cluster.clock.after(self.cluster.duration(work), lambda: self._finish(work))
+                seconds = self.cluster.duration(work) + self.cluster.start_up.stall(self, work)
+                self.cluster.clock.after(seconds, lambda: self._finish(work))
         self._carry_out()
 
     def _finish(self, work: Work[Number]) -> None:
@@ -164,6 +180,8 @@ class SimulatedNode:
             return
         if self.frozen:
             self.cluster.held.setdefault(self, []).append(lambda: self._finish(work))
+            return
+        if self.deaf or self.cluster.start_up.goes_wrong(self, work):
             return
         self.busy = False
         result, reduced = self._compute(work)
@@ -180,7 +198,7 @@ class SimulatedNode:
             for layer, value in work.gradients:
                 arithmetic.apply(layer, value.number, work.scale, work.step)
         elif isinstance(work, Save):
-            self.cluster.save(self, work)
+            self.cluster.storage.save(self, work)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Resume):
@@ -240,14 +258,17 @@ class SimulatedNode:
         elif isinstance(effect, FetchLayers):
             self.cluster.fetch(self, effect)
         elif isinstance(effect, RestoreLayers):
-            self.cluster.restore(self, effect)
+            self.cluster.storage.restore(self, effect)
         elif isinstance(effect, ReportCaughtUp):
-            layers = (effect.first_layer, effect.end_layer)
-            self.tell(ev.CaughtUp(self.name, self.incarnation, effect.era, *layers))
+            self.tell(self._caught_up(effect))
         elif isinstance(effect, ReportReady):
             self.tell(self._ready(effect))
         elif isinstance(effect, ReportResumed):
             self.tell(ev.Resumed(self.name, self.incarnation, effect.generation, effect.stage))
+
+    def _caught_up(self, fact: ReportCaughtUp) -> ev.CaughtUp:
+        layers = (fact.first_layer, fact.end_layer)
+        return ev.CaughtUp(self.name, self.incarnation, fact.era, *layers, fact.version, fact.order)
 
     def _ready(self, fact: ReportReady) -> ev.Ready:
         return ev.Ready(

@@ -1,7 +1,8 @@
 """What the compute thread does, what it waits for and how long things took: told to others, and used to fill waits."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 from pipeline.keys import Key
 from pipeline.values import Value
@@ -26,12 +27,28 @@ class Activity:
         self._slack = Slack()
         self._limit = Limit(redundant_bytes)
         self._began = 0.0
+        self._loading_since: float | None = None
+
+    @property
+    def present(self) -> Work[Value] | Load | None:
+        """The piece of work that has begun and not ended."""
+        return self._running
 
     @property
     def running(self) -> str:
         """From any thread: the instruction, or nothing."""
         work = self._running
         return _words(work) if work is not None else ""
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Around whatever takes samples from the dataset. Storage may stall: that is not the instruction's time."""
+        self._loading_since = began = self._clock()
+        try:
+            yield
+        finally:
+            self._durations.leave_out(self._clock() - began)
+            self._loading_since = None
 
     def begin(self, work: Work[Value] | Load, owned: Collection[range]) -> None:
         """``owned``: the layers of each stage that the node owns."""
@@ -82,11 +99,13 @@ class Activity:
 
     def heartbeat(self) -> pb.Heartbeat:
         """From any thread, without the lock."""
-        running, usual = self._durations.running(self._clock())
+        now, since = self._clock(), self._loading_since
+        running, usual = self._durations.running(now)
         return pb.Heartbeat(
             instruction=self.running,
             finished=self.finished,
-            running_seconds=running,
+            running_seconds=running if since is None else 0.0,
+            loading_seconds=now - since if since is not None else 0.0,
             median_seconds=usual.median,
             deviation_seconds=usual.deviation,
             samples=usual.samples,

@@ -1,18 +1,18 @@
-"""Writes this node's share of checkpoints and reads layers from one, off the compute thread."""
+"""Writes this node's share of checkpoints, off the compute thread, and again until the storage takes it."""
 
 import logging
-import queue
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.checkpoint import read_layer, write_layer
+from pipeline.checkpoint import write_layer
 from pipeline.errors import JobError
-from pipeline.manifest import CheckpointCorrupt, File, folder_of, read_manifest
+from pipeline.manifest import File, folder_of
 from pipeline.values import Value
 
 log = logging.getLogger("culm.checkpoint")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts
 
 
 @dataclass(frozen=True)
@@ -25,52 +25,66 @@ class Share:
 
 
 class CheckpointListener(Protocol):
-    """Who is told. Called on the checkpointer's threads."""
+    """Who is told. Called on the checkpointer's thread."""
 
     def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None: ...
 
-    def fetched(self, era: int, layer: int, version: int, state: Value) -> None: ...
-
-    def checkpoint_bad(self, step: int, why: str) -> None: ...
+    def unwritten(self, step: int, why: str) -> None: ...
 
 
 class Checkpointer:
-    """One writing thread; a share that is still waiting when the next one comes is dropped: the next is newer."""
+    """One writing thread. A share that still waits, or fails, when the next one comes is dropped: the next is newer."""
 
     def __init__(self, url: str, listener: CheckpointListener) -> None:
         self._url = url
         self._listener = listener
-        self._shares: queue.Queue[Share | None] = queue.Queue()
+        self._changed = threading.Condition()
+        self._waiting: Share | None = None  # the one share that the writing thread has not begun with
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
     def write(self, share: Share) -> None:
-        self._shares.put(share)
+        with self._changed:
+            if self._waiting is not None:
+                log.warning("the checkpoint of step %d is passed over: a newer one waits", self._waiting.step)
+            self._waiting = share
+            self._changed.notify_all()
 
     def close(self, patience: float) -> None:
         """Waits for what is being written, but no longer than ``patience`` seconds."""
-        self._shares.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
         self._thread.join(patience)
 
     def _run(self) -> None:
-        while (share := self._shares.get()) is not None:
-            folder = folder_of(self._url, share.step)
+        while (share := self._next()) is not None:
+            self._write(share)
+
+    def _next(self) -> Share | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._closed)
+            share, self._waiting = self._waiting, None
+            return share
+
+    def _write(self, share: Share) -> None:
+        """Until it is written, or a newer one waits, or this process is to end."""
+        folder, pause, told = folder_of(self._url, share.step), FIRST_PAUSE, ""
+        while True:
             try:
                 files = {layer: write_layer(folder, layer, state) for layer, state in share.layers}
-            except (OSError, JobError) as error:
-                log.warning("the checkpoint of step %d cannot be written: %s", share.step, error)
+            except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("the checkpoint of step %d cannot be written: %s", share.step, told)
+                    self._listener.unwritten(share.step, " ".join(told.split())[:500])
+                if isinstance(error, JobError):
+                    return  # no later attempt will do better
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._waiting is not None or self._closed, pause):
+                        return
+                pause = min(LONGEST_PAUSE, 2 * pause)
                 continue
             self._listener.saved(share.era, share.step, files)
-
-    def read(self, folder: str, step: int, layers: Sequence[int], era: int) -> None:
-        """Gives the layers' state as of the checkpoint to the listener, on a thread of its own."""
-        threading.Thread(target=self._read, args=(folder, step, layers, era), name="restore", daemon=True).start()
-
-    def _read(self, folder: str, step: int, layers: Sequence[int], era: int) -> None:
-        try:
-            manifest = read_manifest(folder)
-            for layer in layers:
-                self._listener.fetched(era, layer, step, read_layer(folder, manifest, layer))
-        except (CheckpointCorrupt, JobError, OSError) as error:
-            log.warning("the checkpoint %s cannot be read: %s", folder, error)
-            self._listener.checkpoint_bad(step, str(error))
+            return

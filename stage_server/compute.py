@@ -1,6 +1,8 @@
 """Runs a worker's work with torch: the layers held, the stages owned, the data they need. One thread calls it."""
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -9,9 +11,11 @@ from pipeline.data import Microbatches
 from pipeline.job import Job
 from pipeline.model import ModelSource
 from pipeline.values import Value
+from stage_server.copying import try_copying
 from stage_server.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
 from stage_server.keeping import Keeping
 from stage_server.layer import HeldLayer
+from stage_server.misfit import misfit
 from stage_server.stage import Stage
 
 log = logging.getLogger("culm.compute")
@@ -27,7 +31,9 @@ class Result(NamedTuple):
     reduced: tuple[tuple[int, Value], ...] = ()
     copies: tuple[tuple[int, Value], ...] = ()
     kept_bytes: int = 0  # of the graph of a redundant forward
+    refused: str = ""  # why a state from elsewhere was not installed
     accumulated: Value | None = None  # what the stage's gradients have come to, to be shipped
+    built: tuple[tuple[int, str], ...] = ()  # hashes of layers at their initial state, which is used from now on
 
 
 class Compute:
@@ -44,16 +50,19 @@ class Compute:
         self._begun: dict[int, int] = {}  # stage -> step that its accumulators belong to
         self._microbatches: Microbatches | None = None
         self._loaded: dict[Load, Samples] = {}
+        self.building: int | None = None  # the layer whose constructor runs
+        self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
 
     def warm_up(self) -> None:
-        """Takes one step of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
+        """Takes steps of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
 
-        Done before the node takes part; an heir or a standby cannot wait for it.
+        Done before the node takes part; an heir or a standby cannot wait for it. The same steps try whether a copy of
+        the optimizer goes on as it does. Raises JobError.
         """
         parameter = torch.nn.Parameter(torch.zeros(1, device=self._device))
-        optimizer = self._source.optimizer([parameter])
         parameter.sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        name = self._job.train.optimizer
+        try_copying(self._source.optimizer, self._source.parameters_like(), name, self._device)
 
     def layer(self, index: int) -> HeldLayer:
         return self._layers[index]
@@ -80,9 +89,13 @@ class Compute:
             for layer, gradient in work.gradients:
                 self._layers[layer].apply(gradient, work.scale)
         elif isinstance(work, Install):
+            wrong = misfit(self._layers[work.layer].module, work.state)
+            if wrong:
+                return Result(refused=wrong)
             self._layers[work.layer].install(work.state)
         else:
             self._arrange(work)
+            return Result(built=tuple((layer, self._layers[layer].digest()) for layer in work.initial))
         return Result()
 
     def _arrange(self, work: Arrange) -> None:
@@ -90,10 +103,7 @@ class Compute:
             self._layers.clear()
             self._stages.clear()
             self._begun.clear()
-        self._layers = {
-            i: self._layers[i] if i in self._layers else HeldLayer.build(self._source, i, self._device)
-            for i in work.layers
-        }
+        self._layers = {i: self._layers[i] if i in self._layers else self._build(i) for i in work.layers}
         owned = {s: (first, end) for s, first, end in work.stages}
         for s in [s for s in self._stages if owned.get(s) != self._ranges[s]]:
             self._stages.pop(s).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
@@ -107,6 +117,12 @@ class Compute:
                 splits = self._job.schedule.splits_at(s)
                 self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss, splits)
         self._ranges = owned
+
+    def _build(self, index: int) -> HeldLayer:
+        self.building = index
+        layer = HeldLayer.build(self._source, index, self._device)
+        self.building = None
+        return layer
 
     def _holds_last(self) -> bool:
         return any(end == self._source.layer_count for _, end in self._ranges.values())
@@ -122,9 +138,10 @@ class Compute:
         return load in self._loaded
 
     def _load(self, load: Load) -> Samples:
-        if self._microbatches is None:
-            self._microbatches = Microbatches(self._job, self._source.dataset())
-        return self._microbatches.microbatch(load.step, 0, load.microbatch)
+        with self.loading():
+            if self._microbatches is None:
+                self._microbatches = Microbatches(self._job, self._source.dataset())
+            return self._microbatches.microbatch(load.step, 0, load.microbatch)
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:
         found = self._loaded.get(load) or self._load(load)

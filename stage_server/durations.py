@@ -41,6 +41,12 @@ class Durations:
     def begin(self, kind: Direction, now: float) -> None:
         self._running = kind, now
 
+    def leave_out(self, seconds: float) -> None:
+        """So much of the present instruction's time went elsewhere: it says nothing about the instruction."""
+        if self._running is not None:
+            kind, began = self._running
+            self._running = kind, began + seconds
+
     def end(self, now: float) -> None:
         if self._running is None:
             return

@@ -25,7 +25,16 @@ class Early(Generic[V]):
         self._arrivals: list[Arrival[V]] = []
 
     def add(self, arrival: Arrival[V]) -> None:
+        """Of a peer's Hellos the newest counts, and of a tensor that comes again the first (rule 4)."""
+        if arrival.key is None:
+            self._arrivals = [x for x in self._arrivals if x.key is not None or x.peer != arrival.peer]
+        elif any(x.key == arrival.key and x[:3] == arrival[:3] for x in self._arrivals):
+            return
         self._arrivals.append(arrival)
+
+    def count(self, peer: str) -> int:
+        """Tensors of this peer."""
+        return sum(x.key is not None and x.peer == peer for x in tuple(self._arrivals))
 
     def add_of_later_step(self, arrival: Arrival[V], key: Key) -> None:
         """Of the steps that the senders are ahead all but the newest two have ended: the others are dropped."""

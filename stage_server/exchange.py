@@ -113,11 +113,24 @@ class Exchange(Generic[V]):
         else:
             if arrival.key.step >= self.version:
                 self.mailbox.put(arrival.key, arrival.value)
-                if arrival.key.kind is REDUCED:
-                    self.seeding.passed(arrival.key.index, arrival.key.step)
-            elif arrival.key.kind is REDUCED:
+            if arrival.key.kind is REDUCED:
+                # Of the running step, too: its commit may be under way here, without this gradient.
                 self.seeding.late(arrival.key.index, arrival.key.step, arrival.value)
+                if arrival.key.step >= self.version:
+                    self.seeding.passed(arrival.key.index, arrival.key.step)
             self._effects.append(Acknowledge(arrival.peer, arrival.key))
+
+    def waits(self, order: PlanOrder) -> bool:
+        """Whether what was sent under this plan waits until the plan is here."""
+        return self.plan is None or order > self.plan.order
+
+    def waiting(self, peer: str) -> int:
+        """Tensors of this peer that wait."""
+        return self._early.count(peer)
+
+    def drops(self, peer: str, incarnation: int, order: PlanOrder, key: Key) -> bool:
+        """Whether a tensor would be dropped if it were here: its sender is not its producer under the present plan."""
+        return self.plan is not None and not self._is_taken(Arrival(peer, incarnation, order), key, self.plan)
 
     def _take_early(self) -> None:
         for arrival in self._early.take():

@@ -1,34 +1,27 @@
-"""Dying on purpose at a named instruction, as a preempted machine would: SIGKILL, nothing flushed, nothing said."""
+"""Dying on purpose at a named instruction, as a preempted machine would: nothing flushed, nothing said."""
 
 import os
 import signal
 from collections.abc import Iterable
 
+from pipeline.places import Place, parse_place
 from stage_server.instructions import Apply, Load, Run, V, Work
 
-KINDS = ("forward", "backward", "send", "receive", "ship", "ready", "commit")
+KILLED = 128 + signal.SIGKILL  # the exit code that shells and container engines give for a killed process
+_exit = os._exit  # the real one: see pipeline.exits
 
 
 class Faults:
-    """The places where this process is to die, each ``STEP:INSTRUCTION``.
-
-    An instruction is a label such as ``2B3`` (before it runs), a kind of ``KINDS`` (the first of its kind in that
-    step), or ``kind:label``. Raises ValueError for anything else.
-    """
+    """The places where this process is to die. Raises ValueError for what names none: see ``pipeline.places``."""
 
     def __init__(self, places: Iterable[str] = ()) -> None:
-        self._places: dict[int, list[tuple[str, str]]] = {}
+        self._places: dict[int, list[Place]] = {}
         for place in places:
             self.add(place)
 
-    def add(self, place: str) -> None:
-        step, _, instruction = place.partition(":")
-        kind, _, label = instruction.partition(":")
-        if not step.isdigit() or not instruction:
-            raise ValueError(f"{place!r} names no instruction: write STEP:INSTRUCTION, such as 12:2B3")
-        if kind not in KINDS:
-            kind, label = "", instruction
-        self._places.setdefault(int(step), []).append((kind, label))
+    def add(self, text: str) -> None:
+        place = parse_place(text)
+        self._places.setdefault(place.step, []).append(place)
 
     def before(self, work: Work[V] | Load) -> None:
         """The compute thread begins this."""
@@ -42,13 +35,17 @@ class Faults:
 
     def at(self, step: int, kind: str, label: object = "") -> None:
         """The process is at this instruction of this step; it may be its last. ``label``: what prints as it."""
-        for wanted_kind, wanted_label in self._places.get(step, ()):
-            kind_fits = wanted_kind == kind or (not wanted_kind and kind in ("forward", "backward"))
-            if kind_fits and wanted_label in ("", str(label)):
+        for place in self._places.get(step, ()):
+            kind_fits = place.kind == kind or (not place.kind and kind in ("forward", "backward"))
+            if kind_fits and place.label in ("", str(label)):
                 die()
 
 
 def die() -> None:
-    """Ends the process at once."""
+    """Ends the process at once, whoever it is.
+
+    The kernel ignores a SIGKILL that the first process of a container (PID 1 of its namespace) sends to itself; for
+    all others the signal is delivered before ``os.kill`` returns.
+    """
     os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()  # the signal is delivered before this returns
+    _exit(KILLED)

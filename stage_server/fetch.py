@@ -9,12 +9,15 @@ import grpc
 
 from pipeline.channel import details
 from pipeline.errors import JobError
+from pipeline.patience import DEFAULT, Patience
 from pipeline.plan import Member
 from pipeline.tls import open_channel
+from pipeline.unfit import Unfit, refuse
 from pipeline.values import Value
 from pipeline.wire import Assembler
 from protos import stage_pb2
 from protos.stage_pb2_grpc import StageStub
+from stage_server.bounds import Run, fetched_problem
 
 RETRY_SECONDS = 0.2
 
@@ -28,32 +31,48 @@ class FetchListener(Protocol):
 
 
 def fetch_layers(
-    address: str, layers: tuple[int, ...], era: int, take: Callable[[int, int, Value], None], at_once: bool = False
+    address: str,
+    layers: tuple[int, ...],
+    era: int,
+    take: Callable[[int, int, Value], None],
+    at_once: bool = False,
+    run: Run | None = None,
+    patience: Patience = DEFAULT,
 ) -> None:
     """Streams the layers' state from the holder at ``address``; ``take(layer, version, state)`` gets each.
 
-    ``at_once``: as fast as it goes, since nobody is training.
+    ``at_once``: as fast as it goes, since nobody is training. ``patience``: for a holder that is silent.
 
-    Raises grpc.RpcError when the holder is gone or holds no copy.
+    Raises grpc.RpcError when the holder is gone or holds no copy, ValueError when it sends what it was not asked for,
+    or what is no state of the layer in this ``run``.
     """
-    with open_channel(address, "stage") as channel:
+    with open_channel(address, "stage", patience) as channel:
         assembler: Assembler | None = None
+        wanted = list(layers)
+        layer = version = 0
         request = stage_pb2.FetchRequest(layers=layers, era=era, at_once=at_once)
         for response in StageStub(channel).Fetch(request):
             if response.HasField("header"):
-                assembler = Assembler(response.header)
-            assert assembler is not None, "a layer's first piece carries its header"
+                refuse(fetched_problem(response, wanted, run))
+                assembler, layer, version = Assembler(response.header), response.layer, response.version
+            if assembler is None or (response.layer, response.version) != (layer, version):
+                raise Unfit(f"a piece of layer {response.layer} comes without its header")
             assembler.add(response.offset, response.payload)
             if assembler.complete:
-                take(response.layer, response.version, assembler.value())
+                wanted.remove(layer)
+                take(layer, version, assembler.value())
                 assembler = None
+        if wanted:
+            raise Unfit(f"the layers {wanted} have not come")
 
 
 class Fetcher:
     """Runs each fetch on a thread of its own."""
 
-    def __init__(self, listener: FetchListener) -> None:
+    def __init__(self, listener: FetchListener, patience: Patience, run: Run | None = None) -> None:
         self._listener = listener
+        self._patience = patience
+        self._run = run
 
     def fetch(self, source: Member, layers: tuple[int, ...], era: int) -> None:
         threading.Thread(target=self._fetch, args=(source, layers, era), name="fetch", daemon=True).start()
@@ -66,8 +85,8 @@ class Fetcher:
             self._listener.fetched(era, layer, version, state)
 
         try:
-            fetch_layers(source.address, layers, era, take)
-        except (grpc.RpcError, JobError) as error:
+            fetch_layers(source.address, layers, era, take, run=self._run, patience=self._patience)
+        except (grpc.RpcError, JobError, ValueError) as error:
             why = details(error) if isinstance(error, grpc.RpcError) else str(error)
             time.sleep(RETRY_SECONDS)  # it may be asked again at once
             self._listener.fetch_failed(era, source.node, missing, why)

@@ -6,23 +6,33 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pipeline.keys import Key
 from pipeline.messages import key_from_proto
 from pipeline.plan import PlanOrder
+from pipeline.roles import peer_of, stranger
+from pipeline.seldom import Seldom
+from pipeline.unfit import Unfit, refuse
 from pipeline.values import Value
-from pipeline.wire import Assembler
+from pipeline.wire import Assembler, Passing
 from protos import stage_pb2, tensor_pb2
 from stage_server.answers import Answers, SenderOpened
 from stage_server.bell import Bell
+from stage_server.guard import Guard
 from stage_server.loan import Loan
 from stage_server.nearby import Opened
 from stage_server.pipe import Reader
 from stage_server.plane import Received, decode
 
 log = logging.getLogger("culm.receiver")
+SELDOM = Seldom(log)
 
 LOOK_AGAIN = 0.5  # seconds until what another thread has taken is acknowledged, if nothing takes that along before
+
+
+class NotHeld(LookupError):
+    """There is no copy of the layer here, or of another era."""
 
 
 class Sink(Protocol):
@@ -45,7 +55,11 @@ class Sink(Protocol):
     def sender_lost(self, peer: str, incarnation: int, why: str) -> None: ...
 
     def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
-        """State of the asked layers, each with its version. Raises LookupError for what is not held."""
+        """State of the asked layers, each with its version. Raises NotHeld for what is not held."""
+        ...
+
+    def broken(self, error: BaseException) -> None:
+        """Something raised that nobody expected: the process is to end with it."""
         ...
 
 
@@ -55,16 +69,25 @@ class Incoming:
     """
 
     def __init__(
-        self, sink: Sink, bell: Bell, heard: Callable[[str, Answers], None], context: grpc.ServicerContext
+        self,
+        sink: Sink,
+        bell: Bell,
+        heard: Callable[[str, Answers], None],
+        context: grpc.ServicerContext,
+        guard: Guard | None = None,
     ) -> None:
-        """``heard``: called with each Hello's node."""
+        """``heard``: called with each Hello's node. Without a guard only what is wrong in any run is refused."""
         self.answers = Answers(sink.incarnation)
+        self.greeted = threading.Event()  # or ended before
+        self.wrong = ""  # why the stream was ended here
+        self._guard = guard
         self._sink = sink
         self._bell = bell
         self._context = context
         self._heard = heard
         self._peer, self._incarnation = "", 0
-        self._assembler: Assembler | None = None
+        self._assembler: Passing | None = None
+        self._key: Key | None = None  # of the value whose pieces come
         self._near: Opened | None = None
         self._turn = threading.Lock()  # of those who read the pipe
         self._ended: bool | None = None  # the pipe: on purpose or not
@@ -82,13 +105,18 @@ class Incoming:
                 self._answer()
         except grpc.RpcError as error:
             log.info("the stream from %s broke: %s", self._peer, error)
-        except Exception:  # whatever is wrong with it: a stream that nobody reads must not stay open
-            log.exception("what came from %s cannot be read: its stream is ended", self._peer or "an unknown peer")
+        except (ValueError, DecodeError) as error:  # what no node sends says nothing about the node that it names
+            self.wrong = str(error) or type(error).__name__
+            SELDOM.say(peer_of(self._context), f"a stream that says it is from {self._peer!r} is ended: {self.wrong}")
+        except Exception as error:  # whatever else it is: a stream that nobody reads must not stay open
+            log.exception("what came from %s cannot be taken: its stream is ended", self._peer or "an unknown peer")
+            self.wrong = f"{type(error).__name__}: {error}"
         self._answer()
         if self._near is not None:
             self._near.close()
+        self.greeted.set()
         self.answers.end()
-        if self._peer and not ended:
+        if self._peer and not ended and not self.wrong:
             self._sink.sender_lost(self._peer, self._incarnation, "the stream from it broke")
 
     def _read_pipe(self) -> bool:
@@ -134,6 +162,7 @@ class Incoming:
 
     def _take(self, received: Received) -> bool:
         """Whether the sender has ended the stream with this."""
+        refuse(received.wrong)
         if received.chunk is not None:
             self._piece(received.chunk, received.payload)
         elif received.request.HasField("hello"):
@@ -141,22 +170,28 @@ class Incoming:
         return received.request.HasField("end")
 
     def _hello(self, hello: stage_pb2.Hello) -> None:
+        refuse(stranger(self._context.auth_context(), hello.node))
+        if self._guard is not None:
+            self._guard.hello(hello)
+        if self._peer and (self._peer, self._incarnation) != (hello.node, hello.incarnation):
+            raise Unfit(f"a stream of {self._peer!r} that says it is of {hello.node!r}, or of another incarnation")
         self._peer, self._incarnation = hello.node, hello.incarnation
         if hello.HasField("memory") and self._near is None and (near := _open(hello)) is not None:
             self._near = near
             if not self._context.add_callback(near.end):
                 near.end()
             self.answers.put(SenderOpened())
+        self.greeted.set()
         self._heard(hello.node, self.answers)
         self._sink.heard_hello(hello.node, hello.incarnation, (hello.term, hello.generation))
 
     def _piece(self, chunk: tensor_pb2.Chunk, payload: memoryview) -> None:
         key = key_from_proto(chunk.key)
+        order = (chunk.term, chunk.generation)
         if chunk.HasField("header"):
-            self._assembler = Assembler(chunk.header)
-            self._sink.receiving(key)
-        if self._assembler is None:
-            raise ValueError(f"the first piece of {key} carries no header")
+            self._begin(key, order, chunk.header)
+        if self._assembler is None or key != self._key:
+            raise Unfit(f"the first piece of {key} carries no header")
         if chunk.HasField("slot"):
             if self._near is None:
                 raise ValueError(f"{key} is in memory that was never opened")
@@ -166,9 +201,19 @@ class Incoming:
             self.answers.put(chunk.slot)
         self._sink.received(self._peer, len(payload))
         if self._assembler.complete:
-            order = (chunk.term, chunk.generation)
-            value, self._assembler = self._assembler.value(), None
-            self._sink.deliver(self._peer, self._incarnation, order, key, value)
+            whole, self._assembler, self._key = self._assembler, None, None
+            if isinstance(whole, Assembler):
+                self._sink.deliver(self._peer, self._incarnation, order, key, whole.value())
+
+    def _begin(self, key: Key, order: PlanOrder, header: tensor_pb2.ValueHeader) -> None:
+        """The first piece of a value is here. All that it says is looked at before any memory is set aside."""
+        if not self._peer:
+            raise Unfit(f"{key} comes before a hello")
+        if self._assembler is not None:
+            raise Unfit(f"{key} begins before {self._key} is whole")
+        taken = self._guard is None or self._guard.takes(self._peer, self._incarnation, order, key, header)
+        self._assembler, self._key = Assembler(header) if taken else Passing(header), key
+        self._sink.receiving(key)
 
 
 def _open(hello: stage_pb2.Hello) -> Opened | None:

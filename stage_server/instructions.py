@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pipeline.keys import Key
+from pipeline.origin import Origin
 from pipeline.plan import Plan, PlanOrder
 from pipeline.schedule import Instruction
 
@@ -32,6 +33,7 @@ class CommitOrder:
     scale: float
     next_plan: Plan | None = None
     loss: float = 0.0
+    save: bool = False  # a checkpoint of the step, whatever its number
 
 
 # ---- computed on the node's one compute thread, in order ------------------------------------------------------------
@@ -49,6 +51,7 @@ class Arrange:
     step: int
     anew: bool
     fresh: tuple[int, ...] = ()  # stages that begin the step again: what was run ahead for them does not count
+    initial: tuple[int, ...] = ()  # layers whose initial state is what the run goes on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +192,7 @@ class ReportReady:
 class RestoreLayers:
     """Read these layers' state from the checkpoint that the era begins from."""
 
-    folder: str
-    step: int
+    origin: Origin
     layers: tuple[int, ...]
     era: int
 
@@ -202,6 +204,8 @@ class ReportCaughtUp:
     era: int
     first_layer: int
     end_layer: int
+    version: int
+    order: PlanOrder  # of the plan that this node obeys
 
 
 @dataclass(frozen=True, slots=True)

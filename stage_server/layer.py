@@ -1,10 +1,17 @@
 """A held layer, the unit of state: parameters, buffers and optimizer state at one version."""
 
+import math
+
 import torch
 from torch import nn
 
+from pipeline.clip import SKIPPED
+from pipeline.digest import hash_layer
+from pipeline.errors import JobError
 from pipeline.model import ModelSource
+from pipeline.sharing import tensors_of
 from pipeline.values import Value
+from stage_server import optimizer_state
 from stage_server.loan import Loan
 
 
@@ -15,7 +22,7 @@ class HeldLayer:
         self.index = index
         self.module = module
         self._parameters = tuple(module.named_parameters())  # torch goes through all of the module each time
-        self._optimizer = optimizer  # None for a layer without parameters
+        self.optimizer = optimizer  # None for a layer without parameters
         self._buffers_before: dict[str, torch.Tensor] | None = None
         self._loans: list[Loan] = []
 
@@ -46,7 +53,7 @@ class HeldLayer:
     def gradient(self, losses: tuple[float, ...] = (), with_norm: bool = True) -> Value:
         """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed.
 
-        ``with_norm``: else its squared norm is 0.0, which takes no look at every element.
+        ``with_norm``: else its squared norm is 0.0, or NaN where an element is not finite, which is found sooner.
         """
         gradients = [(f"grad.{name}", p.grad.detach()) for name, p in self._parameters if p.grad is not None]
         tensors = list(gradients)
@@ -54,10 +61,20 @@ class HeldLayer:
         for name, buffer in self.module.named_buffers():
             if not torch.equal(buffer, before[name]):
                 tensors.append((f"buffer.{name}", buffer.clone()))
-        return Value(tuple(tensors), squared_norm([t for _, t in gradients]) if with_norm else 0.0, losses)
+        each = [t for _, t in gradients]
+        norm = squared_norm(each) if with_norm else 0.0 if all_finite(each) else math.nan
+        return Value(tuple(tensors), norm, losses)
 
     def apply(self, gradient: Value, scale: float) -> None:
-        """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is."""
+        """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is.
+
+        A step that is ``SKIPPED`` leaves everything as at its beginning: weights, buffers, the optimizer's state.
+        """
+        if scale == SKIPPED:
+            self._restore(self._buffers_before or {})
+            self._drop_gradients()
+            self._buffers_before = None
+            return
         self._keep_loans()
         given = dict(gradient.tensors)
         for name, parameter in self._parameters:
@@ -70,8 +87,8 @@ class HeldLayer:
         if self._buffers_before is not None:
             self._restore(self._buffers_before)
         self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
-        if self._optimizer is not None:
-            self._optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
         self._drop_gradients()
         self._buffers_before = None
 
@@ -80,6 +97,10 @@ class HeldLayer:
         with torch.no_grad():
             for name, buffer in buffers.items():
                 own[name].copy_(buffer)
+
+    def digest(self) -> str:
+        """Tells whether two nodes have the same values: sha256 over parameters and buffers, cut to 64 bits."""
+        return hash_layer(self.index, dict(tensors_of(self.module)))[:16]
 
     def export(self) -> Value:
         """A copy of all state as at the step's beginning."""
@@ -106,29 +127,31 @@ class HeldLayer:
         for name, buffer in buffers.items():
             kind = "buffer" if name in own else "transient"
             tensors.append((f"{kind}.{name}", buffer.detach().clone()))
-        for index, parameter in enumerate(self._optimized()):
-            assert self._optimizer is not None
-            for name, entry in self._optimizer.state.get(parameter, {}).items():
-                tensors.append(_exported(f"{index}.{name}", entry, parameter.device))
-        for index, group in enumerate(self._optimizer.param_groups if self._optimizer is not None else ()):
-            for name, entry in group.items():
-                if isinstance(entry, bool | int | float):  # some optimizers count and adapt there
-                    tensors.append((f"group.{index}.{name}", _number(entry)))
+        if self.optimizer is not None:
+            tensors.extend(optimizer_state.exported(self.optimizer))
         return Value(tuple(tensors))
 
-    def _optimized(self) -> list[torch.Tensor]:
-        """The optimizer's parameters in its own order."""
-        groups = self._optimizer.param_groups if self._optimizer is not None else []
-        return [parameter for group in groups for parameter in group["params"]]
+    def _refuse_other(self, state: Value) -> None:
+        """``copy_`` would broadcast a tensor of another shape, and a tensor that is missing would stay as it is."""
+        own: dict[str, torch.Tensor] = {
+            f"parameter.{n}": p for n, p in self.module.named_parameters(remove_duplicate=False)
+        }
+        own |= {f"buffer.{n}": b for n, b in self.module.named_buffers()}
+        given = {n.replace("transient.", "buffer.", 1): t for n, t in state.tensors}
+        given = {n: t for n, t in given.items() if n.partition(".")[0] in ("parameter", "buffer")}
+        for name in sorted({*own, *given}):
+            here, there = ((tuple(x[name].shape), x[name].dtype) if name in x else None for x in (own, given))
+            if here != there:
+                what = f"layer {self.index} has {name} {here or 'missing'}, and the copy {there or 'missing'}"
+                raise JobError(what, "model.layers", "give every node the same model, and resume with it")
 
     def install(self, state: Value) -> None:
         """Takes over a copy that ``export`` made elsewhere."""
         self._keep_loans()
-        own = dict(self._parameters)
-        optimized = self._optimized()
-        if self._optimizer is not None:
-            self._optimizer.state.clear()
+        own = dict(self.module.named_parameters(remove_duplicate=False))  # one may have two names
         buffers: dict[str, torch.Tensor] = {}
+        optimizer: list[tuple[str, torch.Tensor]] = []
+        self._refuse_other(state)
         with torch.no_grad():
             for name, tensor in state.tensors:
                 kind, _, rest = name.partition(".")
@@ -137,34 +160,23 @@ class HeldLayer:
                 elif kind in ("buffer", "transient"):
                     buffers[rest] = tensor
                 else:
-                    assert self._optimizer is not None, "optimizer state for a layer without parameters"
-                    index, _, entry = rest.partition(".")
-                    if kind == "group":
-                        self._optimizer.param_groups[int(index)][entry] = tensor.item()
-                        continue
-                    parameter = optimized[int(index)]
-                    # Placed as it was, never through load_state_dict: that casts it to the parameter's dtype.
-                    held = tensor.item() if kind == "number" else tensor.clone()
-                    if kind == "optimizer":
-                        held = tensor.to(parameter.device, copy=True)
-                    self._optimizer.state[parameter][entry] = held
+                    optimizer.append((name, tensor))
+        if self.optimizer is not None:
+            optimizer_state.install(self.optimizer, optimizer)
         self._restore(buffers)
         self._buffers_before = None
         self._drop_gradients()
 
 
-def _exported(name: str, entry: object, device: torch.device) -> tuple[str, torch.Tensor]:
-    if isinstance(entry, torch.Tensor):
-        kind = "optimizer" if entry.device == device else "host"  # such as a step count beside a parameter on a GPU
-        return f"{kind}.{name}", entry.detach()
-    if isinstance(entry, bool | int | float):
-        return f"number.{name}", _number(entry)
-    raise TypeError(f"optimizer state {name} is a {type(entry).__name__}: only tensors and numbers can be copied")
+def all_finite(gradients: list[torch.Tensor]) -> bool:
+    """Whether every element is finite, in one pass over each tensor and one answer for all.
 
-
-def _number(entry: bool | int | float) -> torch.Tensor:
-    kind = torch.bool if isinstance(entry, bool) else torch.int64 if isinstance(entry, int) else torch.float64
-    return torch.tensor(entry, dtype=kind)
+    A NaN or an infinity never leaves a sum again. A sum of finite numbers may overflow, so one that is not finite is no
+    proof: only then every element is looked at.
+    """
+    real = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
+    sums = [g.sum(dtype=torch.float32 if g.element_size() < 4 else g.dtype) for g in real]
+    return not sums or math.isfinite(float(sum(sums))) or all(bool(torch.isfinite(g).all()) for g in real)
 
 
 def squared_norm(gradients: list[torch.Tensor]) -> float:

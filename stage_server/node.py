@@ -1,14 +1,13 @@
 """A node at work: one worker behind one lock, one compute thread, and the threads that bring and take tensors."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 from pipeline.job import Job
 from pipeline.keys import ACTIVATION, GRADIENT, Key
-from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, times_to_proto
+from pipeline.patience import Patience
 from pipeline.plan import Member, Plan, PlanOrder
 from pipeline.schedule import Instruction
 from pipeline.values import Value
@@ -17,10 +16,13 @@ from protos import stage_pb2
 from stage_server import reports
 from stage_server.activity import Activity
 from stage_server.bell import Bell
-from stage_server.checkpointer import Checkpointer, Share
+from stage_server.bounds import Run
+from stage_server.checkpoints import Checkpoints
 from stage_server.compute import Compute
 from stage_server.faults import Faults, die
 from stage_server.fetch import Fetcher
+from stage_server.guard import Guard
+from stage_server.incoming import NotHeld
 from stage_server.instructions import (
     Acknowledge,
     Adopted,
@@ -29,6 +31,7 @@ from stage_server.instructions import (
     Effect,
     FetchLayers,
     Forfeit,
+    Install,
     Load,
     Reduce,
     ReportCaughtUp,
@@ -39,42 +42,54 @@ from stage_server.instructions import (
     Send,
     Work,
 )
+from stage_server.last_words import work_of
 from stage_server.loan import Loan
 from stage_server.metrics import Reading
 from stage_server.orders import Orders
 from stage_server.peers import Peers
 from stage_server.receiver import Receiver
 from stage_server.traffic import Traffic
+from stage_server.turn import Turn
 from stage_server.worker import Worker
 
 log = logging.getLogger("culm.node")
 
 GIVE_WAY = 0.0005  # seconds in which others go first: a gradient before its reduction, a commit's apply before more
 GIVE_WAY_TO_FIRST = 0.003  # that a commit waits on a later stage's node: all wait for the first, maybe on this machine
-CHECKPOINT_PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
 
 
 class Node:
     """Feeds the worker, runs its work and carries out its effects. Every call may come from any thread."""
 
     def __init__(
-        self, worker: Worker[Value], compute: Compute, faults: Faults, job: Job, forfeit: Callable[[str], None]
+        self,
+        worker: Worker[Value],
+        compute: Compute,
+        faults: Faults,
+        job: Job,
+        patience: Patience,
+        forfeit: Callable[[str], None],
+        broken: Callable[[BaseException], None],
+        run: Run,
     ) -> None:
+        """``forfeit``: called when what is held is of no use; ``broken``: when something unexpected has raised."""
         self.worker = worker
+        self.broken = broken
         self.incarnation = worker.incarnation
         self._bell = Bell()
-        self.receiver = Receiver(self, self._bell, job.resilience.seed_bytes_per_second)
+        self._guard = Guard(run, worker)
+        self.receiver = Receiver(self, self._bell, job.resilience.seed_bytes_per_second, self._guard)
         self._compute = compute
         self._faults = faults
         self._forfeit = forfeit
-        self._changed = threading.Condition()
-        self._peers = Peers(self, faults)
+        self.changed = Turn(broken)
+        self._peers = Peers(self, faults, patience, self._guard)
         self._orders: Orders | None = None
-        self._fetcher = Fetcher(self)
-        self._reader = Checkpointer(job.checkpoint.url if job.checkpoint is not None else "", self)
-        self._checkpointer = self._reader if job.checkpoint is not None else None
-        self._saved: pb.AttendRequest | None = None  # the last share written, for a coordinator that missed it
+        self._fetcher = Fetcher(self, patience, run)
+        self._checkpoints = Checkpoints(self, job, self._report)
+        self._built: dict[int, str] = {}  # what was told of layers at their initial state
         self._activity = Activity(job.resilience.redundant_bytes)
+        compute.loading = self._activity.loading
         self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
         self._has_sent = False  # a tensor since the last piece of work
@@ -90,7 +105,7 @@ class Node:
     def run(self) -> None:
         """Computes until ``stop``."""
         while True:
-            with self._changed:
+            with self.changed:
                 if self._stopped:
                     break
                 work = self._choose()
@@ -106,30 +121,40 @@ class Node:
             self._has_sent = False
             self._faults.before(work)
             result = self._compute.do(work)
-            with self._changed:
+            if result.built:
+                self._built.update(result.built)
+                self._report(reports.built(self._built))
+            with self.changed:
                 self._busy = False
-                if not isinstance(work, Load):
+                if isinstance(work, Install) and result.refused:
+                    self._checkpoints.refuse(work, result.refused)
+                elif not isinstance(work, Load):
                     self.worker.finish(work, result.value, result.reduced, result.accumulated)
                     self._carry_out()
-                if isinstance(work, Save) and self._checkpointer is not None:
-                    self._checkpointer.write(Share(self.worker.era, work.step, result.copies))
+                if isinstance(work, Save):
+                    self._checkpoints.write(work.step, result.copies)
                 if not self._activity.end(work, self.worker.version, result.kept_bytes):
                     self.worker.ahead.stop()
                 if self._loans:
-                    self._changed.notify_all()
+                    self.changed.notify_all()
             self._faults.after(work)
         self._peers.close()
-        self._reader.close(CHECKPOINT_PATIENCE)
+        self._checkpoints.close()
         log.info("ends after %d instructions, at step %d", self._activity.finished, self.worker.version)
 
     def doing(self) -> str:
         """The instruction that is running, or nothing."""
         return self._activity.running
 
+    def failed_work(self) -> pb.FailedWork | None:
+        """The piece of work that has raised; None: it was none of the job's."""
+        work, plan = self._activity.present, self.worker.plan
+        return work_of(work, plan, self._compute.building) if work is not None and plan is not None else None
+
     def stop(self) -> None:
-        with self._changed:
+        with self.changed:
             self._stopped = True
-            self._changed.notify_all()
+            self.changed.notify_all()
             self._bell.ring()
 
     def _choose(self) -> Work[Value] | Load | None:
@@ -200,7 +225,7 @@ class Node:
             log.info("fetching layers %s from %s at step %d", effect.layers, effect.peer, self.worker.version)
             self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
         elif isinstance(effect, RestoreLayers):
-            self._restore(effect)
+            self._checkpoints.read(effect)
         elif isinstance(effect, ReportCaughtUp):
             self._report(reports.caught_up(effect))
         elif isinstance(effect, ReportReady):
@@ -208,10 +233,6 @@ class Node:
             self._faults.at(effect.step, "ready", effect.stage)
         else:
             self._report(reports.resumed(effect))
-
-    def _restore(self, effect: RestoreLayers) -> None:
-        log.info("reading layers %s from %s", effect.layers, effect.folder)
-        self._reader.read(effect.folder, effect.step, effect.layers, effect.era)
 
     def _note_stages(self, plan: Plan) -> None:
         ranges = {s: plan.stages[s].layers for s in plan.owned_by(self.worker.node)}
@@ -226,7 +247,7 @@ class Node:
     # ---- what senders ask (stage_server.sender.Source) --------------------------------------------------------------
 
     def greeting(self) -> stage_pb2.Hello:
-        with self._changed:
+        with self.changed:
             return stage_pb2.Hello(
                 node=self.worker.node,
                 incarnation=self.incarnation,
@@ -245,21 +266,21 @@ class Node:
         return value, plan.order
 
     def unacknowledged(self, peer: Member) -> list[Key]:
-        with self._changed:
+        with self.changed:
             plan, outbox = self.worker.plan, self.worker.outbox
             if plan is None or plan.members.get(peer.node) != peer:
                 return []
             return [key for key in outbox if peer.node in outbox.unacknowledged(key, plan)]
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None:
-        with self._changed:
+        with self.changed:
             if self.worker.acknowledged(peer.node, peer.incarnation, keys):
-                self._after_event()
+                self.after_event()
 
     def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None:
-        with self._changed:
+        with self.changed:
             self.worker.synced(peer.node, order, era, version)
-            self._after_event()
+            self.after_event()
 
     def peer_lost(self, peer: Member, why: str) -> None:
         self.sender_lost(peer.node, peer.incarnation, why)
@@ -273,9 +294,9 @@ class Node:
     # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
-        with self._changed:
+        with self.changed:
             self.worker.hello(peer, incarnation, order)
-            self._after_event()
+            self.after_event()
         if self._orders is not None:
             self._orders.leave_lower(order[0])
 
@@ -292,11 +313,11 @@ class Node:
         self._traffic.received(peer, count)
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
-        with self._changed:
+        with self.changed:
             if key.step == self.worker.version:
                 self._activity.arrived(key)
             self.worker.deliver(peer, incarnation, order, key, value)
-            self._after_event()
+            self.after_event()
 
     def sender_lost(self, peer: str, incarnation: int, why: str) -> None:
         lost = pb.PeerLost(node=peer, incarnation=incarnation, why=why)
@@ -305,39 +326,36 @@ class Node:
 
     def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
         for layer in layers:
-            with self._changed:
+            present = self.worker.era
+            if era != present:  # computing does not pause for what is not here
+                raise NotHeld(f"{self.worker.node} is in era {present}, not {era}")
+            with self.changed:  # what is raised in here ends the node
                 self._loans += 1
                 try:
-                    self._changed.wait_for(lambda: self._stopped or not (self._busy or self.worker.must_arrange))
+                    self.changed.wait_for(lambda: self._stopped or not (self._busy or self.worker.must_arrange))
                     version = self.worker.seeding.version_of(layer)
-                    if version is None or era != self.worker.era or self._stopped:
-                        raise LookupError(f"{self.worker.node} holds no copy of layer {layer} in era {era}")
-                    loan = self._compute.layer(layer).lend()
+                    held = version is not None and era == self.worker.era and not self._stopped
+                    loan = self._compute.layer(layer).lend() if held else None
                 finally:
                     self._loans -= 1
                     self._bell.ring()
+            if version is None or loan is None:
+                raise NotHeld(f"{self.worker.node} holds no copy of layer {layer} in era {era}")
             yield layer, version, loan
 
     # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
 
     def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
-        with self._changed:
+        with self.changed:
             log.info("layer %d is here at version %d, at step %d", layer, version, self.worker.version)
             self.worker.fetched(era, layer, version, state)
-            self._after_event()
-
-    def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None:
-        self._saved = reports.saved(era, step, files)
-        self._report(self._saved)
-
-    def checkpoint_bad(self, step: int, why: str) -> None:
-        self._report(pb.AttendRequest(checkpoint_bad=pb.CheckpointBad(step=step, why=why)))
+            self.after_event()
 
     def fetch_failed(self, era: int, peer: str, layers: list[int], why: str) -> None:
         log.warning("seeding from %s broke off: %s", peer, why)
-        with self._changed:
+        with self.changed:
             self.worker.fetch_failed(era, peer, layers)
-            self._after_event()
+            self.after_event()
 
     # ---- what the coordinator orders (stage_server.orders.Listener) -------------------------------------------------
 
@@ -345,11 +363,13 @@ class Node:
         """Announces this node and repeats its facts (rule 6). What it has done so far goes along: the run may be over
         before the next heartbeat.
         """
-        with self._changed:
+        with self.changed:
             facts = [reports.available(available, self.worker), pb.AttendRequest(heartbeat=self.heartbeat())]
+            if self._built:
+                facts.append(reports.built(self._built))
             facts.extend(reports.ready(fact) for fact in self.worker.repeat_facts())
-            if self._saved is not None:
-                facts.append(self._saved)
+            facts.extend(reports.caught_up(fact) for fact in self.worker.repeat_settled())
+            facts.extend(self._checkpoints.facts())
             announce(facts)
 
     def heartbeat(self) -> pb.Heartbeat:
@@ -362,7 +382,7 @@ class Node:
 
     def reading(self) -> Reading:
         """For Prometheus."""
-        with self._changed:
+        with self.changed:
             return Reading(
                 node=self.worker.node,
                 times=self._activity.times.split(time.monotonic()),
@@ -375,24 +395,31 @@ class Node:
             )
 
     def order(self, order: pb.AttendResponse) -> None:
+        """Raises Unfit for what no coordinator of this run orders; nothing has changed then (rule 18)."""
+        self._guard.order(order)
         body = order.WhichOneof("body")
         if body == "die":
-            if order.die.at:
-                self._faults.add(order.die.at)
-            else:
-                die()
-        with self._changed:
+            self._die(order.die.at)
+        with self.changed:
             if body == "plan":
                 self.worker.take_plan(plan_from_proto(order.plan))
             elif body == "commit":
                 self._activity.arrived(None)
                 self.worker.take_commit(reports.commit_from_proto(order.commit))
-            self._after_event()
+            self.after_event()
         if body == "commit":
             time.sleep(GIVE_WAY)  # this thread would go on with the interpreter that the compute thread waits for
 
-    def _after_event(self) -> None:
+    def _die(self, at: str) -> None:
+        if not at:
+            die()
+        try:
+            self._faults.add(at)
+        except ValueError as error:  # an order that cannot be obeyed changes nothing
+            log.error("ordered to die at a place that is none: %s", error)
+
+    def after_event(self) -> None:
         self._carry_out()
         self._bell.ring()
         if self._loans:
-            self._changed.notify_all()
+            self.changed.notify_all()

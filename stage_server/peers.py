@@ -1,8 +1,10 @@
 """The streams to the peers that a plan names."""
 
 from pipeline.keys import Key
+from pipeline.patience import Patience
 from pipeline.plan import Plan
 from stage_server.faults import Faults
+from stage_server.guard import Guard
 from stage_server.nearby import of_one_machine
 from stage_server.sender import Sender, Source
 
@@ -10,8 +12,10 @@ from stage_server.sender import Sender, Source
 class Peers:
     """A sender for each peer; one lock guards it, its node's."""
 
-    def __init__(self, source: Source, faults: Faults) -> None:
+    def __init__(self, source: Source, faults: Faults, patience: Patience, guard: Guard | None = None) -> None:
         self._source = source
+        self._patience = patience
+        self._guard = guard
         self._faults = faults
         self._senders: dict[str, Sender] = {}
 
@@ -24,7 +28,8 @@ class Peers:
                 self._senders.pop(peer).close()
         for peer, member in wanted.items():
             if peer not in self._senders:
-                self._senders[peer] = Sender(member, self._source, self._faults, of_one_machine(own, member.address))
+                near = of_one_machine(own, member.address)
+                self._senders[peer] = Sender(member, self._source, self._faults, near, self._patience, self._guard)
 
     def send(self, peer: str, key: Key, later: bool) -> None:
         self._senders[peer].send(key, later)

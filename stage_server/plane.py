@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from protos import stage_pb2, tensor_pb2
 
@@ -25,6 +26,7 @@ class Received:
     request: stage_pb2.DeliverRequest
     chunk: tensor_pb2.Chunk | None = None
     payload: memoryview = NOTHING
+    wrong: str = ""  # what is wrong with it, where it is no DeliverRequest at all
 
 
 def varint(number: int) -> bytes:
@@ -67,7 +69,7 @@ def decode(data: bytes) -> Received:
     if len(data) > 2 and data[0] == CHUNK:
         view = memoryview(data)
         length, at = read_varint(view, 1)
-        if at + length == len(data) and data[at] == PAYLOAD:
+        if at + length == len(data) and length and data[at] == PAYLOAD:
             size, at = read_varint(view, at + 1)
             if at + size > len(data):
                 raise ValueError("a payload is longer than its message")
@@ -79,6 +81,22 @@ def decode(data: bytes) -> Received:
 
 
 EMPTY = stage_pb2.DeliverRequest()
+
+
+def decode_any(data: bytes) -> Received:
+    """Never raises: gRPC would write a traceback for every message that is none, whoever sends it."""
+    try:
+        return decode(data)
+    except (DecodeError, ValueError, IndexError) as error:
+        return Received(EMPTY, wrong=f"{len(data)} bytes that are no DeliverRequest ({error})")
+
+
+def _fetch_request(data: bytes) -> stage_pb2.FetchRequest:
+    """One that asks for nothing in place of what is none."""
+    try:
+        return stage_pb2.FetchRequest.FromString(data)
+    except DecodeError:
+        return stage_pb2.FetchRequest()
 
 
 class DeliverCall(grpc.Call, Iterator[stage_pb2.DeliverResponse]):
@@ -100,7 +118,7 @@ def add_to_server(
     """Serves the Stage service by these two."""
     answer, piece = stage_pb2.DeliverResponse.SerializeToString, stage_pb2.FetchResponse.SerializeToString
     handlers: dict[str, Any] = {
-        "Deliver": grpc.stream_stream_rpc_method_handler(deliver, decode, answer),
-        "Fetch": grpc.unary_stream_rpc_method_handler(fetch, stage_pb2.FetchRequest.FromString, piece),
+        "Deliver": grpc.stream_stream_rpc_method_handler(deliver, decode_any, answer),
+        "Fetch": grpc.unary_stream_rpc_method_handler(fetch, _fetch_request, piece),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

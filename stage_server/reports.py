@@ -2,6 +2,7 @@
 
 from pipeline.manifest import File
 from pipeline.messages import plan_from_proto, plan_to_proto
+from pipeline.origin import Origin
 from pipeline.values import Value
 from protos import coordinator_pb2 as pb
 from stage_server.instructions import CommitOrder, ReportCaughtUp, ReportReady, ReportResumed
@@ -22,6 +23,10 @@ def available(node: pb.Available, worker: Worker[Value]) -> pb.AttendRequest:
     return pb.AttendRequest(available=message)
 
 
+def built(initial: dict[int, str]) -> pb.AttendRequest:
+    return pb.AttendRequest(built=pb.Built(initial=initial))
+
+
 def ready(fact: ReportReady) -> pb.AttendRequest:
     message = pb.Ready(
         era=fact.era,
@@ -37,6 +42,7 @@ def ready(fact: ReportReady) -> pb.AttendRequest:
 
 def caught_up(fact: ReportCaughtUp) -> pb.AttendRequest:
     layers = pb.CaughtUp(era=fact.era, first_layer=fact.first_layer, end_layer=fact.end_layer)
+    layers.version, (layers.term, layers.generation) = fact.version, fact.order
     return pb.AttendRequest(caught_up=layers)
 
 
@@ -52,8 +58,23 @@ def saved(era: int, step: int, files: dict[int, tuple[File, ...]]) -> pb.AttendR
     return pb.AttendRequest(saved=pb.Saved(era=era, step=step, files=listed))
 
 
+def unread(era: int, origin: Origin, why: str, absent: bool) -> pb.AttendRequest:
+    """What the era begins from cannot be read so far."""
+    named = pb.Unread(
+        era=era, step=origin.step, folder=origin.folder, sha256=origin.sha256, why=why[:500], absent=absent
+    )
+    return pb.AttendRequest(unread=named)
+
+
+def checkpoint_bad(origin: Origin, why: str) -> pb.AttendRequest:
+    """A proof against a checkpoint."""
+    named = pb.CheckpointBad(step=origin.step, folder=origin.folder, sha256=origin.sha256, why=why[:500])
+    return pb.AttendRequest(checkpoint_bad=named)
+
+
 def commit_to_proto(commit: CommitOrder) -> pb.Commit:
     order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    order.save = commit.save
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
     return order
@@ -61,4 +82,4 @@ def commit_to_proto(commit: CommitOrder) -> pb.Commit:
 
 def commit_from_proto(commit: pb.Commit) -> CommitOrder:
     plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
-    return CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss)
+    return CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss, commit.save)

@@ -1,7 +1,7 @@
 """The versions of the layers that a node holds, and how a layer that is being seeded catches up (rule 11)."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Generic
 
 from pipeline.plan import Plan
@@ -26,17 +26,24 @@ class Seeding(Generic[V]):
         self._catch_ups: deque[Apply[V]] = deque()
         self._running: Install[V] | Apply[V] | None = None  # given out; None again if it has become void meanwhile
         self._failed_sources: set[str] = set()
+        self._restoring: set[int] = set()  # layers wanted from the checkpoint that the era begins from
 
     def version_of(self, layer: int) -> int | None:
         return self._versions.get(layer)
 
     def kept(self) -> list[int]:
         """The layers whose state is here, or on its way from a checkpoint."""
-        return [x for x, v in self._versions.items() if v is not None or self._asked.get(x) == CHECKPOINT]
+        return [x for x, v in self._versions.items() if v is not None or x in self._restoring]
+
+    def lacks(self, layer: int) -> bool:
+        """Whether a layer that the era's checkpoint has is still wanted from there."""
+        return layer in self._restoring and self._versions.get(layer, 0) is None
 
     def adopt(self, plan: Plan, node: str, version: int, anew: bool) -> None:
-        """Takes on the layers that the plan gives to the node and forgets the others.
+        """Takes on the layers that the plan gives to the node; of the others those whose state is here stay.
 
+        A plan takes nothing from a node within a step: the node may have said that it is ready for the step with such
+        a layer, and a later plan of the same step may count on that (rule 6). ``give_up`` ends it, with the commit.
         At the beginning of an era owners and hot standbys build the initial state themselves.
         """
         before = {} if anew else self._versions
@@ -46,24 +53,52 @@ class Seeding(Generic[V]):
             self._installs.clear()
             self._catch_ups.clear()
             self._running = None
+            self._restoring.clear()
         self._failed_sources.clear()
-        self._versions = {}
         mine = plan.layers_of(node)
+        self._versions = {layer: v for layer, v in before.items() if v is not None and layer not in mine}
         for stage in plan.stages:
             for layer in mine.intersection(stage.layers):
-                builds = anew and not plan.origin and plan.step == plan.origin_step and node in stage.required()
+                builds = anew and not plan.origin.folder and plan.step == plan.origin.step and node in stage.required()
                 initial = version if builds else None
                 self._versions[layer] = before.get(layer, initial)
         known = {*plan.members, CHECKPOINT}
         self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in known}
+        self._restoring &= {layer for layer, v in self._versions.items() if v is None}
+        self._await_checkpoint()
+
+    def held(self) -> list[int]:
+        """The layers that the node is to have memory for, ascending."""
+        return sorted(self._versions)
+
+    def give_up(self, mine: Collection[int]) -> None:
+        """A commit is to be applied: forgets all layers but these."""
+        for layer in [layer for layer in self._versions if layer not in mine]:
+            self._restart(layer)
+            del self._versions[layer]
 
     def restores(self, plan: Plan, node: str, anew: bool) -> list[RestoreLayers]:
         """What an owner or hot standby of a new era reads from the checkpoint that the era begins from."""
         layers = [x for stage in plan.stages if node in stage.required() for x in stage.layers]
-        if not anew or not plan.origin or plan.step != plan.origin_step or not layers:
+        if not anew or not plan.origin.folder or plan.step != plan.origin.step or not layers:
             return []
-        self._asked.update(dict.fromkeys(layers, CHECKPOINT))
-        return [RestoreLayers(plan.origin, plan.origin_step, tuple(layers), plan.era)]
+        self._restoring.update(layers)
+        self._await_checkpoint()
+        return [RestoreLayers(plan.origin, tuple(layers), plan.era)]
+
+    def _await_checkpoint(self) -> None:
+        """Layers that nobody else is asked for at present come from the checkpoint."""
+        for layer in self._restoring:
+            self._asked.setdefault(layer, CHECKPOINT)
+
+    def unread(self, plan: Plan, node: str) -> list[FetchLayers]:
+        """The checkpoint cannot be read here so far: another holder is asked, once, for what is still missing."""
+        for layer in self._restoring:
+            if self._asked.get(layer) == CHECKPOINT:
+                del self._asked[layer]
+        out = self.fetches(plan, node)
+        self._await_checkpoint()
+        return out
 
     def fetches(self, plan: Plan, node: str) -> list[FetchLayers]:
         """What to ask for now: layers without state that nobody was asked for, from the owner or a hot standby."""
@@ -91,7 +126,11 @@ class Seeding(Generic[V]):
         """The source could not send these layers: another one is asked, and in the end the same one again."""
         self._failed_sources.add(peer)
         for layer in layers:
-            if self._asked.get(layer) == peer:
+            if self._asked.get(layer) != peer:
+                continue
+            if layer in self._restoring:
+                self._asked[layer] = CHECKPOINT  # that holder has not read it either
+            else:
                 self._restart(layer)
 
     def passed(self, layer: int, step: int) -> None:
@@ -99,6 +138,12 @@ class Seeding(Generic[V]):
         waiting = self._followups.get(layer, [])
         if self._versions.get(layer) is not None and any(t < step and value is None for t, _, value in waiting):
             self._restart(layer)
+
+    def close_gaps(self) -> None:
+        """After the last commit: no later gradient will show that a missing one is lost. Its layer is fetched again."""
+        for layer, waiting in list(self._followups.items()):
+            if self._versions.get(layer) is not None and any(value is None for _, _, value in waiting):
+                self._restart(layer)
 
     def next_install(self) -> Install[V] | None:
         if not self._installs:
@@ -119,12 +164,21 @@ class Seeding(Generic[V]):
             self._restart(layer)
             return
         self._asked.pop(layer)
+        self._restoring.discard(layer)
         self._versions[layer] = work.version
         if followups:
             self._followups[layer] = followups
             step, _, value = followups[0]
             if value is not None:
                 self.late(layer, step, value)  # all that are here one after the other
+
+    def refuse(self, work: Install[V]) -> bool:
+        """The state that was to be installed does not fit. Whether it may be from the checkpoint of the era."""
+        running, self._running = self._running, None
+        restoring = work.layer in self._restoring
+        if running is not None and not restoring:
+            self._restart(work.layer)  # of a holder: it is asked again
+        return running is not None and restoring
 
     def next_catch_up(self) -> Apply[V] | None:
         if not self._catch_ups:
@@ -173,6 +227,7 @@ class Seeding(Generic[V]):
 
     def start_over(self) -> None:
         """Every layer is to be fetched anew."""
+        self._restoring.clear()
         for layer in self._versions:
             self._restart(layer)
         self._installs.clear()
@@ -183,6 +238,7 @@ class Seeding(Generic[V]):
         if running is not None and layer == _layer_of(running):
             self._running = None
         self._asked.pop(layer, None)
+        self._restoring.discard(layer)
         self._followups.pop(layer, None)
         self._catch_ups = deque(work for work in self._catch_ups if work.gradients[0][0] != layer)
         if layer in self._versions:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from pipeline.channel import details
 from pipeline.errors import JobError
 from pipeline.keys import ACCUMULATED, ACTIVATION, PARTIAL, REDUCED, Key
 from pipeline.messages import key_from_proto, key_to_proto
+from pipeline.patience import DEFAULT, Patience
 from pipeline.plan import Member, PlanOrder
 from pipeline.schedule import Instruction
 from pipeline.tls import open_channel
@@ -23,6 +25,7 @@ from pipeline.values import Value
 from pipeline.wire import chunks, header_of
 from protos import stage_pb2, tensor_pb2
 from stage_server.faults import Faults
+from stage_server.guard import Guard
 from stage_server.nearby import Offer
 from stage_server.pipe import Writer
 from stage_server.plane import deliver, encode, encode_chunk
@@ -61,13 +64,29 @@ class Source(Protocol):
         """So many bytes in a row took the stream so long to take."""
         ...
 
+    def broken(self, error: BaseException) -> None:
+        """Something raised that nobody expected: the process is to end with it."""
+        ...
+
 
 class Sender:
     """Sends to one incarnation of one peer until ``close``; a broken stream is reported and tried again."""
 
-    def __init__(self, peer: Member, source: Source, faults: Faults, one_machine: bool = False) -> None:
-        """``one_machine``: the peer seems to run on this one, so that large pieces may go through shared memory."""
+    def __init__(
+        self,
+        peer: Member,
+        source: Source,
+        faults: Faults,
+        one_machine: bool = False,
+        patience: Patience = DEFAULT,
+        guard: Guard | None = None,
+    ) -> None:
+        """``one_machine``: the peer seems to run on this one, so that large pieces may go through shared memory.
+        ``patience``: for a peer that is silent.
+        """
         self.peer = peer
+        self._patience = patience
+        self._guard = guard
         self._one_machine = one_machine
         self._source = source
         self._faults = faults
@@ -130,7 +149,7 @@ class Sender:
         while not self._closed.is_set():
             near = self._offer()
             try:
-                with open_channel(self.peer.address, "stage") as channel:
+                with open_channel(self.peer.address, "stage", self._patience) as channel:
                     call = deliver(channel, self._requests(self._queue, near))
                     for response in call:
                         pause = SHORTEST_PAUSE
@@ -142,7 +161,8 @@ class Sender:
                 why = "its stream ended"
             except grpc.RpcError as error:
                 why = details(error)
-            except (JobError, ValueError) as error:  # this node's own certificate: a newer one may be there soon
+            # This node's own certificate: a newer one may be there soon. Or what no receiver answers.
+            except (JobError, ValueError, DecodeError) as error:
                 why = str(error)
             if near is not None:
                 near.close()
@@ -171,25 +191,35 @@ class Sender:
                 self._hear(stage_pb2.DeliverResponse.FromString(message), near)
 
     def _hear(self, response: stage_pb2.DeliverResponse, near: Offer | None) -> None:
+        keys = [key_from_proto(k) for k in response.acknowledged]
+        if self._guard is not None:
+            self._guard.answer(response, keys)
         if near is not None and response.free_slots:
             near.slots.give_back(response.free_slots)
-        if response.acknowledged:
-            self._source.acknowledged(self.peer, [key_from_proto(k) for k in response.acknowledged])
+        if keys:
+            self._source.acknowledged(self.peer, keys)
         if response.HasField("synced"):
             synced = response.synced
             self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
     def _requests(self, items: "queue.SimpleQueue[Key | None]", near: Offer | None) -> Iterator[bytes]:
-        """Those for the stream; the others go through the pipe as soon as the peer has opened it."""
+        """Those for the stream; the others go through the pipe as soon as the peer has opened it.
+
+        gRPC takes them on a thread of its own, and would log what raises there and break the stream, again and again.
+        """
         moved = False
-        for message in self._messages(items, near):
-            if near is None or not moved:
-                yield message
-                if near is not None and message is MOVED:
-                    moved = True
-                    self._go_on_in(near.requests, items)
-            elif not near.requests.write(message):
-                return
+        try:
+            for message in self._messages(items, near):
+                if near is None or not moved:
+                    yield message
+                    if near is not None and message is MOVED:
+                        moved = True
+                        self._go_on_in(near.requests, items)
+                elif not near.requests.write(message):
+                    return
+        except Exception as error:
+            self._source.broken(error)
+            raise
 
     def _go_on_in(self, pipe: Writer, items: "queue.SimpleQueue[Key | None]") -> None:
         with self._turn:

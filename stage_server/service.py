@@ -9,21 +9,26 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from pipeline.admission import MOST_STREAMS, THREADS, AdmissionInterceptor
 from pipeline.channel import server_options
 from pipeline.devices import device_of
 from pipeline.errors import JobError
+from pipeline.exits import caught
 from pipeline.exposition import Exposition
 from pipeline.job import parse_job
-from pipeline.messages import machine_to_proto
+from pipeline.messages import identity_into, machine_to_proto
 from pipeline.model import ModelSource
+from pipeline.patience import Patience
 from pipeline.roles import RoleInterceptor
 from pipeline.rpc_metrics import Interceptor, RpcMetrics
+from pipeline.text import as_name, told
 from pipeline.tls import add_port
 from pipeline.values import Value
 from pipeline.version import PROTOCOL_VERSION
@@ -33,6 +38,8 @@ from stage_server.address import advertised
 from stage_server.allocator import keep_pages
 from stage_server.compute import Compute
 from stage_server.faults import Faults
+from stage_server.guard import run_of
+from stage_server.last_words import START, reason_of
 from stage_server.metrics import NodeCollector
 from stage_server.node import Node
 from stage_server.notices import Notice, NoticeWatcher, make_sources
@@ -44,7 +51,14 @@ log = logging.getLogger("culm.stage")
 
 FORCE_SECONDS = 15.0  # after which a process that is to end does not wait for its compute thread
 SWITCH_SECONDS = 0.0002  # Python's 5 ms are long for a tensor that waits to be sent while this thread goes on
+ABSENT_SECONDS = 2.0  # that a node which was told to stop waits for a coordinator that has gone
+POLL_SECONDS = 0.1
 GRACE = 1.0  # seconds for streams to end when the server stops
+
+
+def _alone_in_container() -> bool:
+    """Whether the host's name is this process's own: it is PID 1, or the one child of the engine's init."""
+    return os.getpid() == 1 or (os.getppid() == 1 and Path("/.dockerenv").exists())
 
 
 class StageServer:
@@ -53,14 +67,15 @@ class StageServer:
     def __init__(self, settings: StageSettings) -> None:
         self._settings = settings
         host, pid = socket.gethostname(), os.getpid()
-        self._name = settings.name or (host if pid == 1 else f"{host}-{pid}")  # 1: alone in a container
+        self._name = settings.name or (as_name(host) if _alone_in_container() else f"{as_name(host)[:50]}-{pid}")
         self._incarnation = time.time_ns() // 1000
         self._exposition = Exposition(settings.metrics) if settings.metrics else None
-        interceptors: list[grpc.ServerInterceptor] = [RoleInterceptor()]
+        interceptors: list[grpc.ServerInterceptor] = [RoleInterceptor(settings.run), AdmissionInterceptor()]
         if self._exposition is not None:
             interceptors.append(Interceptor(RpcMetrics(self._exposition.registry)))
-        pool = ThreadPoolExecutor(max_workers=64)
-        self._server = grpc.server(pool, interceptors=interceptors, options=server_options())
+        pool = ThreadPoolExecutor(max_workers=THREADS)
+        options = [*server_options(Patience(settings.patience)), *MOST_STREAMS]
+        self._server = grpc.server(pool, interceptors=interceptors, options=options)
         self._address = self._listen(settings.listen)
         self._welcome: pb.Welcome | None = None
         self._node: Node | None = None
@@ -69,12 +84,23 @@ class StageServer:
         self._turn = threading.Lock()  # attaching and having built the model may happen at once
         self._woken = threading.Event()  # something for the main thread: a job, or the end
         self._exit: int | None = None
+        self._forced: threading.Timer | None = None  # ends the process if its compute thread does not
+        self._ended = threading.Event()  # _exit is set
         self._error = ""
         self.join_anew = False
         self._draining: pb.AttendRequest | None = None
         self._warning: pb.AttendRequest | None = None
         self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
-        self._orders = Orders(settings.coordinator, self, settings.connect_timeout, self._hopeless)
+        self._failed: pb.AttendRequest | None = None
+        self._orders = Orders(
+            settings.coordinator,
+            self,
+            settings.connect_timeout,
+            self._hopeless,
+            Patience(settings.patience),
+            settings.coordinator_timeout,
+            lambda why: self._end(1, why),
+        )
 
     def _listen(self, listen: str) -> str:
         host, _, port = listen.rpartition(":")
@@ -100,21 +126,37 @@ class StageServer:
         self._server.stop(GRACE)
         if self._exposition is not None:
             self._exposition.close()
+        if self._forced is not None:
+            self._forced.cancel()  # nothing was stuck: whoever called this goes on
         if self._error and not self.join_anew:
-            print(f"culm stage: {self._error}", file=sys.stderr, flush=True)
+            print(f"culm stage: {told(self._error)}", file=sys.stderr, flush=True)
         return self._exit or 0
 
     def _work(self, welcome: pb.Welcome) -> None:
+        """Takes part until told to stop. What raises ends the process, with last words to the coordinator."""
         try:
-            job = parse_job(welcome.job_toml, "the coordinator's job")
-            torch.set_num_threads(job.job.threads)
-            source = ModelSource(job)
-            costs = source.parameter_counts()
-            device = device_of(job)
-        except JobError as error:
-            self._orders.report(pb.AttendRequest(failed=pb.Failed(why=str(error))))
-            self._end(2, str(error))
+            with caught():
+                node = self._take_part(welcome)
+        except Exception as error:  # the job's file or code, or this machine: a module or a device is missing
+            log.info("the job does not start here", exc_info=not isinstance(error, JobError))
+            self._fail(START, reason_of(error), 2 if isinstance(error, JobError) else 1)
             return
+        if self._exit is None:
+            try:
+                with caught():
+                    node.run()
+            except Exception as error:  # the user's code: the process ends, and another node takes over
+                doing = node.doing() or "computing"
+                log.exception("%s", doing)
+                self._fail(node.failed_work(), f"{doing} raised {reason_of(error)}", 1, reason_of(error))
+
+    def _take_part(self, welcome: pb.Welcome) -> Node:
+        """Builds what the job needs, and tells the coordinator that this node can be given work."""
+        job = parse_job(welcome.job_toml, "the coordinator's job")
+        torch.set_num_threads(job.job.threads)
+        source = ModelSource(job)
+        costs = source.parameter_counts()
+        device = device_of(job)
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
         ship_every = job.resilience.ship_every
@@ -123,7 +165,11 @@ class StageServer:
         )
         compute = Compute(job, source, device)
         compute.warm_up()
-        node = Node(worker, compute, Faults(self._settings.kill_at), job, self._forfeit)
+        worker.term = welcome.term
+        patience = Patience(welcome.patience_seconds or self._settings.patience)
+        run = run_of(job.pipeline.microbatches, job.job.steps, source)
+        faults = Faults(self._settings.kill_at)
+        node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run)
         node.receiver.serve(self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -134,24 +180,34 @@ class StageServer:
         self._server.start()
         node.attend(self._orders)
         self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())
+        identity_into(source.identity(), self._available)
         with self._turn:
             self._node = node
             if self._announce is not None:
                 node.attached(self._announce, self._available)
-        if self._exit is None:
-            try:
-                node.run()
-            except Exception as error:  # the user's code: the process ends, and another node takes over
-                log.exception("%s", node.doing() or "computing")
-                first = str(error).strip().partition("\n")[0]
-                self._end(1, f"{node.doing() or 'computing'} raised {type(error).__name__}: {first}")
+        return node
+
+    def broken(self, error: BaseException) -> None:
+        """Something raised that nobody expected, on any thread: the process ends with it."""
+        name = threading.current_thread().name
+        log.error("the thread %s raised", name, exc_info=error)
+        self._fail(None, f"the thread {name} raised {reason_of(error)}", 1)
+
+    def _fail(self, work: pb.FailedWork | None, text: str, code: int, why: str = "") -> None:
+        """Ends the process: ``text`` is its last line. The coordinator is told ``why`` (default: the same)."""
+        if self._exit is not None or self._failed is not None:
+            return
+        self._failed = pb.AttendRequest(failed=pb.Failed(why=why or text, work=work))
+        self._orders.last_words(self._failed)
+        self._end(code, text)
 
     def _end(self, code: int, error: str = "") -> None:
         if self._exit is None:
             self._exit, self._error = code, error
-            force = threading.Timer(FORCE_SECONDS, self._force)
-            force.daemon = True
-            force.start()
+            self._ended.set()
+            self._forced = threading.Timer(FORCE_SECONDS, self._force)
+            self._forced.daemon = True
+            self._forced.start()
         if self._node is not None:
             self._node.stop()
         self._woken.set()
@@ -174,11 +230,11 @@ class StageServer:
         """Ends the process in order, without handing over: SIGINT."""
         self._end(0)
 
-    def drain(self, why: str, seconds_left: float | None) -> None:
-        """Asks to be let go: what this node holds is handed over at the next commit. SIGTERM, or a notice."""
+    def drain(self, why: str, seconds_left: float | None, told: bool = False) -> None:
+        """Asks to be let go: what this node holds is handed over at the next commit. SIGTERM (told), or a notice."""
         if self._draining is not None:
             return
-        self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0))
+        self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0, told=told))
         log.warning("%s; handing over%s", why, f" within {seconds_left:.0f} s" if seconds_left else "")
         self._orders.report(self._draining)
 
@@ -187,15 +243,21 @@ class StageServer:
         if self._draining is not None or not self._orders.attends:
             self.stop()
             return
-        patience = self._settings.drain_seconds
-        timer = threading.Timer(patience, self._give_up_draining)
-        timer.daemon = True
-        timer.start()
-        threading.Thread(target=self.drain, args=("it was told to stop", patience), daemon=True).start()
+        threading.Thread(target=self._hand_over, name="hand over", daemon=True).start()
 
-    def _give_up_draining(self) -> None:
-        log.warning("nobody took over within %g s", self._settings.drain_seconds)
-        self.stop()
+    def _hand_over(self) -> None:
+        """Waits to be let go: for so long as is left, and not for a coordinator that goes as well."""
+        patience = self._settings.drain_seconds
+        deadline = time.monotonic() + patience
+        self.drain("it was told to stop", patience, told=True)
+        while self._exit is None:
+            if self._orders.absent_seconds() > ABSENT_SECONDS:
+                log.warning("the coordinator has gone as well: nobody is there to hand over to")
+                self.stop()
+            elif time.monotonic() > deadline:
+                log.warning("nobody took over within %g s", patience)
+                self.stop()
+            self._ended.wait(POLL_SECONDS)
 
     def _noticed(self, notice: Notice) -> None:
         if not notice.certain:
@@ -232,7 +294,7 @@ class StageServer:
             else:
                 announce([])  # heartbeats flow while the model is built
                 self._announce = announce
-        for standing in (self._warning, self._draining):
+        for standing in (self._failed, self._warning, self._draining):
             if standing is not None:
                 self._orders.report(standing)
 
@@ -264,6 +326,7 @@ def main(settings: StageSettings) -> int:
         return 2
     keep_pages()
     sys.setswitchinterval(SWITCH_SECONDS)
+    threading.excepthook = lambda raised: server.broken(raised.exc_value or SystemExit())
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
     code = server.run()

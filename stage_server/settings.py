@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from pipeline.machine import Machine
+from pipeline.patience import USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,9 @@ class StageSettings:
     machine: Machine = field(default_factory=Machine)  # what it runs on, as far as it is known
     run: str = ""  # empty: any
     kill_at: tuple[str, ...] = ()  # STEP:INSTRUCTION, to die there: for demos and tests
-    connect_timeout: float = 30.0
+    connect_timeout: float = 30.0  # for the first coordinator
+    coordinator_timeout: float = 3600.0  # for the next one, once the one that was attended has gone
+    patience: float = USUAL  # until the coordinator has told the run's
     reflection: bool = False
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     notices: str = "auto"  # where preemption notices come from: see stage_server.notices.make_sources

@@ -40,6 +40,7 @@ class Slots:
         self._changed = threading.Condition()
         # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
         self._free: list[int] | None = None
+        self._lent: set[int] = set()  # those that the receiver may be reading
 
     @property
     def file(self) -> int:
@@ -60,6 +61,7 @@ class Slots:
             if self._free is None:
                 return None
             slot = self._free.pop()
+            self._lent.add(slot)
         at = HEAD + slot * CHUNK_BYTES
         for part in payload:
             self._bytes[at : at + len(part)] = np.frombuffer(part, np.uint8)  # lets other threads run meanwhile
@@ -67,11 +69,18 @@ class Slots:
         return slot
 
     def give_back(self, slots: Iterable[int]) -> None:
-        """The receiver has copied these out."""
+        """The receiver has copied these out. Raises ValueError for one that it was not given: of two pieces in one
+        slot the first would be read as the second.
+        """
         with self._changed:
-            if self._free is not None:
-                self._free.extend(slots)
-                self._changed.notify()
+            if self._free is None:
+                return
+            for slot in slots:
+                if slot not in self._lent:
+                    raise ValueError(f"slot {slot} is given back, and was not in use")
+                self._lent.discard(slot)
+                self._free.append(slot)
+            self._changed.notify()
 
     def close(self) -> None:
         """The stream has ended; who waits for a slot waits no more."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from pipeline.check import refuse_loss
 from pipeline.errors import JobError
 from pipeline.job import Job
 from pipeline.streams import seed_all, stream_seed
@@ -36,6 +37,8 @@ class Stage:
         self._losses: dict[tuple[int, int], float] = {}
         self._share: torch.Tensor | None = None
         self._split = SplitBackward(self._parameters()) if splits else None
+        # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
+        self._writes_input: bool | None = None
 
     def _parameters(self) -> list[torch.nn.Parameter]:
         return [p for layer in self._layers for p in layer.module.parameters() if p.requires_grad]
@@ -61,22 +64,34 @@ class Stage:
         """
         if not self._first and (x.is_floating_point() or x.is_complex()):
             x = x.detach().requires_grad_()
-        h = x
+        # The input is also another's: the stage before keeps it for a loss, and an heir may need it again. A leaf that
+        # requires its gradient may not be written at all.
+        h = given = x if self._writes_input is False else x.clone()
+        version = given._version
         for layer in self._layers:
             seed_all(stream_seed(self._seed, self._step, pipeline, microbatch, layer.index))
             try:
                 h = layer.module(h)
             except RuntimeError as error:
-                if "in-place" in str(error) and h is x:
-                    what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place"
-                    raise JobError(what, "model.layers", "use the layer's inplace=False") from error
+                if "in-place" in str(error) and self._writes_input is False:
+                    raise self._writes_now(layer) from error
                 raise
+        wrote = given._version != version
+        if self._writes_input is None:
+            self._writes_input = wrote or not torch.equal(given, x)  # writes through .data count no version
+        elif wrote and not self._writes_input:
+            raise self._writes_now(self._layers[0])
         if self._last:
             assert target is not None, "the last stage takes the target"
-            h = self._loss(h, target)
+            output, h = h, self._loss(h, target)
+            refuse_loss(h, output)
             self._losses[pipeline, microbatch] = h.item()
         self._graphs[pipeline, microbatch] = (x, h)
         return h.detach()
+
+    def _writes_now(self, layer: HeldLayer) -> JobError:
+        what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"
+        return JobError(what, "model.layers", "use the layer's inplace=False")
 
     def backward(
         self, pipeline: int, microbatch: int, gradient: torch.Tensor | None, accumulates: bool = True

@@ -47,15 +47,18 @@ class Worker(Running[V]):
     ) -> None:
         super().__init__(node, incarnation, schedule, steps, eager, ship_every)
         self.checkpoint_every = checkpoint_every
-        self._reported: dict[tuple[int, int], ReportReady] = {}  # by stage and first layer
+        self._reported: dict[tuple[int, int, int], ReportReady] = {}  # by stage, first layer and end
+        self._settled: dict[int, ReportCaughtUp] = {}  # after the last commit, by first layer: seeded copies
         self.last_commit: CommitOrder | None = None  # the newest that was applied
         self._saves: deque[Save] = deque()
         self._arrange: Arrange | None = None
+        self._held: tuple[int, ...] = ()  # the layers of the last Arrange
+        self._ranges: tuple[tuple[int, int, int], ...] = ()  # of the stages that it runs: stage, first layer, end
 
     # ---- orders -----------------------------------------------------------------------------------------------------
 
-    def take_plan(self, plan: Plan) -> None:
-        """Adopts a newer plan at once; an older one is refused (rule 3)."""
+    def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
+        """Adopts a newer plan at once; an older one is refused (rule 3). ``at_commit``: its step begins."""
         before = self.plan
         ahead = before is not None and plan.era == self.era and plan.step > self.committed
         if ahead and any(self.node in stage.required() for stage in plan.stages):
@@ -86,19 +89,28 @@ class Worker(Running[V]):
             self.tenure[s] = plan.generation
             if not anew:
                 self._promote(s, plan)
-        held = sorted(plan.layers_of(self.node))
         self.seeding.adopt(plan, self.node, self.version, anew)
+        if at_commit:
+            self.seeding.give_up(plan.layers_of(self.node))
         self._effects.extend(self.seeding.restores(plan, self.node, anew))
         owners = [stage.owner for stage in plan.stages]
         self._begin_program(program(owners, self.node, self.schedule))
-        ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
-        if self._arrange is not None:  # the one before was never carried out
-            anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & owned)
-        self._arrange = Arrange(tuple(held), ranges, self.version, anew, fresh)
+        self._ranges = tuple((s, plan.stages[s].first_layer, plan.stages[s].end_layer) for s in sorted(owned | standby))
+        initial = {x for x in self.seeding.held() if anew and self.seeding.version_of(x) is not None}
+        self._rearrange(anew, fresh, initial)
         for key in self.outbox:
             self._route(key)
         self._take_early()
         self._progress()
+
+    def _rearrange(self, anew: bool = False, fresh: tuple[int, ...] = (), initial: Iterable[int] = ()) -> None:
+        """Other layers are held, or other stages run, than before. ``initial``: layers that go on as they are built."""
+        if self._arrange is not None:  # the one before was never carried out
+            anew, fresh = anew or self._arrange.anew, tuple({*fresh, *self._arrange.fresh} & set(self.tenure))
+            initial = {*initial, *self._arrange.initial}
+        self._held = tuple(self.seeding.held())
+        built = tuple(sorted({*initial} & {*self._held}))
+        self._arrange = Arrange(self._held, self._ranges, self.version, anew, fresh, built)
 
     def take_commit(self, commit: CommitOrder) -> None:
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
@@ -160,6 +172,18 @@ class Worker(Running[V]):
         self._look_anew()
         if era == self.era:
             self.seeding.failed(peer, layers)
+        if self.version >= self.steps:
+            self._progress()  # nothing else will happen by itself
+
+    def refuse(self, work: Install[V]) -> bool:
+        """A layer's state was not installed: it is of another layer. Whether it may be the checkpoint's."""
+        return self.seeding.refuse(work)
+
+    def unread(self, era: int) -> None:
+        """The checkpoint that the era begins from cannot be read so far: the other holders may have done so."""
+        self._look_anew()
+        if era == self.era and self.plan is not None:
+            self._effects.extend(self.seeding.unread(self.plan, self.node))
 
     # ---- data -------------------------------------------------------------------------------------------------------
 
@@ -217,6 +241,8 @@ class Worker(Running[V]):
 
     def _may_wait(self, plan: Plan) -> bool:
         """Whether a commit can wait for gradients that it has overtaken: here nobody waits for a node being seeded."""
+        if self._commits[-1].step + 1 >= self.steps:
+            return False  # no later gradient will show that one is lost: the layer is fetched again
         for known in (plan, self._commits[0].next_plan):
             if known is not None and any(self.node in stage.required() for stage in known.stages):
                 return False
@@ -232,12 +258,15 @@ class Worker(Running[V]):
     def _apply(self, commit: CommitOrder) -> Apply[V]:
         gradients = []
         assert self.plan is not None
+        self.seeding.give_up(self.plan.layers_of(self.node))  # before a version of them would stay behind (rule 6)
         for s, layer in self.plan.held_layers(self.node):
             key = self._key(REDUCED, s, layer)
             value = self.mailbox.get(key) if key in self.mailbox else None
-            if value is None and self.node in self.plan.stages[s].required():
+            passed_over = self.seeding.version_of(layer) is None and not self.seeding.lacks(layer)
+            if (value is None or passed_over) and self.node in self.plan.stages[s].required():
                 # Two leaders at once: the one that decided the commit did not count on this node.
-                why = f"step {commit.step} was committed without it: it has no gradient of layer {layer}"
+                lacking = "state" if passed_over else "gradient"
+                why = f"step {commit.step} was committed without it: it has no {lacking} of layer {layer}"
                 self._effects.append(Forfeit(why))
             if self.seeding.takes_step(layer, commit.step, commit.scale, value) and value is not None:
                 gradients.append((layer, value))
@@ -276,7 +305,8 @@ class Worker(Running[V]):
         assert self.plan is not None
         for _, part in self.plan.parts_of(self.node):
             if any(x in part for x in layers) and all(self.seeding.version_of(x) == self.version for x in part):
-                self._effects.append(ReportCaughtUp(self.era, part.start, part.stop))
+                order = self.plan.order
+                self._effects.append(ReportCaughtUp(self.era, part.start, part.stop, self.version, order))
 
     def _applied(self, commit: CommitOrder, work: Apply[V]) -> None:
         self.version = commit.step + 1
@@ -286,9 +316,12 @@ class Worker(Running[V]):
         same_cut = commit.next_plan is None or self.plan is None or commit.next_plan.ranges == self.plan.ranges
         self.outbox.forget_before(self.version, self.plan if same_cut else None)
         self._forget_step()
+        if tuple(self.seeding.held()) != self._held:
+            self._rearrange()
         if commit.next_plan is not None:
-            self.take_plan(commit.next_plan)
-        if self.checkpoint_every and self.version % self.checkpoint_every == 0:
+            self.take_plan(commit.next_plan, at_commit=True)
+        due = self.checkpoint_every and (self.version % self.checkpoint_every == 0 or self.version >= self.steps)
+        if due or commit.save:
             self._save()
 
     def _save(self) -> None:
@@ -315,12 +348,16 @@ class Worker(Running[V]):
     def _progress(self) -> None:
         """Reports every stage that has become ready and asks for layers that are to be seeded."""
         plan = self.plan
-        if plan is None or self.version >= self.steps:
+        if plan is None:
+            return
+        if self.version >= self.steps:
+            self._settle(plan)
             return
         self._effects.extend(self.seeding.fetches(plan, self.node))
         for s, layers in plan.parts_of(self.node):
             keys = [self._key(REDUCED, s, layer) for layer in layers]
-            if (s, layers.start) in self._reported or any(key not in self.mailbox for key in keys):
+            part = (s, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
+            if part in self._reported or any(key not in self.mailbox for key in keys):
                 continue
             if any(self.seeding.version_of(layer) != self.version for layer in layers):
                 continue
@@ -329,8 +366,28 @@ class Worker(Running[V]):
             norms = tuple(v.squared_norm for v in values)
             redone = self._heir.redone(s, self._stage_order(s), self._done - self.ahead.adopted)
             report = ReportReady(self.era, self.version, s, layers.start, norms, losses, redone)
-            self._reported[s, layers.start] = report
+            self._reported[part] = report
             self._effects.append(report)
+
+    def _settle(self, plan: Plan) -> None:
+        """After the last commit: seeding goes on, though no later gradient and no commit will come (rule 17).
+
+        Which copies are there is reported under every plan anew: the report counts for that plan alone.
+        """
+        self.seeding.close_gaps()
+        self._effects.extend(self.seeding.fetches(plan, self.node))
+        self._settled = {first: x for first, x in self._settled.items() if x.order == plan.order}
+        for s, layers in plan.parts_of(self.node):
+            if self.node in plan.stages[s].required() or layers.start in self._settled:
+                continue
+            if all(self.seeding.version_of(layer) == self.version for layer in layers):
+                report = ReportCaughtUp(self.era, layers.start, layers.stop, self.version, plan.order)
+                self._settled[layers.start] = report
+                self._effects.append(report)
+
+    def repeat_settled(self) -> tuple[ReportCaughtUp, ...]:
+        """Which seeded copies are at the last version, for a coordinator that may have missed it."""
+        return tuple(self._settled.values()) if self.version >= self.steps else ()
 
     def drain(self) -> list[Effect]:
         """What is to be sent since the last call, in order."""

@@ -4,8 +4,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+
+# A busy machine may take its time over an example: how long that is says nothing about the code.
+settings.register_profile("culm", deadline=None)
+settings.load_profile("culm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,7 @@ import streamlit as st
 from ui.recorded import DEMO, Recorded
 from ui.screens import cost, events, nodes, overview, preemptions, topology
 from ui.source import Live, Source
+from ui.words import literal
 
 PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
     "Overview": (overview.show, ":material/speed:"),
@@ -40,7 +41,7 @@ def main() -> None:
     ]
     page = st.navigation(pages, position="top")
     page.run()
-    st.caption(f"Culm · {source.name}")
+    st.caption(f"Culm · {literal(source.name)}")
 
 
 main()

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.eventlog import events_of_lines
+from pipeline.eventlog import Reader, events_of_lines
 from pipeline.ledger import ENDS, USES, Ledger
 from pipeline.messages import stages_to_proto
 from pipeline.plan import stages_from_lists
@@ -53,12 +53,15 @@ class Replay:
             self._planned(event)
         elif event.kind == "commit":
             status.step, status.loss = int(facts["step"]) + 1, float(facts["loss"])
+            status.awaited = ""
             self._times.append(event.time)
         elif event.kind == "rollback":
-            status.step = int(facts["step"])
+            status.step, status.awaited = int(facts["step"]), ""
             self._times.clear()
         elif event.kind == "checkpoint":
             status.checkpoint = int(facts["step"])
+        elif event.kind == "stalled":
+            status.awaited = facts["awaited"]
         elif event.kind == "done":
             status.phase, status.detail = "done", event.text
         if event.kind in ("waiting", "rollback"):
@@ -93,6 +96,8 @@ class Replay:
         status, cost = pb.GetStatusResponse(), self.ledger.figures(at)
         status.CopyFrom(self._status)
         status.job, status.cost = "recorded run", cost.dollars
+        if status.awaited:
+            status.stalled_seconds = at - self._times[-1] if self._times else 0.0
         if len(self._times) > 1 and self._times[-1] > self._times[0]:
             steps = (len(self._times) - 1) / (self._times[-1] - self._times[0])
             status.samples_per_second = steps * status.samples_per_step
@@ -118,6 +123,7 @@ class Recorded:
         self._clock = clock
         self._begun = clock()
         self._lock = threading.Lock()
+        self._reader = Reader("what the pages show")
         self._replay, self._next = Replay(), 0
 
     def look(self) -> Look:
@@ -129,7 +135,7 @@ class Recorded:
             if at > last + PAUSE * self._speed:
                 self._begun, self._replay, self._next, at = self._clock(), Replay(), 0, first
             while self._next < len(self._events) and self._events[self._next].time <= at:
-                self._replay.take(self._events[self._next])
+                self._reader.read(self._events[self._next], self._replay.take)
                 self._next += 1
             return self._replay.look(min(at, last))
 

@@ -8,6 +8,8 @@ from typing import Protocol
 import grpc
 
 from pipeline.channel import details
+from pipeline.eventlog import Reader
+from pipeline.text import cleaned
 from pipeline.tls import open_channel
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
@@ -47,6 +49,7 @@ class Live:
         self._lock = threading.Lock()
         self._look = Look(problem=f"no coordinator answers at {address} yet")
         self._looked = 0.0
+        self._reader = Reader("what the pages show")
         self._seen = 0  # the last event's number
 
     def look(self) -> Look:
@@ -59,14 +62,14 @@ class Live:
     def _ask(self) -> Look:
         before = self._look
         try:
-            status = self._stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE)
+            status = cleaned(self._stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE))
             history = before.history
             if (status.job, status.steps) != (before.status.job, before.status.steps):
                 history, self._seen = History(), 0  # another run
             for event in self._stub.ListEvents(pb.ListEventsRequest(from_sequence=self._seen + 1), timeout=PATIENCE):
-                history.take(event)
+                self._reader.read(cleaned(event), history.take)
                 self._seen = event.sequence
-            cost = self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE)
+            cost = cleaned(self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE))
         except grpc.RpcError as error:
             since = time.strftime("%H:%M:%S", time.localtime(before.at)) if before.at else "the start"
             problem = f"the coordinator at {self.name} does not answer ({details(error)}): this is from {since}"

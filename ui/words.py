@@ -1,6 +1,7 @@
 """How the pages write numbers."""
 
 import math
+import re
 import time
 
 
@@ -10,6 +11,11 @@ def money(dollars: float) -> str:
     if amount == 0 or amount >= 1:
         return f"{sign}${amount:,.2f}"
     return f"{sign}${amount:.{min(6, 2 - math.floor(math.log10(amount)))}f}"
+
+
+def literal(text: str) -> str:
+    """Others' words for a place that reads Markdown: no link, no picture, no colour, no formula comes of them."""
+    return re.sub(r"www\.", r"www\.", re.sub(r"([\\`*_\[\]<>#|~$:&])", r"\\\1", text))
 
 
 def span(seconds: float) -> str:

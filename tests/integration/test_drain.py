@@ -93,7 +93,7 @@ def test_a_node_that_is_to_go_hands_over_and_nothing_is_redone(
         EXAMPLES,
         STAGES + 1,
         folder=folder,
-        heartbeat_timeout=20.0,
+        patience=20.0,
         environments={**slow, NODE: {**slow[NODE], **environment}},
     ) as cluster:
         act = Braked(5, lambda: TRIGGERS[trigger](cluster, server), brake)

@@ -31,7 +31,7 @@ def plain(job: Job) -> PlainResult:
 @pytest.mark.parametrize("at", ["1B5", "1F3"])
 def test_a_loss_under_eager_redundancy_changes_no_bit(at: str, job: Job, plain: PlainResult, tmp_path: Path) -> None:
     kills = [Kill("n1", 8, at)]
-    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", patience=20.0) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
     assert outcome.sha256 == plain.sha256
     assert [loss.hex() for loss in outcome.losses] == [loss.hex() for loss in plain.losses]
@@ -45,7 +45,7 @@ def test_a_limit_on_what_is_kept_stops_redundant_forwards_and_says_so(tmp_path: 
     settings = {"steps": 6, "stages": 2, "microbatches": MICROBATCHES, "redundancy": "eager"}
     path = job_file(tmp_path, forward=0.005, backward=0.01, **settings)
     job = load_job(path, ["resilience.redundant_bytes=1"])
-    with LocalCluster(job, ROOT, 2, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+    with LocalCluster(job, ROOT, 2, folder=tmp_path / "run", patience=20.0) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
     assert outcome.sha256 == run_plain(job).sha256
     logs = "".join((tmp_path / "run" / f"n{i}.log").read_text() for i in range(2))
@@ -61,7 +61,7 @@ def test_auto_fills_the_bubbles_once_nodes_are_lost(tmp_path: Path) -> None:
         reasons.extend(event.text for event in events if event.kind == "plan")
 
     kills = [Kill("n1", 5, "1B2")]
-    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", patience=20.0) as cluster:
         outcome = train(cluster, note)
     assert outcome.sha256 == run_plain(job).sha256
     assert any("eager: with a loss every" in reason for reason in reasons), reasons

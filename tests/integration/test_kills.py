@@ -13,9 +13,9 @@ from culm.outcome import Outcome, RunFailed
 from culm.plain_loop import PlainResult, run_plain
 from culm.training import train
 from pipeline.job import Job, load_job
+from pipeline.places import KINDS
 from protos import coordinator_pb2 as pb
 from protos.coordinator_pb2_grpc import CoordinatorStub
-from stage_server.faults import KINDS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOAK = os.environ.get("CULM_SOAK") == "1"
@@ -51,10 +51,10 @@ class Strike:
 
 
 def run(
-    job: Job, folder: Path, kills: list[Kill], strike: Strike | None = None, heartbeat_timeout: float = PATIENCE
+    job: Job, folder: Path, kills: list[Kill], strike: Strike | None = None, patience: float = PATIENCE
 ) -> tuple[Outcome, dict[str, int]]:
     """The outcome, and how many instructions each surviving node has run."""
-    timeout = heartbeat_timeout
+    timeout = patience
     with LocalCluster(job, EXAMPLES, STAGES, kills, "", False, folder, timeout) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None, strike)
         return outcome, finished(cluster, job.job.steps)
@@ -116,7 +116,7 @@ def test_a_kill_while_large_tensors_pass_through_shared_memory(kind: str, stage:
 
 def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tmp_path: Path) -> None:
     """SIGSTOP for good: no stream breaks, only heartbeats are missing."""
-    outcome, counts = run(job, tmp_path / "run", [], Strike(5, signal.SIGSTOP, "n2"), heartbeat_timeout=2.0)
+    outcome, counts = run(job, tmp_path / "run", [], Strike(5, signal.SIGSTOP, "n2"), patience=2.0)
     check(outcome, plain)
     nobody_else_redid_work(job, counts, 2)
     (loss,) = outcome.losses_of_nodes
@@ -147,7 +147,7 @@ def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) ->
     check(outcome, run_plain(job))
 
 
-def test_a_layer_that_raises_ends_its_node_with_one_line(job: Job, tmp_path: Path) -> None:
+def test_a_layer_that_raises_on_two_nodes_ends_the_run_with_one_line(job: Job, tmp_path: Path) -> None:
     model = job.model.model_copy(update={"layers": "tests.integration.bad_models:failing", "args": {}})
     job = job.model_copy(update={"model": model, "pipeline": job.pipeline.model_copy(update={"stages": 2})})
     flag = tmp_path / "fail"
@@ -156,10 +156,12 @@ def test_a_layer_that_raises_ends_its_node_with_one_line(job: Job, tmp_path: Pat
         if status.step >= 2:
             flag.touch()
 
-    environments = {"n1": {"CULM_FAIL": str(flag)}}
+    environments = {name: {"CULM_FAIL": str(flag)} for name in ("n0", "n1")}
     with (
         LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "run", environments=environments) as cluster,
-        pytest.raises(RunFailed, match=r"^n1 ended: culm stage: 1F\d raised ValueError: out of luck$"),
+        pytest.raises(
+            RunFailed, match=r"^F\d of layers \d to \d in step \d+ raised on n1 and n0: ValueError: out of luck$"
+        ),
     ):
         train(cluster, lambda status, events, outcome: None, fail)
 
@@ -179,9 +181,7 @@ def test_a_slow_node_gets_fewer_layers_and_stays(job: Job, tmp_path: Path) -> No
 
     environments = {"n1": {"CULM_SLOW": str(flag)}, "coordinator": {"CULM_SETTLE_SECONDS": "1"}}
     folder = tmp_path / "run"
-    with LocalCluster(
-        job, EXAMPLES, 3, folder=folder, heartbeat_timeout=PATIENCE, environments=environments
-    ) as cluster:
+    with LocalCluster(job, EXAMPLES, 3, folder=folder, patience=PATIENCE, environments=environments) as cluster:
         outcome = train(cluster, lambda status, new, outcome: events.extend(new), slow_down)
         channel, stub = connect(cluster.address)
         with channel:

@@ -86,7 +86,7 @@ def scraped(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Scraped:
     environments = {name: {"CULM_METRICS": "127.0.0.1:0"} for name in processes}
     folder = tmp_path_factory.mktemp("metrics") / "run"
     with LocalCluster(
-        job, ROOT / "examples", len(NODES), folder=folder, heartbeat_timeout=20.0, environments=environments
+        job, ROOT / "examples", len(NODES), folder=folder, patience=20.0, environments=environments
     ) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
         channel, stub = connect(cluster.address)

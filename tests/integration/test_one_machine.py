@@ -57,6 +57,9 @@ class Taker:
     def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
         yield from ()
 
+    def broken(self, error: BaseException) -> None:
+        raise error
+
 
 class Giver:
     """Has a tensor for every key: its index, as often as there are bytes in a slot, or twice."""
@@ -93,6 +96,9 @@ class Giver:
 
     def peer_lost(self, peer: Member, why: str) -> None:
         self.heard.put("lost")
+
+    def broken(self, error: BaseException) -> None:
+        raise error
 
 
 Ends = tuple[Taker, Giver, Sender, grpc.Server]
@@ -210,6 +216,8 @@ def test_what_cannot_be_read_in_the_pipe_ends_the_stream(taker: Taker, server: t
         requests.put(MOVED)
         near.requests.write(b"rubbish")
         assert taker.heard.get(timeout=PATIENCE) == "hello"
-        assert taker.heard.get(timeout=PATIENCE) == "lost n0"
+        with pytest.raises(grpc.RpcError) as ended:
+            list(answers)
+        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         requests.put(b"")
     near.close()

@@ -38,7 +38,7 @@ class Killer:
 def test_the_coordinator_killed_ten_times_and_redis_five_times_change_nothing(tmp_path: Path) -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", [f"job.steps={STEPS}", "pipeline.stages=3"])
     events: list[pb.ListEventsResponse] = []
-    with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+    with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run", patience=20.0) as cluster:
         killer = Killer(cluster)
         outcome = train(cluster, lambda status, new, outcome: events.extend(new), killer)
         assert cluster.deaths == []

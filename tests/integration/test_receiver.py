@@ -48,6 +48,9 @@ class Taker:
     def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
         yield from ()
 
+    def broken(self, error: BaseException) -> None:
+        raise error
+
 
 @pytest.fixture
 def taker() -> Taker:
@@ -94,11 +97,14 @@ def test_what_cannot_be_read_ends_the_stream_and_the_next_one_is_taken(
     piece: tensor_pb2.Chunk, taker: Taker, channel: grpc.Channel
 ) -> None:
     piece.key.CopyFrom(key_to_proto(KEY))
-    sends(channel, piece)
-    assert taker.heard.get(timeout=PATIENCE) == "lost n0"
+    with pytest.raises(grpc.RpcError) as refused:
+        sends(channel, piece)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     whole = Value.single(torch.ones(2))
     (_, payload), *_ = chunks(whole)
     good = tensor_pb2.Chunk(key=key_to_proto(KEY), header=header_of(whole), payload=b"".join(payload))
-    sends(channel, good, piece)
+    with pytest.raises(grpc.RpcError):
+        sends(channel, good, piece)
     assert taker.heard.get(timeout=PATIENCE) == KEY
+    assert taker.heard.empty(), "what no node sends says nothing about the node that it names"

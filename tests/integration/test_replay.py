@@ -37,8 +37,8 @@ def test_machines_go_and_come_as_the_trace_says(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--speed", "0"], "--speed: 0.0 times as fast is no speed"),
-        (["--hours", "0"], "--hours: 0 seconds of the trace are nothing to replay"),
+        (["--speed", "0"], "--speed: '0' is too little"),
+        (["--hours", "0"], "--hours: '0' is too little"),
         (["--set", "pipeline.stages=5"], "4 machines are there at the trace's beginning, 5 stages need one each"),
     ],
 )

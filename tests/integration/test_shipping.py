@@ -18,7 +18,7 @@ def test_an_heir_redoes_only_what_came_after_the_last_shipment(tmp_path: Path) -
     path = job_file(tmp_path, forward=0.005, backward=0.01, **settings)
     job = load_job(path, ["resilience.ship_every=2"])
     kills = [Kill("n1", 5, "1B7")]
-    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+    with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", patience=20.0) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
     plain = run_plain(job)
     assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]

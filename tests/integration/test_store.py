@@ -11,7 +11,6 @@ from redis import Redis
 
 from coordinator.redis_store import RedisStore
 from coordinator.store import LostLease, MemoryStore, Store
-from culm.ports import free_port
 from culm.redis_server import EmbeddedRedis
 
 DEADLINE_SECONDS = 10.0
@@ -22,8 +21,7 @@ class Server:
     """A Redis server that can go away and come back at the same address, and a look inside it."""
 
     def __init__(self, folder: Path) -> None:
-        port = free_port()
-        self.process = EmbeddedRedis(folder, choose_port=lambda: port)
+        self.process = EmbeddedRedis(folder, disabled=())  # tests tell it to refuse writes
         self.process.start()
         self.client: Redis = Redis.from_url(self.process.url, decode_responses=True)
 
@@ -190,9 +188,9 @@ def test_a_write_whose_answer_was_lost_is_done_once(server: Server) -> None:
     async def scenario() -> None:
         async with leading(server) as store:
             store.append("events", {"text": "first"})
-            (sent,) = store._queue
+            ((serial, sent),) = store._queue.items()
             await written(store)
-            store._queue.appendleft(sent)  # what the writer finds when the connection broke before the answer
+            store._queue[serial] = sent  # what the writer finds when the connection broke before the answer
             store.append("events", {"text": "second"})
             await written(store)
             assert server.texts("events") == ["first", "second"]

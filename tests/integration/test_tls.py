@@ -105,7 +105,8 @@ def test_who_is_refused_is_told_why_and_disturbs_nothing(
     assert [loss["node"] for loss in outcome.losses_of_nodes] == ["n1"], "the one that was asked for"
     assert outcome.sha256 == run_plain(cluster.job).sha256
     log = (cluster.folder / "coordinator.log").read_text()
-    for why in ("the role viewer; Attend needs stage", "the role viewer; Drain", "the role viewer; Kill"):
+    # Of one caller a line a second: what is refused right after the Drain is only counted.
+    for why in ("the role viewer; Attend needs stage", "the role viewer; Drain"):
         assert why in log
 
 

@@ -18,7 +18,7 @@ def test_a_loss_between_the_halves_of_a_backward_changes_no_bit(at: str, tmp_pat
     changes = ["job.steps=12", "pipeline.stages=3", "pipeline.microbatches=6", "pipeline.schedule=zb-h1"]
     job = load_job(EXAMPLES / "digits_mlp.toml", changes)
     kills = [Kill(f"n{at[0]}", 6, at)]
-    with LocalCluster(job, EXAMPLES, 3, kills, folder=tmp_path / "run", heartbeat_timeout=20.0) as cluster:
+    with LocalCluster(job, EXAMPLES, 3, kills, folder=tmp_path / "run", patience=20.0) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
     plain = run_plain(job)
     assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]

@@ -10,7 +10,9 @@ import pytest
 from coordinator import commands as cmd
 from coordinator import events as ev
 from coordinator import state as co
+from coordinator.failures import START, Work
 from coordinator.machine import advance, begin, validate
+from pipeline.patience import Patience
 
 FOLDER = Path(__file__).parent / "transcripts"
 
@@ -19,7 +21,7 @@ class Play:
     """Feeds events to the machine and writes down what it records and orders."""
 
     def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, redundancy: bool = True) -> None:
-        self.state = begin(co.Settings(stages, 2, steps, nodes=nodes, redundancy=redundancy))
+        self.state = begin(co.Settings(stages, 2, steps, nodes=nodes, redundancy=redundancy, patience=Patience(2.0)))
         self.now = 0.0
         self.lines: list[str] = []
         self.incarnations: dict[str, int] = {}
@@ -68,6 +70,19 @@ class Play:
                 ready = ev.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
                 self.event(f"{node} is ready with stage {s} of step {step}", ready)
 
+    def caught_up(self) -> None:
+        """After the last commit: every copy that is being seeded is at the last version, under the present plan."""
+        while self.state.plan is not None and (seeded := self._seeded()):
+            node, layers = seeded[0]
+            order = (self.state.term, self.state.generation)
+            where = (self.state.era, layers.start, layers.stop, self.state.committed, order)
+            event = ev.CaughtUp(node, self.incarnations[node], *where)
+            self.event(f"{node} has layers {layers.start} to {layers.stop} at the last version", event)
+
+    def _seeded(self) -> list[tuple[str, range]]:
+        assert self.state.plan is not None
+        return [(b.node, stage.layers) for stage in self.state.plan.stages for b in stage.standbys if not b.hot]
+
     def nodes(self) -> list[str]:
         """Who holds something, now or soon."""
         plan = self.state.plan
@@ -105,6 +120,28 @@ class Play:
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
+
+
+def run_that_stands_still() -> Play:
+    """A node attends, beats and does no work: no detector has evidence against it, and steps do not come."""
+    play = three_nodes(steps=8)
+    for _ in range(4):
+        play.wait(0.5)
+        play.ready("n0", "n1", "n2")
+        play.tick()
+    play.lines = play.lines[-2:]
+    play.ready("n0", "n1")
+    for _ in range(20):
+        play.wait(0.5)
+        play.beat("n0", "n1", "n2")
+        state, commands = advance(play.state, ev.Tick(), play.now)
+        if commands:
+            play.tick()
+        play.state = state
+    play.ready("n2")
+    play.wait(0.5)
+    play.tick()
+    return play
 
 
 def three_nodes(steps: int = 4) -> Play:
@@ -346,6 +383,124 @@ def both_copies_lost() -> Play:
     return play
 
 
+def done_and_then_losses() -> Play:
+    """After the last commit redundancy is repaired as before it, until the weights were fetched (rule 17)."""
+    play = Play(stages=2, nodes=3, steps=1)
+    for node in ("n0", "n1", "n2"):
+        play.join(node)
+    play.now = 0.5
+    play.ready(*play.nodes())
+    for at, lost, reporter in ((1.0, "n0", "n1"), (2.0, "n1", "n2")):
+        play.now = at
+        play.lose(lost, reporter)
+        play.caught_up()
+    play.now = 3.0
+    play.event("somebody has fetched the weights", ev.Fetched("culm weights wrote model.safetensors on laptop"))
+    play.event("n1 joins", ev.Joined("n1", 9, "n1:1"))
+    return play
+
+
+def every_node_is_told_to_stop() -> Play:
+    """Nobody is left to hand over to: without a checkpoint they go at once."""
+    play = Play(stages=2, nodes=2)
+    for node in ("n0", "n1"):
+        play.join(node)
+    play.now = 0.5
+    for node in ("n0", "n1"):
+        told = ev.Draining(node, "it was told to stop", 25.0, told=True)
+        play.event(f"{node} is told to stop", told)
+    return play
+
+
+def raises(play: Play, node: str, why: str, work: Work | None) -> None:
+    doing = f"at {work}" if work is not None else "on a thread of its own"
+    play.event(f"{node} fails {doing}", ev.NodeFailed(node, play.incarnations[node], why, work))
+
+
+def spare_that_does_not_start() -> Play:
+    """Again and again, since something starts it again: it is told of ever more seldom."""
+    play = three_nodes()
+    for i in range(5):
+        play.wait(1.0)
+        play.beat("n0", "n1", "n2")
+        play.event("n3's process starts", ev.Joined("n3", 1 + i, "n3:1"))
+        play.event("the job does not start there", ev.NodeFailed("n3", 1 + i, "ImportError: no cuda", START))
+    return play
+
+
+def job_that_does_not_start() -> Play:
+    play = Play()
+    for node in ("n0", "n1"):
+        play.event(f"{node}'s process starts", ev.Joined(node, 1, f"{node}:1"))
+    for node in ("n0", "n1"):
+        play.event(f"the job does not start on {node}", ev.NodeFailed(node, 1, "ImportError: no model", START))
+    return play
+
+
+def work_that_raises_on_one_node() -> Play:
+    play = three_nodes()
+    play.wait(0.1)
+    raises(play, "n1", "RuntimeError: CUDA error", Work("F1", 0, 2, 4))
+    play.ready("n0", "n2")
+    raises(play, "n2", "RuntimeError: CUDA error", Work("F1", 1, 4, 6))
+    return play
+
+
+def work_that_raises_on_two_nodes() -> Play:
+    play = three_nodes()
+    play.wait(0.1)
+    raises(play, "n1", "ValueError: out of luck", Work("F1", 0, 2, 4))
+    raises(play, "n0", "ValueError: out of luck", Work("F1", 0, 2, 4))
+    return play
+
+
+def thread_that_breaks() -> Play:
+    play = three_nodes()
+    raises(play, "n1", "the thread orders raised KeyError: 3", None)
+    return play
+
+
+def node_that_cannot_die() -> Play:
+    """It does not work any more, but its heartbeats come."""
+    play = three_nodes()
+    play.event("n1 is ordered to die", ev.Condemned("n1", 1))
+    for _ in range(3):
+        play.wait(0.8)
+        play.beat("n0", "n1", "n2")
+        play.tick()
+    return play
+
+
+def storage_that_stalls() -> Play:
+    """One that loads is no stuck one, and is lost only long after, and only if no other waits for storage as well."""
+    play = three_nodes()
+    for seconds in (3.0, 30.0, 61.0):
+        play.wait(1.0)
+        play.beat("n1")
+        for node in ("n0", "n2"):
+            said = ev.Heartbeat(node, 1, 0, "0F1", 40, 0.0, 0.02, 0.001, 40, loading_seconds=seconds)
+            play.event(f"{node} says that it has been loading for {seconds} s", said)
+        play.tick()
+    play.beat("n0", "n1")
+    play.tick()
+    return play
+
+
+def deaths_at_the_same_work() -> Play:
+    """Whatever runs the middle stage dies without a word: in the end that is the job's fault."""
+    play = three_nodes(steps=2)
+    for _ in range(8):
+        plan = play.state.plan
+        if plan is None or play.state.phase is co.Phase.FAILED:
+            break
+        node = plan.stages[1].owner
+        reporter = next(n for n in play.state.nodes if n != node)
+        play.wait(0.1)
+        play.lose(node, reporter)
+        play.join(node)
+    return play
+
+
 SCENARIOS = {
     f.__name__: f
     for f in (
@@ -364,6 +519,7 @@ SCENARIOS = {
         link_to_a_standby_that_is_seeded,
         link_between_two_only_copies,
         stuck_node,
+        run_that_stands_still,
         slow_start,
         drained_node,
         warned_node,
@@ -371,6 +527,16 @@ SCENARIOS = {
         other_code,
         too_few_layers,
         both_copies_lost,
+        done_and_then_losses,
+        every_node_is_told_to_stop,
+        spare_that_does_not_start,
+        job_that_does_not_start,
+        work_that_raises_on_one_node,
+        work_that_raises_on_two_nodes,
+        thread_that_breaks,
+        node_that_cannot_die,
+        storage_that_stalls,
+        deaths_at_the_same_work,
     )
 }
 

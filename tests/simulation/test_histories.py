@@ -61,6 +61,47 @@ def test_random_outages_end_exact(hundred: int) -> None:
         history_with_outages(seed).run()
 
 
+def history_of_forgetting(seed: int, **options: Any) -> Cluster:
+    """Redis comes back empty, older, without its last second or with another term; coordinators start over it."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2, 3]),
+        steps=draw.choice([8, 15, 30]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=draw.choice([0, 0, 1, 2]),
+        outages=draw.choice([0, 0, 1, 2]),
+        changes=draw.choice([0, 0, 1]),
+        checkpoint_every=draw.choice([0, 0, 3]),
+        forgets=draw.choice([1, 1, 2, 3]),
+        layers=stages + draw.choice([0, 1, 3]),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("hundred", range(200 if SOAK else 2))
+def test_a_redis_that_forgets_costs_no_step_and_no_bit(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history_of_forgetting(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (0, "nodes obeyed two leaders of the same term"),
+        (2, "the leader's term was below that of the plan which its nodes obeyed, so they refused every other one"),
+        (12, "a run that waited for nodes was begun again under a term that had been used"),
+        (36, "a new node was taken for a holder by a plan that had another one's number"),
+        (1148, "a node that was lost came back to a leader that a forgetful Redis had not told of it"),
+        (47, "a rollback went to a checkpoint that an emptied Redis did not know"),
+    ],
+)
+def test_forgetting_that_failed_once(seed: int, why: str) -> None:
+    history_of_forgetting(seed).run()
+
+
 def eager_history(seed: int, eager: bool = True, splits: bool = False, ships: bool = False) -> Cluster:
     """Nodes run forwards ahead for the stages that they stand by for; coordinators, Redis and the network fail too."""
     draw = random.Random(seed)
@@ -338,6 +379,31 @@ def test_with_nodes_gone_for_good_the_model_is_cut_anew_for_the_others() -> None
     assert [len(stage.layers) for stage in plan.stages] == [4, 4, 4]
     assert len({stage.owner for stage in plan.stages}) == 3
     assert plan.exposed() == ()
+
+
+def test_a_run_that_shrank_grows_back_soon_after_a_node_has_come() -> None:
+    """Also where two nodes were lost at once: that is no sign that the next loss comes in a second."""
+    settle = 4.0
+    kills = (Kill("n2", 2, Instruction(2, "F", 0)), Kill("n0", 2, Instruction(0, "B", 1)))
+    cluster = Cluster(
+        1,
+        stages=4,
+        layers=12,
+        steps=300,
+        disturb=0,
+        kills=kills,
+        respawn=False,
+        settle_seconds=settle,
+        checkpoint_every=1,
+    )
+    for i, moment in enumerate((1.0, 20.0)):
+        cluster.clock.at(moment, lambda i=i: cluster.boot(f"late{i}"))  # type: ignore[misc]
+    plan = cluster.run().state.plan
+    cuts = [at for at, r in cluster.records if "take the place of" in r.text]
+    assert len(cuts) == 2, "cut for three nodes, then for four"
+    assert cuts[0] < 20.0 < cuts[1] < 20.0 + settle
+    assert plan is not None
+    assert [len(stage.layers) for stage in plan.stages] == [3, 3, 3, 3]
 
 
 def test_a_node_too_many_makes_a_stage_more() -> None:

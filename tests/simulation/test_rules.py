@@ -15,14 +15,22 @@ from coordinator import commands as cmd
 from coordinator import events as ev
 from coordinator import state as co
 from coordinator.machine import advance
+from pipeline.clip import SKIPPED
 from pipeline.keys import Key, Kind
+from pipeline.manifest import MANIFEST, Manifest, manifest_from_json
+from pipeline.origin import Origin
 from pipeline.plan import Plan
 from pipeline.schedule import Schedule
 from simulator.arithmetic import Number
 from simulator.cluster import Cluster
+from simulator.hostile_peer import Checks
+from simulator.storage import SimulatedStorage
 from stage_server.instructions import CommitOrder, Install
 from stage_server.outbox import Outbox
 from stage_server.worker import Worker
+from tests.simulation.test_start_up import one_machine
+from tests.simulation.test_storage import history_of_storage
+from tests.simulation.test_targets import history_of_two_losses
 
 Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
 
@@ -139,6 +147,35 @@ def without_versions(state: co.State, event: ev.Event, now: float) -> tuple[co.S
     return advance(state, event, now)
 
 
+def without_terms_of_nodes(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    """Rule 15 off: a leader takes the term that the store gave it for one that nobody had."""
+    if isinstance(event, ev.Joined):
+        event = replace(event, term=0)
+    elif isinstance(event, ev.Available) and event.plan is not None and event.plan.term >= state.term:
+        event = replace(event, plan=replace(event.plan, term=state.term, leader=state.leader))
+    return advance(state, event, now)
+
+
+def without_finite_numbers(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    """The end of rule 18 off: ``min(1.0, clip / nan)`` is 1.0, and a step that is not finite is applied."""
+    state, commands = advance(state, event, now)
+    last = state.last_commit
+    if last is not None and last.scale == SKIPPED:
+        state = replace(state, last_commit=replace(last, scale=1.0))
+    applied: list[cmd.Command] = []
+    for command in commands:
+        skipped = isinstance(command, cmd.Commit) and command.scale == SKIPPED
+        applied.append(replace(command, scale=1.0) if isinstance(command, cmd.Commit) and skipped else command)
+    return state, tuple(applied)
+
+
+def without_blame(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    """Rule 16 off: whatever raises on one node fails the run."""
+    if isinstance(event, ev.NodeFailed):
+        return replace(state, phase=co.Phase.FAILED, detail=event.why), ()
+    return advance(state, event, now)
+
+
 class WithoutTerm(Worker[Number]):
     """Rule 12 off: a leader that was replaced is attended and obeyed as well."""
 
@@ -154,7 +191,32 @@ class WithoutTerm(Worker[Number]):
         return self.plan is not None and plan.generation <= self.plan.generation
 
 
-def play(seed: int, make_worker: Any = Worker, decide: Decide = advance, outages: bool = False) -> None:
+def nothing_is_wrong(*message: object) -> str:
+    return ""
+
+
+WITHOUT_CHECKS = Checks(report=nothing_is_wrong, hello=nothing_is_wrong, key=nothing_is_wrong)
+
+
+def play_hostile(seed: int, checks: Checks | None = None) -> None:
+    draw = random.Random(seed)
+    stages = draw.choice([2, 3, 4])
+    Cluster(
+        seed,
+        stages=stages,
+        layers=stages + draw.choice([0, 1, 3]),
+        microbatches=draw.choice([1, 2, 3]),
+        steps=draw.choice([3, 5]),
+        spares=draw.choice([0, 1]),
+        disturb=draw.choice([0, 1, 2]),
+        hostile=6,
+        checks=checks,
+    ).run()
+
+
+def play(
+    seed: int, make_worker: Any = Worker, decide: Decide = advance, outages: bool = False, forgets: int = 0
+) -> None:
     draw = random.Random(seed)
     stages = draw.choice([2, 3, 4])
     Cluster(
@@ -166,14 +228,22 @@ def play(seed: int, make_worker: Any = Worker, decide: Decide = advance, outages
         spares=draw.choice([0, 1]),
         disturb=draw.choice([1, 2, 3]),
         outages=draw.choice([2, 3]) if outages else 0,
+        forgets=forgets,
         make_worker=make_worker,
         decide=decide,
     ).run()
 
 
 WORKERS = [WithoutEra, WithoutVersion, WithoutProducer, WithoutKeeping, WithoutHeir, WithoutSeedingByLayer]
-DECISIONS = [without_facts, without_determinism, without_double_role, without_incarnation]
+DECISIONS = [
+    without_facts,
+    without_determinism,
+    without_double_role,
+    without_incarnation,
+    without_finite_numbers,
+]
 OUTAGES = [without_versions, WithoutTerm]
+FORGETS = [without_terms_of_nodes]
 
 
 def first_failure(limit: int, **rule: Any) -> int | None:
@@ -186,10 +256,89 @@ def first_failure(limit: int, **rule: Any) -> int | None:
     return None
 
 
-@pytest.mark.parametrize("rule", [*WORKERS, *DECISIONS, *OUTAGES], ids=lambda rule: rule.__name__)
+def test_without_rule_16_one_machine_fails_a_run() -> None:
+    def broken(seed: int) -> bool:
+        try:
+            one_machine(seed, decide=without_blame).run()
+        except AssertionError as error:
+            return "(rule 16)" in str(error)
+        return False
+
+    seed = next(seed for seed in range(100) if broken(seed))
+    one_machine(seed).run()  # and with the rule that very history is exact
+
+
+@pytest.mark.parametrize("rule", [*WORKERS, *DECISIONS, *OUTAGES, *FORGETS], ids=lambda rule: rule.__name__)
 def test_without_the_rule_a_history_breaks(rule: Any) -> None:
     switched_off = {"make_worker": rule} if isinstance(rule, type) else {"decide": rule}
-    outages = rule in OUTAGES
-    seed = first_failure(1500, outages=outages, **switched_off)
+    outages, forgets = rule in OUTAGES, int(rule in FORGETS)
+    seed = first_failure(1500, outages=outages, forgets=forgets, **switched_off)
     assert seed is not None, "the simulation does not see what this rule prevents"
-    play(seed, outages=outages)  # and with the rule that very history is exact
+    play(seed, outages=outages, forgets=forgets)  # and with the rule that very history is exact
+
+
+def test_without_the_checks_at_the_edge_a_history_breaks() -> None:
+    """Rule 18 off: what no node says is decided on. A hello's term has a second check, in the worker (rule 15)."""
+    for seed in range(200):
+        try:
+            play_hostile(seed, WITHOUT_CHECKS)
+        except (AssertionError, KeyError, IndexError, ValueError):
+            play_hostile(seed)  # and with the rule that very history is exact
+            return
+    raise AssertionError("the simulation does not see what this rule prevents")
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_a_hostile_node_says_the_history_is_exact(seed: int) -> None:
+    play_hostile(seed)
+
+
+class WithoutStaying(Worker[Number]):
+    """Rule 6 off, its last sentence: a plan takes layers from a node in the middle of a step."""
+
+    def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
+        super().take_plan(plan, at_commit)
+        if self.plan is plan:
+            self.seeding.give_up(plan.layers_of(self.node))
+
+
+def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:
+    """In the two losses of one step: the fact outlives the layers."""
+    with pytest.raises(AssertionError, match="has no state of layer"):
+        history_of_two_losses(171, WithoutStaying).run()
+    history_of_two_losses(171).run()
+
+
+def without_proof(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    """Rule 14 off, its last sentence: a storage that does not answer makes a checkpoint bad."""
+    if isinstance(event, ev.Unread):
+        event = ev.CheckpointBad(event.node, event.origin, event.why)
+    return advance(state, event, now)
+
+
+def without_origin(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    """Rule 14 off: the checkpoint that an era begins from is looked up again when the plan is made."""
+    begins = state.plan is None
+    state, commands = advance(state, event, now)
+    if not begins or state.plan is None or not state.origin.folder:
+        return state, commands
+    newest = replace(state.checkpoints[-1], step=state.origin.step)
+    plan = replace(state.plan, origin=newest)
+    state = replace(state, origin=newest, plan=plan)
+    return state, tuple(cmd.Publish(plan) if isinstance(c, cmd.Publish) else c for c in commands)
+
+
+class Credulous(SimulatedStorage):
+    """What is read is not compared with the manifest that the era names."""
+
+    def _manifest(self, who: str, origin: Origin) -> Manifest:
+        return manifest_from_json(self._read(who, origin.folder, MANIFEST), origin.folder)
+
+
+@pytest.mark.parametrize(("rule", "seed"), [(without_proof, 57), (without_origin, 753)])
+def test_without_one_origin_a_history_breaks(rule: Decide, seed: int) -> None:
+    cluster = history_of_storage(seed, rule)
+    cluster.storage = Credulous(cluster) if rule is without_origin else cluster.storage
+    with pytest.raises(AssertionError, match="rule"):
+        cluster.run()
+    history_of_storage(seed).run()

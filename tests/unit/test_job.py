@@ -26,7 +26,7 @@ def test_overrides_are_toml_or_bare_words() -> None:
     [
         ("job.stepz=3", ["job.stepz", "unknown key", "did you mean steps?"]),
         ('job.steps="many"', ["job.steps", "integer"]),
-        ("job.steps=0", ["job.steps", "greater than or equal to 1"]),
+        ("job.steps=0", ["job.steps", "0 is too little", "set it to 1 or more"]),
         ("resilience.redundancy=maybe", ["resilience.redundancy", "lazy"]),
         ("model.layers=nothing", ["model.layers", '"module:callable"']),
         ("jobs.steps=1", ["unknown key 'jobs'", "did you mean job?"]),

@@ -1,17 +1,46 @@
 """What --kill takes."""
 
+from pathlib import Path
+
 import pytest
 
 from culm.kills import parse_kill
 from pipeline.errors import JobError
+from pipeline.job import load_job
+
+JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
+
+
+@pytest.mark.parametrize("text", ["1@3", "node-1@3:send", "n1@3:send:0F3", "n1@3:ready:2", "n1@3:commit", "n2@3:2B3"])
+def test_what_a_run_comes_to_can_be_its_end(text: str) -> None:
+    assert parse_kill(text, 3, JOB).step == 3
 
 
 def test_a_kill_names_node_step_and_instruction() -> None:
-    kill = parse_kill("n1@20:2B1", 3, 50)
+    kill = parse_kill("n1@20:2B1", 3, JOB)
     assert (kill.node, kill.step) == ("n1", 20)
 
 
-@pytest.mark.parametrize("text", ["n1", "n9@1", "n1@999", "n1@x", "@1", "n1@1:nonsense"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n1",
+        "n9@1",
+        "n1@999",
+        "n1@x",
+        "@1",
+        "n1@1:",
+        "n1@1:nonsense",
+        "n1@1:3B0",  # a stage that does not exist
+        "n1@1:2B4",  # a microbatch too many
+        "n1@1:1W0",  # which this schedule has not
+        "n1@1:send:2B4",
+        "n1@1:ready:3",
+        "n1@1:commit:1",
+        "n1@-1",
+        "n1@1:2B1 ; rm -rf",
+    ],
+)
 def test_a_bad_one_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="--kill"):
-        parse_kill(text, 3, 50)
+        parse_kill(text, 3, JOB)

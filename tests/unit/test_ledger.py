@@ -1,5 +1,6 @@
 """The ledger: the worked example of docs/cost.md by hand, and that a replayed log gives the live figures."""
 
+import json
 import random
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -220,3 +221,51 @@ def test_a_loss_is_of_the_step_that_it_happened_in() -> None:
     log.happens(15.0, "lost", 2, node="n1", stages="0", step=1)  # the next commit was decided with it
     log.commits(20.0, 1)
     assert [x.step for x in log.figures(20.0).interruptions] == [1]
+
+
+def test_a_run_that_goes_back_behind_its_first_plan_goes_on_counting() -> None:
+    """Resumed from step 100 it rolled back to 90; or Redis lost the plans before."""
+    log = Log()
+    log.joins(0.0, "n0", 3.6)
+    log.happens(0.0, "plan", 100, stage_count=1, samples_per_step=8)
+    log.commits(10.0, 100)
+    log.happens(15.0, "rollback", 90, step=90)
+    log.commits(20.0, 90)
+    log.commits(30.0, 91)
+    figures = log.figures(30.0)
+    assert figures.samples == 16
+    assert figures.dollars == pytest.approx(0.03)
+
+
+def test_a_commit_below_all_that_is_on_record_counts() -> None:
+    log = Log()
+    log.joins(0.0, "n0", 3.6)
+    log.happens(0.0, "plan", 7, stage_count=1, samples_per_step=8)
+    log.commits(10.0, 3)
+    assert log.figures(10.0).samples == 8
+
+
+def test_a_ledger_goes_on_from_its_document() -> None:
+    events = worked_example().events
+    whole = Ledger()
+    for event in events:
+        whole.take(event)
+    for cut in range(len(events)):
+        before = Ledger()
+        for event in events[:cut]:
+            before.take(event)
+        after = Ledger.from_document(json.loads(json.dumps(before.to_document())))
+        for event in events[cut:]:
+            after.take(event)
+        assert after.figures(START + 1e4) == whole.figures(START + 1e4), f"cut before event {cut}"
+
+
+def test_nodes_that_come_and_go_for_ever_are_bounded_and_all_of_them_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.ledger.LIVES_KEPT", 10)
+    log = Log()
+    for i in range(100):
+        log.joins(100.0 * i, f"n{i}", 3.6)
+        log.happens(100.0 * i + 50.0, "left", node=f"n{i}")
+    figures = log.figures(1e5)
+    assert len(figures.nodes) <= 11
+    assert figures.dollars == pytest.approx(100 * 0.05)

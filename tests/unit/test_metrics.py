@@ -1,11 +1,14 @@
 """What the services tell Prometheus, from given readings, statuses and event logs."""
 
 import math
+import re
 import socket
 import urllib.request
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -14,6 +17,8 @@ from pipeline.exposition import Exposition, parse_listen
 from pipeline.times import TimeSplit
 from protos import coordinator_pb2 as pb
 from stage_server.metrics import NodeCollector, Reading
+
+ROOT = Path(__file__).parents[2]
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -60,10 +65,11 @@ class Run:
         self.registry.register(RunCollector(self.look))
 
     def look(self, seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
-        return self.status, self.events[seen:]
+        return self.status, [event for event in self.events if event.sequence > seen]
 
     def happens(self, time: float, kind: str, **fields: str) -> None:
-        self.events.append(pb.ListEventsResponse(time=time, kind=kind, fields=fields))
+        number = len(self.events) + 1
+        self.events.append(pb.ListEventsResponse(sequence=number, time=time, kind=kind, fields=fields))
 
     def __getitem__(self, name: str | tuple[str, ...]) -> float:
         return samples(self.registry)[(name,) if isinstance(name, str) else name]
@@ -83,6 +89,22 @@ def test_the_status_as_metrics() -> None:
     assert run["culm_exposure_seconds", "1"] == 2.5
     counts = {state: run["culm_nodes", state] for state in ("joining", "spare", "active", "draining", "detached")}
     assert counts == {"joining": 0, "spare": 1, "active": 2, "draining": 0, "detached": 0}
+
+
+def test_a_run_that_stands_still_is_no_run_that_waits_for_nodes() -> None:
+    stalled = Run(pb.GetStatusResponse(phase="running", stalled_seconds=12.5))
+    assert (stalled["culm_stalled_seconds"], stalled["culm_waiting"]) == (12.5, 0)
+    waiting = Run(pb.GetStatusResponse(phase="waiting"))
+    assert (waiting["culm_stalled_seconds"], waiting["culm_waiting"]) == (0, 1)
+
+
+def test_alert_rules_name_metrics_that_there_are() -> None:
+    rules = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())
+    told = {name for name, *_ in samples(Run(pb.GetStatusResponse(exposure={0: 1.0})).registry)}
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    named = {name for expression in expressions for name in re.findall(r"culm_\w+", expression)}
+    assert named
+    assert named <= told, named - told
 
 
 def test_no_loss_is_not_a_number() -> None:

@@ -194,9 +194,9 @@ def test_zones_may_differ_in_price_and_hazard(tmp_path: Path, capsys: pytest.Cap
         (["--nodes", "4", "--prices", "1", "--machine", "p3.2xlarge", "--hazard", "1"], "give one of them"),
         (["--nodes", "4", "--prices", "1,2,3", "--hazard", "1,2"], "--hazard: 2 numbers for 3 zones"),
         (["--nodes", "4", "--prices", "1", "--hazard", "often"], "--hazard: 'often' is no number"),
-        (["--nodes", "4", "--prices", "1", "--hazard", "1", "--zones", "0"], "--zones: 0 is too little"),
+        (["--nodes", "4", "--prices", "1", "--hazard", "1", "--zones", "0"], "--zones: '0' is too little"),
         (["--nodes", "4", "--machine", "abacus", "--hazard", "1"], "--machine: the spot price of abacus is not known"),
-        (["--nodes", "4", "--price", "1", "--hazard", "1", "--seeds", "0"], "--seeds: 0 is too little"),
+        (["--nodes", "4", "--price", "1", "--hazard", "1", "--seeds", "0"], "--seeds: '0' is too little"),
         (["--nodes", "4", "--price", "1", "--trace", "nowhere"], "nowhere: the trace cannot be read"),
     ],
 )

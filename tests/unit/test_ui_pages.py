@@ -45,6 +45,16 @@ def test_a_stage_without_a_standby_is_warned_of(log: Path) -> None:
     assert not page("topology", log, 5.0).warning
 
 
+def test_a_run_that_stands_still_has_a_banner(log: Path) -> None:
+    stalled = a_run_with_a_loss()[-1]
+    stalled.kind, stalled.time = "stalled", START + 20.0
+    stalled.fields["awaited"] = "n2 with stage 1 (in 1F3 for 9 s)"
+    with log.open("a") as file:
+        file.write(event_to_line(stalled) + "\n")
+    assert "Waiting for n2 with stage 1" in page("overview", log, 20.0).error[0].value
+    assert not page("overview", log, 5.0).error
+
+
 def test_the_preemptions_are_listed_with_their_times(log: Path) -> None:
     app = page("preemptions", log)
     assert {metric.label: metric.value for metric in app.metric}["Resumed after (median)"] == "50 ms"

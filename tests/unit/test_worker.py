@@ -7,7 +7,18 @@ import pytest
 from pipeline.keys import Key, Kind
 from pipeline.plan import Member, Plan, StagePlan, Standby
 from pipeline.schedule import Instruction, Schedule
-from stage_server.instructions import Arrange, Load, Run, Send
+from stage_server.instructions import (
+    Apply,
+    Arrange,
+    CommitOrder,
+    FetchLayers,
+    Forfeit,
+    Install,
+    Load,
+    ReportReady,
+    Run,
+    Send,
+)
 from stage_server.worker import Worker
 
 
@@ -112,3 +123,105 @@ def test_a_step_begins_with_an_activation_except_at_the_first_stage(name: str, a
     worker: Worker[Nothing] = Worker(name, 1, Schedule(2), 2)
     worker.take_plan(PLAN)
     assert worker.first_input == awaited
+
+
+def seeded(worker: Worker[Nothing], layers: tuple[int, ...]) -> None:
+    """The layers that the worker has asked for are here at version 0."""
+    worker.drain()
+    for layer in layers:
+        worker.fetched(0, layer, 0, Nothing())
+    while isinstance(work := worker.next_work(), Install | Arrange):
+        worker.finish(work)
+
+
+def reports_of(worker: Worker[Nothing]) -> list[tuple[int, int, int]]:
+    found = [effect for effect in worker.drain() if isinstance(effect, ReportReady)]
+    return [(x.stage, x.first_layer, x.first_layer + len(x.squared_norms)) for x in found]
+
+
+TWO = (StagePlan(0, 2, ("n0",), (Standby("n1", hot=True),)), StagePlan(2, 6, ("n1",), (Standby("n0", hot=True),)))
+PREPARING = Plan(1, 1, 0, 0, TWO, PLAN.members, target=(StagePlan(0, 4, ("n0",)), StagePlan(2, 4, ("n2",))))
+
+
+def test_a_plan_takes_nothing_within_a_step_and_the_commit_does() -> None:
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 3)
+    worker.take_plan(PREPARING)
+    seeded(worker, (2, 3))
+    for layer in (2, 3):
+        worker.deliver("n1", 1, (1, 1), Key(0, 0, 0, Kind.REDUCED, 1, layer), Nothing())
+    assert reports_of(worker) == [(1, 2, 4)]
+    worker.take_plan(replace(PREPARING, generation=2, target=()))
+    assert [worker.seeding.version_of(layer) for layer in (2, 3)] == [0, 0], "the fact stays true"
+    seeded(worker, ())
+    worker.take_commit(CommitOrder(1, 0, 0, 1.0))
+    apply = worker.next_work()
+    assert apply == Apply(0, 1.0, ())
+    worker.finish(apply)
+    assert [worker.seeding.version_of(layer) for layer in (2, 3)] == [None, None]
+    assert worker.next_work() == Arrange((), (), 1, anew=False)
+
+
+def test_a_gradient_that_comes_while_its_commit_is_being_applied_is_applied_next() -> None:
+    """With the last commit, too: no later gradient would show that the layer has to be fetched again."""
+    seeding = (replace(TWO[0], standbys=(Standby("n2", hot=False),)), TWO[1])
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 1)
+    worker.take_plan(replace(PREPARING, stages=seeding, target=()))
+    seeded(worker, (0, 1))
+    worker.take_commit(CommitOrder(1, 0, 0, 1.0))
+    apply = worker.next_work()
+    assert apply == Apply(0, 1.0, ()), "nothing of it is here"
+    for layer in (0, 1):
+        worker.deliver("n0", 1, (1, 1), Key(0, 0, 0, Kind.REDUCED, 0, layer), Nothing())
+    worker.finish(apply)
+    for layer in (0, 1):
+        catch_up = worker.next_work()
+        assert catch_up == Apply(0, 1.0, ((layer, Nothing()),), catch_up=True)
+        worker.finish(catch_up)
+    assert [worker.seeding.version_of(layer) for layer in (0, 1)] == [1, 1]
+
+
+def test_nothing_waits_for_a_gradient_once_the_last_commit_is_here() -> None:
+    """An earlier commit does not either: the owner of its gradients may be gone, and no later one will come."""
+    seeding = (replace(TWO[0], standbys=(Standby("n2", hot=False),)), TWO[1])
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 2)
+    worker.take_plan(replace(PREPARING, stages=seeding, target=()))
+    seeded(worker, (0, 1))
+    worker.take_commit(CommitOrder(1, 0, 0, 1.0))
+    assert worker.next_work() is None, "its gradients may be on their way"
+    worker.take_commit(CommitOrder(1, 0, 1, 1.0))
+    for step in (0, 1):
+        apply = worker.next_work()
+        assert apply == Apply(step, 1.0, ())
+        worker.finish(apply)
+    asked = [effect.layers for effect in worker.drain() if isinstance(effect, FetchLayers)]
+    assert asked == [(0, 1)], "again"
+
+
+def test_a_report_of_a_part_hides_none_of_the_whole_stage() -> None:
+    """A loss gives the stage to a node that was ready with a part of it, which begins at the same layer."""
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 3)
+    worker.take_plan(PREPARING)
+    seeded(worker, (2, 3))
+    for layer in (2, 3):
+        worker.deliver("n1", 1, (1, 1), Key(0, 0, 0, Kind.REDUCED, 1, layer), Nothing())
+    assert reports_of(worker) == [(1, 2, 4)]
+    stages = (TWO[0], replace(TWO[1], standbys=(Standby("n2", hot=False),)))
+    worker.take_plan(replace(PREPARING, generation=2, stages=stages, target=()))
+    seeded(worker, (4, 5))
+    for layer in (4, 5):
+        worker.deliver("n1", 1, (1, 2), Key(0, 0, 0, Kind.REDUCED, 1, layer), Nothing())
+    assert reports_of(worker) == [(1, 2, 6)]
+
+
+def test_a_holder_that_was_passed_over_forfeits_though_it_has_the_gradients_of_the_step() -> None:
+    """Without the commit before it has no state that they could be applied to (rule 6)."""
+    worker: Worker[Nothing] = Worker("n1", 1, Schedule(2), 3)
+    worker.take_plan(replace(PREPARING, target=()))
+    seeded(worker, ())
+    for s, stage in enumerate(TWO):
+        for layer in stage.layers:
+            worker.mailbox.put(Key(0, 1, 0, Kind.REDUCED, s, layer), Nothing())
+    worker.take_commit(CommitOrder(1, 0, 1, 1.0))
+    worker.drain()
+    assert worker.next_work() == Apply(1, 1.0, ())
+    assert any(isinstance(effect, Forfeit) for effect in worker.drain())

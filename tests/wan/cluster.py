@@ -18,7 +18,7 @@ from tests.wan.network import Network
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # seconds for anything that is waited for
 POLL_SECONDS = 0.05
-HEARTBEAT_TIMEOUT = 4.0  # on a busy machine a node may be slow to speak
+SILENCE = 4.0  # on a busy machine a node may be slow to speak
 LOG_LINES = 30  # of each process, in a failure
 COORDINATOR = "coordinator"
 Event = dict[str, Any]
@@ -57,7 +57,7 @@ class WideCluster:
         redis = [str(find_redis_server()), "--bind", "127.0.0.1", "--port", "6379", "--save", ""]
         self._start("redis", COORDINATOR, *redis, "--dir", str(self._folder))
         words = ["--job", str(job), "--listen", self._address, "--name", "wan", "--nodes", str(len(self.nodes))]
-        words += ["--redis", "redis://127.0.0.1:6379/0", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT)]
+        words += ["--redis", "redis://127.0.0.1:6379/0", "--patience", str(SILENCE)]
         self._culm(COORDINATOR, COORDINATOR, "coordinator", *words)
         self._await("a coordinator", lambda: "listening on" in self.log(COORDINATOR))
         self._culm("events", COORDINATOR, "events", "--coordinator", self._address, "--follow", "--json")

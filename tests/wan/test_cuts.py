@@ -11,7 +11,7 @@ import pytest
 
 from culm.plain_loop import PlainResult, run_plain
 from pipeline.job import Job, load_job
-from tests.wan.cluster import COORDINATOR, HEARTBEAT_TIMEOUT, ROOT, WideCluster
+from tests.wan.cluster import COORDINATOR, ROOT, SILENCE, WideCluster
 from tests.wan.network import Network
 
 RELAY = os.environ.get("CULM_WAN", "")
@@ -88,7 +88,7 @@ def test_the_coordinator_is_cut_off_from_everybody_for_a_while(cluster: WideClus
     """Longer than a node may be silent; but it is the one that is cut off, not they: nobody is lost."""
     cluster.until_step(20)
     cluster.network.cut(COORDINATOR)
-    cluster.stays(HEARTBEAT_TIMEOUT + 2.0)
+    cluster.stays(SILENCE + 2.0)
     cluster.network.heal(COORDINATOR)
     check(cluster, plain)
     assert cluster.lost() == []

@@ -6,7 +6,7 @@ from protos import coordinator_pb2 as pb
 from ui.charts import bars
 from ui.screens.parts import banner, tiles
 from ui.source import Source
-from ui.words import clock, money, size, span
+from ui.words import clock, literal, money, size, span
 
 
 @st.fragment(run_every=2.0)
@@ -21,7 +21,7 @@ def show(source: Source) -> None:
         ("Transfer", money(cost.transfer_dollars), f"{size(cost.crossing_bytes)} between zones"),
     )
     if cost.unpriced:
-        names = ", ".join(cost.unpriced)
+        names = literal(", ".join(cost.unpriced))
         st.warning(f"No price is known for {names}: they count as free. Give the coordinator a table with `--prices`.")
     left, right = st.columns(2)
     with left:

@@ -5,7 +5,7 @@ import streamlit as st
 from ui.charts import loss_curve
 from ui.screens.parts import banner, tiles
 from ui.source import Source
-from ui.words import counted, money, seconds_left, span
+from ui.words import counted, literal, money, seconds_left, span
 
 
 @st.fragment(run_every=1.0)
@@ -16,7 +16,9 @@ def show(source: Source) -> None:
     left = seconds_left(status.step, status.steps, status.samples_per_second, status.samples_per_step)
     remaining = "" if left is None or status.phase != "running" else f", about {span(left)} left"
     share = status.step / status.steps if status.steps else 0.0
-    st.progress(min(share, 1.0), f"**{status.job or 'no run'}**: step {status.step} of {status.steps}{remaining}")
+    st.progress(
+        min(share, 1.0), f"**{literal(status.job) or 'no run'}**: step {status.step} of {status.steps}{remaining}"
+    )
     goodput = cost.useful_seconds / cost.seconds if cost.seconds else 0.0
     tokens = money(cost.dollars_per_million_tokens) if cost.tokens else "–"
     loss = f"{look.history.losses[-1]:.4f}" if look.history.losses else "–"

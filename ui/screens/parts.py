@@ -4,19 +4,23 @@ import streamlit as st
 
 from protos import coordinator_pb2 as pb
 from ui.source import Look, Source
+from ui.words import literal
 
 
 def banner(look: Look) -> None:
     """What the viewer has to know before anything else."""
     status = look.status
     if look.problem:
-        st.warning(look.problem, icon=":material/cloud_off:")
+        st.warning(literal(look.problem), icon=":material/cloud_off:")
     if status.phase == "failed":
-        st.error(f"The run failed: {status.detail}")
+        st.error(f"The run failed: {literal(status.detail)}")
     elif status.phase == "waiting":
-        st.info(f"Waiting: {status.detail}", icon=":material/hourglass:")
+        st.info(f"Waiting: {literal(status.detail)}", icon=":material/hourglass:")
     elif status.phase == "done":
-        st.success(f"Done: {status.detail}")
+        st.success(f"Done: {literal(status.detail)}")
+    if status.stalled_seconds:
+        told = f"No commit for {status.stalled_seconds:.0f} s. Waiting for {literal(status.awaited)}"
+        st.error(told, icon=":material/running_with_errors:")
     exposed = {s: seconds for s, seconds in sorted(status.exposure.items()) if seconds > 0}
     if exposed and status.phase == "running" and len(status.nodes) > 1:
         told = ", ".join(f"stage {s} for {seconds:.1f} s" for s, seconds in exposed.items())
@@ -35,7 +39,7 @@ def preempt(source: Source, status: pb.GetStatusResponse) -> None:
             "Preempt it now", type="primary", icon=":material/bolt:", help="kill -9, as a spot market would"
         )
     if pressed and node:
-        st.toast(source.kill(node), icon=":material/bolt:")
+        st.toast(literal(source.kill(node)), icon=":material/bolt:")
 
 
 def tiles(*each: tuple[str, str, str]) -> None:

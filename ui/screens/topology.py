@@ -5,6 +5,7 @@ import streamlit as st
 from ui.ring import ring_svg
 from ui.screens.parts import banner, preempt
 from ui.source import Source
+from ui.words import literal
 
 
 @st.fragment(run_every=0.5)
@@ -18,4 +19,4 @@ def show(source: Source) -> None:
     ink = "#fafafa" if st.context.theme.type == "dark" else "#31333f"
     st.image(ring_svg(look.status, look.history.gone, look.at, ink), width=860)
     plan = look.status.plan
-    st.caption(f"Plan {look.status.generation}: {plan.reason}")
+    st.caption(f"Plan {look.status.generation}: {literal(plan.reason)}")

@@ -1,0 +1,117 @@
+"""What all nodes of a run agree on, and the run with the checkpoint that it goes on from: else bits would differ.
+
+A fact is kept: the first node's word counts, and a node that differs from it takes no part (rule 23). A layer's initial
+state is told by whoever builds it, before any gradient of it: so a weights file that a constructor reads counts too,
+and a model too large for one node is never read whole on one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.identity import Identity, identity_from, identity_to
+from pipeline.parts import PARTS
+
+_FILES = "the files that [{0}] names in its arguments have other content on {1} than {2}"
+_MENDS = {
+    "model": "give every node the same files",
+    "data": "give every node the same files",
+    "train": "give every node the same files",
+    "code": "install the same version on every node",
+    "versions": "install the same versions on every node",
+    "hardware": 'start nodes of one kind, or set job.hardware to "any" and give up that bits are the same',
+}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """``checkpoint``: that of the run that wrote it, without the parts that may differ; ``initial``: by layer, a hash
+    of the state that the first node built.
+    """
+
+    nodes: Identity = field(default_factory=Identity)
+    checkpoint: Identity = field(default_factory=Identity)
+    initial: Mapping[int, str] = field(default_factory=dict)
+
+
+def refusal(agreement: Agreement, node: str, identity: Identity) -> str:
+    """Why a node of this identity cannot take part, or nothing."""
+    for known, whose in (
+        (agreement.checkpoint, "where the checkpoint was made"),
+        (agreement.nodes, "on nodes before it"),
+    ):
+        from_checkpoint = known is agreement.checkpoint
+        for part in PARTS:
+            there, here = known.parts.get(part), identity.parts.get(part)
+            if there and here and there != here:
+                mend = _MENDS[part]
+                if from_checkpoint:
+                    mend = (
+                        f"{'go on with the same' if part != 'hardware' else mend}, or let it differ with --allow {part}"
+                    )
+                return f"{_in_words(part, node, whose, there, here)}: {mend}"
+        if known.outlines and identity.outlines:
+            differs = _layers_differ(node, whose, known.outlines, identity.outlines)
+            if differs:
+                return f"{differs}: {'resume the same model' if from_checkpoint else _MENDS['code']}"
+    return ""
+
+
+def _in_words(part: str, node: str, whose: str, there: str, here: str) -> str:
+    if part == "code":
+        return f"{node} runs other code for this job than {whose} ({here[:12]}, not {there[:12]})"
+    if part == "versions":
+        return f"{node} has {here}, and {whose} it is {there}"
+    if part == "hardware":
+        return f"{node} computes on {here}, and {whose} it is {there}"
+    return _FILES.format(part, node, whose)
+
+
+def _layers_differ(node: str, whose: str, there: tuple[str, ...], here: tuple[str, ...]) -> str:
+    if len(there) != len(here):
+        return f"the model has {len(here)} layers on {node}, and {len(there)} {whose}"
+    layer = next((i for i, (a, b) in enumerate(zip(there, here, strict=True)) if a != b), None)
+    if layer is None:
+        return ""
+    before = there[layer].split(", ")
+    other = [tensor for tensor in here[layer].split(", ") if tensor not in before]
+    gone = [tensor for tensor in before if tensor not in here[layer].split(", ")]
+    shown = other[0] if other else "other tensors"
+    return f"layer {layer} has {shown} on {node}, and {gone[0] if gone else 'none'} {whose}"
+
+
+def joined(agreement: Agreement, identity: Identity, same_hardware: bool) -> Agreement:
+    """With a node that takes part. Hardware that may differ is nobody's identity."""
+    if not same_hardware:
+        identity = identity.without(["hardware"])
+    parts = {**identity.parts, **agreement.nodes.parts}
+    return replace(agreement, nodes=Identity(parts, agreement.nodes.outlines or identity.outlines))
+
+
+def built(agreement: Agreement, node: str, initial: Mapping[int, str]) -> tuple[Agreement, str]:
+    """With what a node says of the layers that it has built, and why it cannot stay, or nothing."""
+    for layer in sorted(initial):
+        known = agreement.initial.get(layer, initial[layer])
+        if known != initial[layer]:
+            what = f"{node} builds layer {layer} with other initial values than a node before it"
+            return (
+                agreement,
+                f"{what} ({initial[layer][:12]}, not {known[:12]}): give every node the same weights files",
+            )
+    return replace(agreement, initial={**initial, **agreement.initial}), ""
+
+
+def agreement_to(agreement: Agreement) -> dict[str, Any]:
+    """As plain JSON-able data."""
+    return {
+        "nodes": identity_to(agreement.nodes),
+        "checkpoint": identity_to(agreement.checkpoint),
+        "initial": {str(layer): digest for layer, digest in agreement.initial.items()},
+    }
+
+
+def agreement_from(content: Any) -> Agreement:
+    if content is None:  # of a version before
+        return Agreement()
+    initial = {int(layer): str(digest) for layer, digest in content["initial"].items()}
+    return Agreement(identity_from(content["nodes"]), identity_from(content["checkpoint"]), initial)

@@ -1,0 +1,86 @@
+"""What follows when something raises on a node: it ends that node; or the run, if it is the job's fault (rule 16)."""
+
+from dataclasses import replace
+
+from coordinator import membership
+from coordinator.commands import Command, Persist, Record
+from coordinator.decisions import Decision
+from coordinator.events import NodeFailed
+from coordinator.failures import (
+    START,
+    TEXT,
+    Work,
+    enough_of_one,
+    is_the_jobs,
+    is_told,
+    machine_of,
+    machines_at,
+    noted,
+    start_failed,
+)
+from coordinator.state import Node, Phase, State
+
+CODES = {START: "2"}  # with which whoever started the run ends: the job file is at fault; 1 for all else
+
+
+def node_failed(state: State, event: NodeFailed, now: float) -> Decision:
+    """The node ends with its last words. Those of an incarnation that is lost already change nothing."""
+    node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or state.phase is Phase.FAILED:
+        return state, ()
+    why = event.why[:TEXT]
+    holds = state.plan is not None and state.plan.held_by(node.node)  # one that has not attached to a new leader yet
+    if not node.available and not holds:
+        return _start_failed(state, node, event.work or START, why)
+    if event.work is None:
+        return membership.lose(state, {node.node: f"it failed: {why}"}, now)
+    machine = machine_of(node.node, node.pid)
+    state = replace(state, failures=noted(state.failures, event.work, machine))
+    if _is_the_jobs(state, event.work):
+        where = " and ".join(machines_at(state.failures, event.work))
+        return fail(state, event.work, f"{event.work} raised on {where}: {why}", node.node)
+    return membership.lose(state, {node.node: f"{event.work} raised there: {why}"}, now)
+
+
+def _start_failed(state: State, node: Node, work: Work, why: str) -> Decision:
+    """It has taken no part: nobody depends on it. One that is started again and again is told ever more seldom."""
+    machine = machine_of(node.node, node.pid)
+    failures, count = start_failed(noted(state.failures, work, machine), machine)
+    text = f"{node.node}: {why}"
+    state = replace(state, failures=replace(failures, newest_start=text))
+    # A node that is, or was, available shows that the job does start.
+    if not state.layer_costs and _is_the_jobs(state, work):
+        return fail(state, work, text, node.node)
+    state = replace(state, nodes={k: v for k, v in state.nodes.items() if k != node.node})
+    if not is_told(count):
+        return state, ()
+    again = f" ({count} times by now)" if count > 1 else ""
+    told = f"{node.node} cannot take part, the others go on without it: {why}{again}"
+    return state, (Record("dismissed", told, {"node": node.node, "why": why, "count": str(count)}),)
+
+
+def _is_the_jobs(state: State, work: Work) -> bool:
+    return is_the_jobs(state.failures, work, enough_of_one(state, work))
+
+
+def judged(decision: Decision) -> Decision:
+    """What follows from deaths at one and the same work, once there are too many."""
+    state, commands = decision
+    if state.phase is Phase.FAILED or not state.failures.by_work:
+        return decision
+    for work, machines in state.failures.by_work.items():
+        if not work.what and _is_the_jobs(state, work):
+            deaths = f"{sum(machines.values())} processes ended, on {', '.join(machines)}"
+            text = f"{deaths}, while they ran {work}, which has never been committed: see their logs"
+            state, failed = fail(state, work, text, list(machines)[-1])
+            return state, (*commands, *failed)
+    return decision
+
+
+def fail(state: State, work: Work, why: str, node: str) -> Decision:
+    """The job itself is at fault: nothing is decided any more."""
+    commands: tuple[Command, ...] = (
+        Persist(),
+        Record("failed", why, {"node": node, "why": why, "code": CODES.get(work, "1")}),
+    )
+    return replace(state, phase=Phase.FAILED, detail=why), commands

@@ -1,0 +1,154 @@
+"""When a run is over, and when its nodes may go (rule 17): after the last commit, and when every node is to stop.
+
+After the last commit the final weights are in the nodes' memory alone. So the nodes stay, and their redundancy is kept
+and repaired as before (see ``commits.keep``), until the weights are elsewhere: in a checkpoint of the last step, or
+fetched by somebody who said so. Without either they stay for ``[job] keep_after_done`` seconds. Then they are
+*released*: dismissed for good, and the run has no plan any more. That is persisted: a node that comes later is sent
+away, and a coordinator that starts again neither waits for nodes nor trains again.
+
+A coordinator that is told to stop decides nothing here: its nodes wait for the next one.
+
+Where every node is to go at once, as when a whole cluster is stopped, nobody is left to hand over to. They are let go
+as soon as a last checkpoint is whole, or at once if the job has none.
+"""
+
+from dataclasses import replace
+
+from coordinator import membership
+from coordinator.commands import Command, Persist, Record
+from coordinator.decisions import Decision
+from coordinator.events import Fetched
+from coordinator.state import Phase, State, Stopping
+
+# How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
+# memory than from the storage.
+SAVED_SECONDS = 30.0
+LAST_CHECKPOINT_SECONDS = 8.0  # that nodes which are all to go are kept for a last checkpoint; docker kills after 10
+SPARE_SECONDS = 2.0  # before the first of their machines may be gone
+
+
+def is_saved(state: State) -> bool:
+    """Whether a checkpoint holds the final weights."""
+    return bool(state.checkpoints) and state.checkpoints[-1].step == state.settings.steps
+
+
+def fetched(state: State, event: Fetched) -> Decision:
+    """Somebody has the final weights: nothing keeps the nodes any longer."""
+    if state.phase is not Phase.DONE or state.ending.fetched or state.ending.released:
+        return state, ()
+    state = replace(state, ending=replace(state.ending, fetched=event.who))
+    text = f"the final weights were fetched: {event.who}"
+    state, released = release(state, f"the run is done and its weights were fetched: {event.who}")
+    return state, (Record("fetched", text, {"who": event.who}), *released)
+
+
+def look(state: State, now: float) -> Decision:
+    """Lets the nodes go when that is due. Called whenever time passes or the set of nodes changes."""
+    if state.ending.released:
+        return state, ()
+    if state.nodes and all(node.draining for node in state.nodes.values()):
+        return _everyone_stops(state, now)
+    state = replace(state, stopping=None) if state.stopping is not None else state
+    if state.phase is not Phase.DONE or state.plan is None:
+        return state, ()
+    if state.ending.done_at is None:  # this coordinator has just taken over
+        return replace(state, ending=replace(state.ending, done_at=now)), ()
+    kept = now - state.ending.done_at
+    if state.ending.fetched:
+        return release(state, f"the run is done and its weights were fetched: {state.ending.fetched}")
+    if is_saved(state) and kept >= SAVED_SECONDS:
+        return release(state, f"the run is done and its weights are in the checkpoint {state.checkpoints[-1].folder}")
+    if not is_saved(state) and kept >= state.settings.keep_after_done:
+        why = f"nobody fetched the weights within {state.settings.keep_after_done:.0f} s after the run was done"
+        return release(state, f"{why} ([job] keep_after_done); {_left_of(state)}")
+    return state, ()
+
+
+def release(state: State, why: str) -> Decision:
+    """Lets every node go for good: the run is over."""
+    commands: list[Command] = []
+    for name in state.nodes:
+        state, farewell = membership.farewell(state, name, why)
+        commands.extend(farewell)
+    state = replace(
+        state,
+        plan=None,
+        phase=Phase.DONE,
+        detail=why,
+        ending=replace(state.ending, released=why),
+        stopping=None,
+        took_over_at=None,
+        exposed_since={},
+        saved={},
+    )
+    return state, (Persist(), Record("released", f"every node may go: {why}", {"why": why}), *commands)
+
+
+def seconds_left(state: State, now: float) -> float:
+    """For how long the nodes of a run that is done stay yet."""
+    if state.phase is not Phase.DONE or state.ending.released or state.ending.done_at is None:
+        return 0.0
+    stays = SAVED_SECONDS if is_saved(state) else state.settings.keep_after_done
+    return max(0.0, state.ending.done_at + stays - now)
+
+
+def in_words(state: State, now: float, dollars_per_hour: float) -> str:
+    """What is to be known of a run that is done, as status shows it."""
+    left = seconds_left(state, now)
+    if state.phase is not Phase.DONE or not left:
+        return state.detail
+    done = "every step is committed"
+    if is_saved(state):
+        return f"{done}; the weights are in the checkpoint {state.checkpoints[-1].folder}; the nodes go soon"
+    minutes = f"{left / 60.0:.0f} min" if left >= 120.0 else f"{left:.0f} s"
+    costs = f", which costs {dollars_per_hour * left / 3600.0:.2f} $" if dollars_per_hour else ""
+    return (
+        f"{done}; the weights are on the nodes alone, which stay for {minutes} yet{costs}: "
+        "fetch them with culm weights --out FILE"
+    )
+
+
+def _left_of(state: State) -> str:
+    """What there is of a run whose nodes are gone."""
+    if not state.checkpoints:
+        return "without a checkpoint nothing is left of them" if state.phase is Phase.DONE else "nothing is left"
+    newest = state.checkpoints[-1]
+    return f"the newest checkpoint is of step {newest.step}: {newest.folder}"
+
+
+def _everyone_stops(state: State, now: float) -> Decision:
+    """Every node is to go: nobody is left to hand over to (rule 17).
+
+    Where machines are to go, or an operator drains every node, they work on: another node may join in time.
+    """
+    saves = state.phase is Phase.RUNNING and state.plan is not None and bool(state.settings.checkpoint_url)
+    told = all(node.told for node in state.nodes.values())
+    if told and (not saves or state.took_over_at is not None):
+        return _everyone_goes(state)
+    if state.stopping is None and saves:
+        text = "every node is to go: a last checkpoint is written first"
+        return replace(state, stopping=Stopping(now)), (Record("stopping", text),)
+    if state.stopping is None or not told:
+        return state, ()
+    whole = state.stopping.step is not None and any(c.step >= state.stopping.step for c in state.checkpoints)
+    deadlines = [n.leaves_at - SPARE_SECONDS for n in state.nodes.values() if n.leaves_at is not None]
+    if whole or now >= min([state.stopping.since + LAST_CHECKPOINT_SECONDS, *deadlines]):
+        return _everyone_goes(state)
+    return state, ()
+
+
+def _everyone_goes(state: State) -> Decision:
+    if state.phase is Phase.DONE and (is_saved(state) or state.ending.fetched):
+        return release(state, "the run is done, its weights are safe, and every node was told to stop")
+    commands: list[Command] = []
+    for name in state.nodes:
+        state, farewell = membership.farewell(state, name, f"drained: {state.nodes[name].draining}")
+        commands.extend(farewell)
+    state = replace(state, stopping=None)
+    if state.phase is Phase.FAILED:
+        return replace(state, plan=None, exposed_since={}), tuple(commands)
+    if state.plan is None:
+        return state, tuple(commands)
+    why = "every node was told to stop, and none was left to hand over to"
+    state, rolled_back = membership.roll_back(state, f"{why}; {_left_of(state)}")
+    return state, (*commands, *rolled_back)

@@ -1,0 +1,27 @@
+"""What the run waits for, by topic, each said once until it changes: two topics at once do not take turns."""
+
+from dataclasses import replace
+
+from coordinator.commands import Record
+from coordinator.decisions import Decision
+from coordinator.state import State
+
+NODES = "nodes"  # too few to begin
+SILENCE = "silence"  # nobody answers
+LINK = "link"  # between two only copies
+
+
+def wait(state: State, topic: str, text: str, kind: str = "waiting") -> Decision:
+    """Notes what is waited for; on record only where it is new."""
+    if state.waits.get(topic) == text:
+        return state, ()
+    return replace(state, waits={**state.waits, topic: text}, detail=text), (Record(kind, text),)
+
+
+def over(state: State, *topics: str) -> State:
+    """Nothing of these is waited for any more."""
+    if not any(topic in state.waits for topic in topics):
+        return state
+    kept = {topic: text for topic, text in state.waits.items() if topic not in topics}
+    detail = next(reversed(kept.values())) if kept else "training" if state.plan is not None else state.detail
+    return replace(state, waits=kept, detail=detail)

@@ -1,0 +1,122 @@
+"""What the bits of a run depend on, part by part: the nodes of a run agree on it, and so do a run and its checkpoint.
+
+Everything that changes the bits is in one of the parts (rule 23); what is in none changes no bit: the number of steps,
+stages, nodes and zones, the schedule, the resilience, where checkpoints go. Knows nothing of tensors.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pipeline.errors import JobError
+from pipeline.job import Job
+from pipeline.parts import PARTS
+
+# Which keys of the job file are in which part; a section's star stands for its other keys.
+_KEYS: Mapping[str, Mapping[str, str]] = {
+    "job": {"seed": "train", "threads": "hardware", "device": "hardware"},
+    "model": {"*": "model"},
+    "data": {"*": "data", "tokens_per_sample": ""},
+    "train": {"*": "train"},
+    "pipeline": {"microbatches": "data", "pipelines": "data"},
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """``parts``: a hash by part, or words where a user can tell what differs (versions, hardware). ``outlines``: names,
+    dtypes and shapes of each layer's tensors. What is not known is left out.
+    """
+
+    parts: Mapping[str, str] = field(default_factory=dict)
+    outlines: tuple[str, ...] = ()
+
+    def without(self, parts: Iterable[str]) -> "Identity":
+        dropped = set(parts)
+        return Identity({k: v for k, v in self.parts.items() if k not in dropped}, self.outlines)
+
+
+class Change(NamedTuple):
+    """A key of the job file that is not as it was."""
+
+    part: str
+    key: str
+    then: Any
+    now: Any
+
+
+def keys_of(job: Job) -> dict[str, tuple[str, Any]]:
+    """(part, value) of every key on which bits depend; those of ``args`` one by one."""
+    out: dict[str, tuple[str, Any]] = {}
+    for section, content in job.model_dump(exclude_none=True).items():
+        known = _KEYS.get(section, {})
+        for key, value in content.items():
+            part = known.get(key, known.get("*", ""))
+            if part and isinstance(value, dict):
+                out |= {f"{section}.{key}.{name}": (part, each) for name, each in value.items()}
+            elif part:
+                out[f"{section}.{key}"] = (part, value)
+    return out
+
+
+def changes(then: Job, now: Job) -> list[Change]:
+    """What differs between two jobs and changes the bits."""
+    before, after = keys_of(then), keys_of(now)
+    out = []
+    for key in sorted({**before, **after}):
+        part = (before.get(key) or after[key])[0]
+        old, new = before.get(key, (part, None))[1], after.get(key, (part, None))[1]
+        if (type(old), old) != (type(new), new):
+            out.append(Change(part, key, old, new))
+    return out
+
+
+def refuse_changes(then: Job, now: Job, allowed: Iterable[str], where: str) -> None:
+    """Raises JobError, naming a key, where the job differs from the one that made the checkpoint beyond what may."""
+    let = {*allowed, *(["hardware"] if now.job.hardware == "any" else [])}
+    found = [change for change in changes(then, now) if change.part not in let]
+    if found:
+        first = found[0]
+        more = f" (and {len(found) - 1} more: {', '.join(c.key for c in found[1:4])})" if len(found) > 1 else ""
+        what = f"{first.key} is {_shown(first.now)} in this job, {_shown(first.then)} in the checkpoint's{more}"
+        parts = ",".join(part for part in PARTS if part in {change.part for change in found})
+        raise JobError(what, where, f"set it back, or let it differ with --allow {parts}")
+
+
+def options_changed(then: Job, now: Job) -> frozenset[str] | None:
+    """The optimizer's options that are not as they were; None where it is another optimizer."""
+    if then.train.optimizer != now.train.optimizer:
+        return None
+    prefix = "train.optimizer_args."
+    return frozenset(c.key.removeprefix(prefix) for c in changes(then, now) if c.key.startswith(prefix))
+
+
+def _shown(value: Any) -> str:
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# ---- as plain data --------------------------------------------------------------------------------------------------
+
+
+def identity_to(identity: Identity) -> dict[str, Any]:
+    """JSON-able; an outline that many layers have stands in it once."""
+    distinct = list(dict.fromkeys(identity.outlines))
+    number = {outline: i for i, outline in enumerate(distinct)}
+    return {
+        "parts": dict(identity.parts),
+        "outlines": distinct,
+        "outline_of": [number[outline] for outline in identity.outlines],
+    }
+
+
+def identity_from(content: Any) -> Identity:
+    """Raises ValueError, KeyError or TypeError for what ``identity_to`` does not give."""
+    if content is None:
+        return Identity()
+    distinct = [str(outline) for outline in content["outlines"]]
+    places = [int(i) for i in content["outline_of"]]
+    if any(not 0 <= i < len(distinct) for i in places):
+        raise ValueError("a layer has an outline that is not listed")
+    parts = {str(part): str(value) for part, value in dict(content["parts"]).items() if part in PARTS}
+    return Identity(parts, tuple(distinct[i] for i in places))

@@ -1,0 +1,13 @@
+"""The parts of what a run's bits depend on, by name; see ``pipeline.identity``. Known without reading any job."""
+
+from pipeline.errors import JobError
+
+PARTS = ("model", "data", "train", "code", "versions", "hardware")
+
+
+def parse_allowed(text: str) -> frozenset[str]:
+    """The parts that may differ from a checkpoint's, from ``model,data``. Raises JobError for an unknown one."""
+    given = frozenset(part.strip() for part in text.split(",") if part.strip())
+    for part in sorted(given - set(PARTS)):
+        raise JobError(f"{part!r} is no part of a run", "--allow", f"name some of {','.join(PARTS)}")
+    return given

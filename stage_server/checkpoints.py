@@ -1,0 +1,97 @@
+"""A node and the storage of checkpoints: its shares go there, and what an era begins with comes from there."""
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from pipeline.job import Job
+from pipeline.manifest import File
+from pipeline.origin import Origin
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from stage_server import reports
+from stage_server.checkpointer import Checkpointer, Share
+from stage_server.instructions import Install, RestoreLayers
+from stage_server.restorer import Restorer
+from stage_server.turn import Turn
+from stage_server.worker import Worker
+
+log = logging.getLogger("culm.checkpoint")
+
+PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
+
+
+class Owner(Protocol):
+    """The node. ``changed`` guards its worker."""
+
+    worker: Worker[Value]
+    changed: Turn
+
+    def fetched(self, era: int, layer: int, version: int, state: Value) -> None: ...
+
+    def after_event(self) -> None: ...
+
+
+class Checkpoints:
+    """Between the threads that write and read files and the worker."""
+
+    def __init__(self, node: Owner, job: Job, report: Callable[[pb.AttendRequest], None]) -> None:
+        self._node = node
+        self._report = report
+        self._restorer = Restorer(self, job)
+        self._checkpointer = Checkpointer(job.checkpoint.url, self) if job.checkpoint is not None else None
+        self._saved: pb.AttendRequest | None = None  # the last share written
+        self._bad: tuple[int, pb.AttendRequest] | None = None  # the era whose origin is bad, and the proof
+
+    def facts(self) -> list[pb.AttendRequest]:
+        """What a coordinator may have missed. Called with the node's lock held."""
+        proof = self._bad[1] if self._bad is not None and self._bad[0] == self._node.worker.era else None
+        return [fact for fact in (self._saved, proof) if fact is not None]
+
+    def write(self, step: int, copies: tuple[tuple[int, Value], ...]) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.write(Share(self._node.worker.era, step, copies))
+
+    def read(self, effect: RestoreLayers) -> None:
+        log.info("reading layers %s from %s", effect.layers, effect.origin)
+        self._restorer.read(effect.origin, effect.layers, effect.era)
+
+    def refuse(self, work: Install[Value], why: str) -> None:
+        """The state of a layer is of another one: the checkpoint that it is from is proved bad (rule 14)."""
+        log.error("the state of layer %d does not fit: %s", work.layer, why)
+        plan = self._node.worker.plan
+        if self._node.worker.refuse(work) and plan is not None:
+            self.checkpoint_bad(plan.era, plan.origin, f"layer {work.layer} does not fit: {why}")
+
+    def close(self) -> None:
+        self._restorer.close()
+        if self._checkpointer is not None:
+            self._checkpointer.close(PATIENCE)
+
+    # ---- what the checkpointer says ---------------------------------------------------------------------------------
+
+    def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None:
+        self._saved = reports.saved(era, step, files)
+        self._report(self._saved)
+
+    def unwritten(self, step: int, why: str) -> None:
+        self._report(pb.AttendRequest(checkpoint_fault=pb.CheckpointFault(step=step, why=why)))
+
+    # ---- what the restorer asks and says ----------------------------------------------------------------------------
+
+    def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
+        self._node.fetched(era, layer, version, state)
+
+    def lacks(self, era: int, layer: int) -> bool:
+        with self._node.changed:
+            return era == self._node.worker.era and self._node.worker.seeding.lacks(layer)
+
+    def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None:
+        with self._node.changed:
+            self._node.worker.unread(era)
+            self._node.after_event()
+        self._report(reports.unread(era, origin, why, absent))
+
+    def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
+        self._bad = (era, reports.checkpoint_bad(origin, why))
+        self._report(self._bad[1])

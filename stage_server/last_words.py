@@ -1,0 +1,47 @@
+"""What a node says when something has raised there: which work it was, and why, in one line."""
+
+from pipeline.errors import JobError
+from pipeline.plan import Plan
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from stage_server.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
+
+START = pb.FailedWork(what="start", first_layer=0, end_layer=1)
+
+
+def reason_of(error: BaseException) -> str:
+    """One line. A JobError says by itself what, where and the mend."""
+    if isinstance(error, JobError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def work_of(work: Work[Value] | Load, plan: Plan, building: int | None) -> pb.FailedWork:
+    """The same for whoever does it. ``building``: the layer that was being built."""
+    if building is not None:
+        return pb.FailedWork(what="build", first_layer=building, end_layer=building + 1)
+    if isinstance(work, Run):
+        layers, what = (
+            plan.stages[work.instruction.stage].layers,
+            work.instruction.op + str(work.instruction.microbatch),
+        )
+        return _failed(what, work.step, layers)
+    if isinstance(work, Load):
+        return _failed(f"load {work.microbatch}", work.step, range(plan.stages[-1].end_layer))
+    if isinstance(work, Reduce | Resume):
+        what = "reduce" if isinstance(work, Reduce) else "resume"
+        return _failed(what, work.step, plan.stages[work.stage].layers)
+    if isinstance(work, Apply):
+        return _failed("apply", work.step, [layer for layer, _ in work.gradients])
+    if isinstance(work, Install):
+        return _failed("install", work.version, [work.layer])
+    if isinstance(work, Save):
+        return _failed("save", work.step, work.layers)
+    assert isinstance(work, Arrange)
+    return _failed("arrange", work.step, work.layers)
+
+
+def _failed(what: str, step: int, layers: "range | list[int] | tuple[int, ...]") -> pb.FailedWork:
+    first, end = (min(layers), max(layers) + 1) if layers else (0, 0)
+    return pb.FailedWork(what=what, step=step, first_layer=first, end_layer=end)

@@ -1,0 +1,114 @@
+"""Reads the layers that an era begins with from its origin, for as long as the storage takes (rule 14).
+
+What is read is compared with the origin's own manifest. Only a file that is wrong under that manifest, twice, is a
+proof against the checkpoint. A storage that does not answer, or shows no such manifest, is asked again; the coordinator
+is told, which shows it to the user, and the worker, which asks the other holders meanwhile.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from pipeline.checkpoint import read_layer
+from pipeline.errors import JobError
+from pipeline.identity import options_changed
+from pipeline.job import Job, parse_job
+from pipeline.manifest import CheckpointCorrupt, Manifest, OriginUnseen, read_origin
+from pipeline.origin import Origin
+from pipeline.values import Value
+from stage_server.optimizer_state import stays
+
+log = logging.getLogger("culm.checkpoint")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts
+OVERDUE = 10.0  # seconds after which an attempt that has not ended is told of
+
+
+class RestoreListener(Protocol):
+    """Who is told. Called on the restorer's threads."""
+
+    def fetched(self, era: int, layer: int, version: int, state: Value) -> None: ...
+
+    def lacks(self, era: int, layer: int) -> bool:
+        """Whether the layer's state is still wanted: an era may be over, or another holder may have given it."""
+        ...
+
+    def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None: ...
+
+    def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None: ...
+
+
+class Restorer:
+    """One thread for each era that is begun; it ends when the layers are here or wanted no longer."""
+
+    def __init__(self, listener: RestoreListener, job: Job | None = None) -> None:
+        self._listener = listener
+        self._job = job  # None: all is taken as it is there
+        self._closed = threading.Event()
+
+    def read(self, origin: Origin, layers: Sequence[int], era: int) -> None:
+        """Gives the layers' state as of the origin to the listener, on a thread of its own."""
+        threading.Thread(target=self._run, args=(origin, list(layers), era), name="restore", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _fitted(self, state: Value, manifest: Manifest) -> Value:
+        """Without the options of the optimizer that this job says otherwise: those are as the job says. What another
+        optimizer has kept is of no use to this one, which begins anew.
+        """
+        if self._job is None or not manifest.job_toml:
+            return state
+        changed = options_changed(parse_job(manifest.job_toml, "the checkpoint's job"), self._job)
+        return Value(tuple((name, tensor) for name, tensor in state.tensors if stays(name, changed)))
+
+    def _run(self, origin: Origin, layers: list[int], era: int) -> None:
+        pause, told, doubted = FIRST_PAUSE, "", False
+        while layers := [layer for layer in layers if self._listener.lacks(era, layer)]:
+            absent = False
+            try:
+                with _Overdue(self._listener, origin, era):
+                    manifest = read_origin(origin)
+                    for layer in layers:
+                        if self._closed.is_set() or not self._listener.lacks(era, layer):
+                            continue
+                        state = self._fitted(read_layer(origin.folder, manifest, layer), manifest)
+                        self._listener.fetched(era, layer, origin.step, state)
+                return
+            except CheckpointCorrupt as error:
+                why = error.problem
+                if doubted:  # the second time: it is no accident of one answer
+                    log.warning("%s is bad: %s", origin, why)
+                    self._listener.checkpoint_bad(era, origin, why)
+                    return
+                doubted = True
+            except OriginUnseen as error:
+                why, absent = str(error), True
+            except (OSError, JobError) as error:
+                why = " ".join(str(error).split())[:500]
+            if why != told:
+                log.warning("%s cannot be read: %s; it is asked again", origin, why)
+                told = why
+            self._listener.unread(era, origin, why, absent)
+            if self._closed.wait(pause):
+                return
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+
+class _Overdue:
+    """Tells the listener, again and again, that a storage hangs: such a call may never come back."""
+
+    def __init__(self, listener: RestoreListener, origin: Origin, era: int) -> None:
+        self._listener, self._origin, self._era = listener, origin, era
+        self._over = threading.Event()
+
+    def __enter__(self) -> None:
+        threading.Thread(target=self._watch, name="restore-watch", daemon=True).start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(OVERDUE):
+            self._listener.unread(self._era, self._origin, f"no answer within {OVERDUE:g} s", False)

@@ -1,0 +1,61 @@
+"""Random histories in which the storage of checkpoints is late, away, full, torn or unseen: the promise holds.
+
+No era begins from a checkpoint but the one that it names, and none passes a whole checkpoint over (rule 14).
+"""
+
+import os
+import random
+from collections.abc import Callable
+
+import pytest
+
+from coordinator import commands as cmd
+from coordinator import events as ev
+from coordinator import state as co
+from coordinator.machine import advance
+from simulator.cluster import Cluster
+
+Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
+SOAK = os.environ.get("CULM_SOAK") == "1"
+
+
+def history_of_storage(seed: int, decide: Decide = advance) -> Cluster:
+    """Checkpoints are written and read while nodes, coordinators and the storage fail."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3, 3, 4])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2, 3]),
+        steps=draw.choice([8, 15]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=draw.choice([1, 2, 3, 4]),
+        outages=draw.choice([0, 0, 0, 1]),
+        checkpoint_every=draw.choice([1, 2, 3]),
+        changes=draw.choice([0, 0, 1]),
+        layers=stages + draw.choice([0, 1, 3]),
+        storage=draw.choice([0, 1, 2, 3]),
+        decide=decide,
+    )
+
+
+@pytest.mark.parametrize("hundred", range(150 if SOAK else 2))
+def test_random_histories_of_the_storage_end_exact(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history_of_storage(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (138, "an era began with the step of one checkpoint and the folder of another"),
+        (300, "the same, with other nodes"),
+        (57, "a storage that was away made a whole checkpoint bad"),
+        (249, "the same, with other nodes"),
+        (461, "the origin was looked up when no checkpoint was left: the coordinator ended"),
+        (518, "the same, with the checkpoint of step 3"),
+        (362, "nodes and coordinator wrote a checkpoint into the folder of a mount that was gone"),
+    ],
+)
+def test_histories_of_the_storage_that_failed_once(seed: int, why: str) -> None:
+    history_of_storage(seed).run()

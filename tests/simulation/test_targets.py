@@ -1,0 +1,85 @@
+"""Stages to be are given up by a loss, and another loss follows in the same step: no fact outlives what it is about."""
+
+import os
+import random
+
+import pytest
+
+from coordinator import commands as cmd
+from coordinator import events as ev
+from coordinator import state as co
+from coordinator.machine import advance
+from pipeline.plan import Plan
+from simulator.arithmetic import Number
+from simulator.cluster import Cluster
+from stage_server.worker import Worker
+
+SOAK = os.environ.get("CULM_SOAK") == "1"
+
+
+def ready_beside_the_plan(state: co.State, plan: Plan) -> list[tuple[str, int]]:
+    """(node, stage): the node is on record with all layers of a stage that it does not hold."""
+    return [
+        (node, s)
+        for node, layers in state.facts.items()
+        for s, stage in enumerate(plan.stages)
+        if node not in stage.holders() and layers >= set(stage.layers)
+    ]
+
+
+def history_of_two_losses(seed: int, make_worker: type[Worker[Number]] = Worker) -> Cluster:
+    """The first loss makes the coordinator give the stages to be up, the second one strikes a stage that a node of them
+    was ready for.
+    """
+    draw = random.Random(seed)
+    stages = draw.choice([3, 4])
+    struck: list[str] = []
+
+    def decide(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+        after, commands = advance(state, event, now)
+        plan = after.plan
+        if plan is None or after.phase is not co.Phase.RUNNING:
+            return after, commands
+        found = ready_beside_the_plan(after, plan)
+        victims: list[str] = []
+        if not struck and plan.target and found and draw.random() < 0.5:
+            node, stage = draw.choice(found)
+            preparing = [n for to_be in plan.target for n in to_be.holders() if n != node]
+            victims = [n for n in preparing if n not in plan.stages[stage].holders()] or preparing
+        elif len(struck) == 1 and not plan.target and found:
+            node, stage = draw.choice(found)
+            victims = list(plan.stages[stage].holders())
+        if victims:
+            victim = cluster.nodes[draw.choice(victims)]
+            struck.append(victim.name)
+            cluster.clock.after(draw.choice([0.0, 0.002]), lambda: cluster.faults.kill(victim))
+        return after, commands
+
+    cluster = Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([2, 3]),
+        steps=draw.choice([8, 15]),
+        spares=2,
+        disturb=0,
+        settle_seconds=0.02,
+        most_stages=stages + draw.choice([1, 2]),
+        layers=2 * stages + draw.choice([1, 2, 3, 4]),
+        decide=decide,
+        respawn=draw.random() < 0.5,
+        make_worker=make_worker,
+    )
+    return cluster
+
+
+@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
+def test_two_losses_in_the_step_in_which_stages_to_be_are_given_up(hundred: int) -> None:
+    for seed in range(hundred * 100, hundred * 100 + 100):
+        history_of_two_losses(seed).run()
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"), [(171, "a node was taken for a standby of a stage whose layers the plan before had taken from it")]
+)
+def test_two_losses_that_failed_once(seed: int, why: str) -> None:
+    history_of_two_losses(seed).run()

@@ -1,0 +1,55 @@
+"""What a commit decides from the norms and losses of its step: the clip scale, or that nothing is applied."""
+
+import math
+
+import pytest
+import torch
+
+from pipeline.clip import SKIPPED, clip_scale, fault_in, mean
+from stage_server.layer import all_finite
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("norms", "losses", "said"),
+    [
+        ({0: 1.0, 1: 2.0}, (0.5,), ""),
+        ({}, (), ""),
+        ({0: 1.0}, (0.5, NAN), "the loss of microbatch 1 is nan"),
+        ({0: 1.0}, (-INF,), "the loss of microbatch 0 is -inf"),
+        ({1: NAN, 0: 1.0}, (0.5,), "the gradient of layer 1"),
+        ({1: INF, 0: NAN}, (0.5,), "the gradient of layer 0"),
+        ({0: 1.7e308, 1: 1.7e308}, (0.5,), "the norm of the whole gradient"),
+    ],
+)
+def test_the_first_number_that_is_not_finite_is_named(
+    norms: dict[int, float], losses: tuple[float, ...], said: str
+) -> None:
+    assert said in fault_in(norms, losses)
+    assert bool(said) == bool(fault_in(norms, losses))
+
+
+def test_no_scale_is_taken_for_a_step_that_is_skipped() -> None:
+    assert clip_scale([1e300], 5e-324) != SKIPPED
+    assert clip_scale([], None) != SKIPPED
+
+
+def test_losses_are_added_one_after_the_other() -> None:
+    assert mean([1.0, 1e100, 1.0, -1e100]) == 0.0, "a compensated sum gives another mean"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+def test_one_element_among_many_is_found(dtype: torch.dtype, value: float) -> None:
+    gradients = [torch.full((7, 33), 3.0, dtype=dtype), torch.ones(5, dtype=dtype)]
+    assert all_finite(gradients)
+    gradients[0][3, 7] = value
+    assert not all_finite(gradients)
+
+
+def test_infinities_of_both_signs_and_sums_that_overflow() -> None:
+    assert not all_finite([torch.tensor([INF]), torch.tensor([-INF])])
+    assert all_finite([torch.full((9,), 3e38), torch.full((9,), -3e38, dtype=torch.float64)])
+    assert all_finite([torch.full((70000,), 60000.0, dtype=torch.float16)])
+    assert all_finite([])

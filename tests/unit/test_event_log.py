@@ -1,0 +1,164 @@
+"""The event log keeps what it can, counts what it can read, and never stops who decides."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from coordinator import event_log
+from coordinator.commands import Commit
+from coordinator.decisions import commit_record
+from coordinator.event_log import EventLog
+from coordinator.store import MemoryStore, StoreAway
+
+PLAN = {"steps": "9", "stage_count": "1", "stages": "[]", "samples_per_step": "8", "tokens_per_step": "0"}
+
+
+def commit(log: EventLog, step: int, loss: float = 0.5) -> None:
+    record = commit_record(Commit(1, 0, step, 1.0, loss))
+    log.record(record.kind, record.text, record.fields, step + 1, 1)
+
+
+async def opened(store: MemoryStore, term: int = 1) -> EventLog:
+    log = EventLog(store, term, lambda: 100.0)
+    await log.read_before({})
+    return log
+
+
+def steps(log: EventLog) -> list[int]:
+    told = [event.fields["step"] for event in log.since(0) if event.kind == "commit"]
+    return [int(step) for step in told if step.isdigit()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("commit", {}),
+        ("commit", {"step": "many", "loss_hex": "0x1p0", "scale": "1.0", "loss": "1.0"}),
+        ("commit", {"step": "-3", "loss_hex": "0x1p0", "scale": "1.0", "loss": "1.0"}),
+        ("rollback", {"step": ""}),
+        ("plan", {**PLAN, "stage_count": "two"}),
+        ("lost", {}),
+        ("price", {"node": "n0"}),
+        ("usage", {"node": "n0", "incarnation": "x"}),
+        ("hot", {"stage": "0", "exposure_ms": "long"}),
+        ("of a later version", {"what": "nobody knows"}),
+    ],
+)
+def test_an_event_that_cannot_be_read_is_set_aside(kind: str, fields: dict[str, str]) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        log = await opened(store)
+        log.record("plan", "1 node", PLAN, 0, 1)
+        log.record("joined", "n0 joined", {"node": "n0", "incarnation": "1"}, 0, 1)
+        for _ in range(2):  # live, and by a successor
+            log.record(kind, "of another kind", fields, 0, 1)
+            commit(log, 0)
+            assert kind in [event.kind for event in log.since(0)]
+            assert 0 in steps(log)
+            assert log.ledger.figures(101.0).samples == 8
+            log = await opened(store, 2)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_read_is_told_once_a_kind(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        log = await opened(MemoryStore())
+        for _ in range(50):
+            log.record("lost", "without a node", {}, 0, 1)
+            log.record("plan", "x", {**PLAN, "stage_count": "two"}, 0, 1)
+
+    asyncio.run(scenario())
+    assert len([r for r in caplog.records if "is set aside" in r.message and "'plan'" in r.message]) == 1
+
+
+def test_an_entry_that_is_no_event_keeps_no_successor_from_leading() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        commit(await opened(store), 0)
+        for entry in ({}, {"sequence": "x"}, {"sequence": "-1", "time": "0", "kind": "commit"}, {"time": "nan"}):
+            store.append("events", dict(entry))
+        assert steps(await opened(store, 2)) == [0]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("summary", ["", "{", "[]", '{"sequence": 3}', json.dumps({"ledger": {}, "sequence": "x"})])
+def test_a_summary_that_cannot_be_read_counts_for_nothing(summary: str) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        commit(await opened(store), 0)
+        store.put("summary", summary)
+        assert steps(await opened(store, 2)) == [0]
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_away_keeps_no_leader_from_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Away(MemoryStore):
+        async def get(self, name: str) -> str | None:
+            raise StoreAway("gone")
+
+    monkeypatch.setattr(event_log, "READ_PAUSE", 0.0)
+
+    async def scenario() -> None:
+        log = EventLog(Away(), 2, lambda: 100.0)
+        commit(log, 3)
+        await log.read_before({})
+        commit(log, 4)
+        assert steps(log) == [3, 4]
+
+    asyncio.run(scenario())
+
+
+def test_events_before_come_first_and_a_commit_that_is_told_again_counts_once() -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        first = await opened(store)
+        for step in range(3):
+            commit(first, step)
+        second = EventLog(store, 2, lambda: 100.0)
+        commit(second, 2)  # told by a node, before the history is read
+        commit(second, 3)
+        await second.read_before({})
+        assert steps(second) == [0, 1, 2, 3]
+        numbers = [event.sequence for event in second.since(0)]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1] > 1 << event_log.TERM_BITS
+
+    asyncio.run(scenario())
+
+
+def test_after_a_rollback_the_same_commit_is_on_record_again() -> None:
+    async def scenario() -> None:
+        log = await opened(MemoryStore())
+        commit(log, 0)
+        log.record("rollback", "from step 0", {"step": "0", "era": "1"}, 0, 1)
+        commit(log, 0)
+        assert [event.kind for event in log.since(0)] == ["commit", "rollback", "commit"]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_kept_has_a_bound_and_the_curve_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, bound in (("COMMITS_KEPT", 100), ("KEPT", 50), ("USAGE_KEPT", 20), ("SUMMARY_EVERY", 64)):
+        monkeypatch.setattr(event_log, name, bound)
+
+    async def scenario() -> None:
+        log = await opened(store := MemoryStore())
+        for step in range(1000):
+            commit(log, step, 1.0 / (step + 1))
+            log.record("waiting", "for a node", {}, step, 1)
+            log.record("usage", "n0 has worked", {}, step, 1)
+        kept: dict[str, list[Any]] = {}
+        for event in log.since(0):
+            kept.setdefault(event.kind, []).append(event)
+        assert (len(kept["waiting"]), len(kept["usage"])) == (50, 20)
+        assert len(kept["commit"]) <= 100
+        assert steps(log)[-30:] == list(range(970, 1000)), "the newest are all there"
+        assert steps(log)[0] < 100, "the oldest are thinned out, not gone"
+        assert steps(await opened(store, 2))[-1] == 999
+
+    asyncio.run(scenario())

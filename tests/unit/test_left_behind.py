@@ -1,0 +1,139 @@
+"""Checkpoints of a run that neither the store nor any node knows of: rules 14 and 15 where a whole memory is lost."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator import origins
+from coordinator.commands import Command, Publish
+from coordinator.events import Available, Event, Joined, Tick
+from coordinator.machine import advance, begin, validate
+from coordinator.membership import roll_back
+from coordinator.settings import CoordinatorSettings
+from coordinator.state import Phase, Settings, State
+from pipeline.identity import Identity
+from pipeline.job import job_to_toml, load_job
+from pipeline.manifest import File, Found, Manifest, folder_of, write_manifest
+from pipeline.origin import Origin
+from pipeline.plan import Plan
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
+SETTINGS = Settings(stages=2, microbatches=2, steps=90)
+COSTS = (1.0, 1.0, 1.0)
+CODE = Identity({"code": "a" * 64})
+PATIENCE = SETTINGS.patience.seconds
+
+
+def settings_for(url: Path | str, *overrides: str, resume: str = "") -> CoordinatorSettings:
+    job = load_job(EXAMPLE, [f"checkpoint.url={url}", "checkpoint.every=10", *overrides])
+    return CoordinatorSettings(job=job, new_run=False, resume=resume)
+
+
+def leave(settings: CoordinatorSettings, step: int, identity: Identity = CODE) -> Origin:
+    """A whole checkpoint as a run of these settings leaves it, as far as its manifest tells."""
+    job = settings.job
+    assert job.checkpoint is not None
+    files = {0: (File("a", 1, "0" * 64), File("b", 1, "0" * 64))}
+    manifest = Manifest(job.job.name, step, "", 0.5, files, identity, job_to_toml(job))
+    return write_manifest(folder_of(job.checkpoint.url, step), manifest)
+
+
+def steps(found: list[Found]) -> list[int]:
+    return [each.step for each in found]
+
+
+def test_those_of_this_very_job_count_the_oldest_first(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, "job.steps=50")
+    for step in (20, 40, 10, 60):
+        leave(settings, step)
+    (tmp_path / "step-00000045").mkdir()
+    assert steps(origins.left_behind(settings)) == [10, 20, 40], "60 is beyond the end, and 45 never became whole"
+
+
+@pytest.mark.parametrize("other", ["job.name=other", "job.seed=77", "train.optimizer_args.lr=0.5"])
+def test_another_job_s_are_no_origin_and_that_is_said(
+    tmp_path: Path, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    leave(settings_for(tmp_path, other), 40)
+    with caplog.at_level(logging.WARNING):
+        assert origins.left_behind(settings_for(tmp_path)) == []
+    assert "step-00000040 is not this run's, which will write over it" in caplog.text
+
+
+def test_those_that_other_code_made_do_not_follow_the_newest(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    leave(settings, 10, Identity({"code": "b" * 64}))
+    leave(settings, 20)
+    assert steps(origins.left_behind(settings)) == [20]
+
+
+def test_other_lengths_stages_and_places_are_no_other_job(tmp_path: Path) -> None:
+    leave(settings_for(tmp_path, "job.steps=50"), 40)
+    now = settings_for(f"file://{tmp_path}", "job.steps=70", "pipeline.stages=3")
+    assert steps(origins.left_behind(now)) == [40]
+
+
+def going_on(step: int = 40, state: State | None = None) -> State:
+    manifest = Manifest("job", step, "", 0.5, {}, CODE)
+    ours = [Found(s, f"u/step-{s:08d}", manifest, sha256=f"{s}") for s in (20, step)]
+    return origins.going_on(state if state is not None else begin(SETTINGS, 1, 1, 0.0), ours, frozenset())
+
+
+def test_one_that_is_resumed_from_a_newer_one_stays_as_it_is() -> None:
+    resumed = replace(begin(SETTINGS, 1, 1, 0.0), committed=60, origin=Origin(60, "v", "x"), resumed=True)
+    assert going_on(40, resumed) == resumed
+    assert going_on(80, resumed).origin == Origin(80, "u/step-00000080", "80")
+
+
+def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+    commands: list[Command] = []
+    for event in events:
+        state, more = advance(state, event, now)
+        validate(state)
+        commands.extend(more)
+    return state, commands
+
+
+def arrival(node: str, plan: Plan | None = None, identity: Identity = CODE) -> tuple[Event, Event]:
+    layers = frozenset(range(3)) if plan is not None else frozenset()
+    standing = (plan.era if plan else 0, plan.step if plan else 0, plan is not None, plan, None, layers)
+    return Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS, "", *standing, identity)
+
+
+def test_nodes_that_hold_nothing_go_on_from_the_newest_once_those_that_may_hold_more_had_their_time() -> None:
+    state, commands = after(going_on(), *arrival("n0"), *arrival("n1"), now=PATIENCE - 0.1)
+    assert not any(isinstance(c, Publish) for c in commands), "another one may come that holds state"
+    state, commands = after(state, Tick(), now=PATIENCE + 0.1)
+    (plan,) = (c.plan for c in commands if isinstance(c, Publish))
+    assert (plan.step, plan.origin) == (40, Origin(40, "u/step-00000040", "40"))
+    assert state.committed == 40
+
+
+def test_who_waits_for_nodes_says_from_where_the_run_goes_on() -> None:
+    state, _ = after(going_on(), Tick(), now=PATIENCE + 1.0)
+    assert "0 of 2 are there; it goes on from step 40, by the checkpoint u/step-00000040" in state.detail
+    state, _ = after(going_on(90), Tick(), now=PATIENCE + 1.0)
+    assert "0 of 2 are there; all 90 steps are in the checkpoint u/step-00000090" in state.detail
+
+
+def test_a_run_whose_last_checkpoint_was_left_is_done_when_its_nodes_have_read_it() -> None:
+    state, _ = after(going_on(90), *arrival("n0"), *arrival("n1"), now=PATIENCE - 0.1)
+    state, _ = after(state, Tick(), now=PATIENCE + 0.1)
+    assert (state.phase, state.committed) == (Phase.DONE, 90)
+
+
+@pytest.mark.parametrize(("identity", "origin"), [(CODE, 40), (Identity({"code": "b" * 64}), 0)])
+def test_a_node_of_the_run_counts_more_and_the_checkpoints_stay_for_eras_to_come(
+    identity: Identity, origin: int
+) -> None:
+    led, _ = after(begin(SETTINGS, 1, 1), *arrival("n0", None, identity), *arrival("n1", None, identity))
+    assert led.plan is not None
+    plan = replace(led.plan, step=7)
+    state, _ = after(going_on(state=begin(SETTINGS, 2, 2, 0.0)), *arrival("n0", plan, identity))
+    state, _ = after(state, *arrival("n1", plan, identity))
+    assert (state.committed, state.origin, state.plan is not None) == (7, Origin(), True)
+    assert set(state.nodes) == {"n0", "n1"}, "none is refused for what another run left"
+    state, _ = roll_back(state, "both copies of a stage are lost")
+    assert state.origin.step == origin

@@ -1,0 +1,87 @@
+"""Rule 17: after the last commit a seeded copy counts once its node says, under the present plan, that it is there."""
+
+from coordinator.commands import Command, Dismiss
+from coordinator.events import (
+    Available,
+    CaughtUp,
+    Draining,
+    Event,
+    Heartbeat,
+    Joined,
+    PeerLost,
+    Ready,
+    StreamBroken,
+    Tick,
+)
+from coordinator.machine import advance, begin, validate
+from coordinator.state import Phase, Settings, State
+
+SETTINGS = Settings(stages=2, microbatches=2, steps=1, nodes=3)
+COSTS = (1.0,) * 4
+
+
+def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+    commands: list[Command] = []
+    for event in events:
+        state, more = advance(state, event, now)
+        validate(state)
+        commands.extend(more)
+    return state, commands
+
+
+def done_with_a_copy_on_its_way() -> State:
+    """n0 owns both stages of a run that is done; n2 is being seeded with them."""
+    state = begin(SETTINGS)
+    for node in ("n0", "n1", "n2"):
+        state, _ = after(state, Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS))
+    assert state.plan is not None
+    for s, stage in enumerate(state.plan.stages):
+        for node in stage.holders():
+            losses = (1.0, 1.0) if s == 1 else ()
+            state, _ = after(state, Ready(node, 1, state.era, 0, s, stage.first_layer, (1.0, 1.0), losses))
+    assert state.phase is Phase.DONE
+    state, _ = after(state, StreamBroken("n1", 1), PeerLost("n0", 1, "n1", 1, "the stream broke"))
+    assert state.plan is not None
+    assert state.plan.exposed() == (0, 1)
+    return state
+
+
+def test_a_late_report_of_the_last_step_makes_no_copy_hot() -> None:
+    """The node may have lost since what it reported on: no commit shows that it still has it."""
+    state = done_with_a_copy_on_its_way()
+    state, _ = after(state, Ready("n2", 1, state.era, 0, 0, 0, (1.0, 1.0)), Tick())
+    assert state.plan is not None
+    assert state.plan.exposed() == (0, 1)
+    state, _ = after(state, CaughtUp("n2", 1, state.era, 0, 2, 1, state.plan.order))
+    assert state.plan is not None
+    assert state.plan.exposed() == (1,)
+
+
+def missed_for(state: State, seconds: float) -> State:
+    """n2 and n0 do not reach each other, and everybody beats."""
+    for i in range(round(2 * seconds)):
+        told = [PeerLost("n2", 1, "n0", 1, "no stream"), PeerLost("n0", 1, "n2", 1, "no stream")]
+        beats = [Heartbeat(node.node, node.incarnation) for node in state.nodes.values()]
+        state, _ = after(state, *told, *beats, Tick(), now=0.5 * i)
+    return state
+
+
+def test_who_cannot_be_seeded_over_a_broken_link_makes_room_for_a_node_that_is_free() -> None:
+    state = done_with_a_copy_on_its_way()
+    alone = missed_for(state, 200.0)
+    assert sorted(alone.nodes) == ["n0", "n2"], "nobody else is there: it goes on trying"
+    state, _ = after(state, Joined("n3", 1, "n3:1"), Available("n3", 1, COSTS))
+    state = missed_for(state, 200.0)
+    assert sorted(state.nodes) == ["n0", "n3"]
+    assert state.plan is not None
+    assert [[b.node for b in stage.standbys] for stage in state.plan.stages] == [["n3"], ["n3"]]
+
+
+def test_who_is_to_go_goes_with_the_era_that_it_could_not_hand_over_in() -> None:
+    state = done_with_a_copy_on_its_way()
+    state, _ = after(state, Draining("n2", "its machine is to go"))
+    assert "n2" in state.nodes
+    state, commands = after(state, StreamBroken("n0", 1), PeerLost("n2", 1, "n0", 1, "the stream broke"))
+    assert state.phase is Phase.WAITING
+    assert state.nodes == {}
+    assert ("n2", True) in [(c.node, c.goodbye) for c in commands if isinstance(c, Dismiss)]
