@@ -1,0 +1,233 @@
+"""A stop is not an end (rule 17): coordinators told to stop, losses after the last commit, and who ends whom."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from culm.client import connect
+from culm.cluster import LocalCluster
+from culm.outcome import Outcome
+from culm.plain_loop import PlainResult, run_plain
+from culm.processes import Child
+from culm.training import train
+from pipeline.job import Job, load_job
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from tests.hostile.commands import ROOT, environment, in_process
+
+EXAMPLE = ROOT / "examples" / "digits_mlp.toml"
+DEADLINE = 120.0  # seconds until a test that hangs fails; no test waits for it
+STEPS = 150
+
+
+def digits(*overrides: str) -> Job:
+    return load_job(EXAMPLE, [f"job.steps={STEPS}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def plain() -> PlainResult:
+    return run_plain(digits())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    overrides: tuple[str, ...] = getattr(request, "param", ())
+    names = {f"n{i}": {"CULM_COORDINATOR_TIMEOUT": "1"} for i in range(3)} if "timeout" in overrides else {}
+    job = digits(*(x for x in overrides if x != "timeout"))
+    started = LocalCluster(job, EXAMPLE.parent, 3, folder=tmp_path / "run", patience=10.0, environments=names)
+    with started:
+        yield started
+
+
+def child(cluster: LocalCluster, name: str) -> Child:
+    return cluster._children[name]
+
+
+def stop(cluster: LocalCluster, *names: str) -> list[Child]:
+    """SIGTERM to all of them at once; returns when all have ended."""
+    told = [child(cluster, name) for name in names]
+    for each in told:
+        os.kill(each.pid, signal.SIGTERM)
+    for each in told:
+        assert each.wait(DEADLINE), each.log.read_text()
+    return told
+
+
+def once(step: int, act: Callable[[], object]) -> Callable[[CoordinatorStub, pb.GetStatusResponse, object], None]:
+    """Acts when the run has come to this step."""
+    acted: list[object] = []
+
+    def disturb(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: object) -> None:
+        if status.step >= step and not acted:
+            acted.append(act())
+
+    return disturb
+
+
+def ignore(status: pb.GetStatusResponse, events: object, outcome: Outcome) -> None:
+    return
+
+
+def events_until(stub: CoordinatorStub, enough: Callable[[list[pb.ListEventsResponse]], bool]) -> None:
+    """Follows the events until there are enough."""
+    seen: list[pb.ListEventsResponse] = []
+    for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=True), timeout=DEADLINE):
+        seen.append(event)
+        if enough(seen):
+            return
+
+
+def weights(cluster: LocalCluster, *words: str) -> tuple[int, str]:
+    done = in_process(
+        "weights", "--coordinator", cluster.address, "--json", *words, folder=cluster.folder, CULM_RUN="x"
+    )
+    return done.code, json.loads(done.out)["weights_sha256"] if done.code == 0 else done.err
+
+
+def test_a_coordinator_that_is_told_to_stop_and_starts_again_ends_no_node(
+    cluster: LocalCluster, plain: PlainResult
+) -> None:
+    """In the middle of the run. It dismissed all nodes, which then were gone for good."""
+    before = {name: pid for name, pid in cluster.pids().items() if name.startswith("n")}
+    outcome = train(cluster, ignore, once(10, lambda: stop(cluster, "coordinator")))
+    assert outcome.sha256 == plain.sha256
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    after = {name: pid for name, pid in cluster.pids().items() if name.startswith("n")}
+    assert after == before, "a node ended with its coordinator"
+
+
+def test_after_the_last_commit_losses_and_restarts_cost_nothing_until_the_weights_are_fetched(
+    cluster: LocalCluster, plain: PlainResult, tmp_path: Path
+) -> None:
+    assert train(cluster, ignore).sha256 == plain.sha256
+
+    stop(cluster, "coordinator")  # nobody has fetched the weights for good
+    cluster.check()
+    assert weights(cluster) == (0, plain.sha256)
+
+    channel, stub = connect(cluster.address, patience=DEADLINE)
+    with channel:
+        for count, lost in enumerate(("n1", "n2"), 1):  # two losses: the second took the last copies
+            cluster.kill(lost)
+            assert child(cluster, lost).wait(DEADLINE)
+            events_until(stub, lambda seen, count=count: sum(e.kind == "lost" for e in seen) >= count)  # type: ignore[misc]
+            status = stub.GetStatus(pb.GetStatusRequest())
+            assert (status.phase, status.step, status.era) == ("done", STEPS, 0)
+            if count == 1:
+                events_until(stub, _is_repaired)
+        assert "on the nodes alone" in stub.GetStatus(pb.GetStatusRequest()).detail
+        assert weights(cluster) == (0, plain.sha256)
+
+        out = tmp_path / "out.safetensors"
+        assert weights(cluster, "--out", str(out)) == (0, plain.sha256)
+        assert out.exists()
+        last = child(cluster, "n0")
+        assert last.wait(DEADLINE), "its weights were fetched, and the node stays"
+        assert last.returncode == 0
+
+    stop(cluster, "coordinator")  # it knows afterwards that the run is over
+    cluster.check()
+    code, said = weights(cluster)
+    assert code == 1
+    assert "the nodes have gone: the run is done and its weights were fetched" in said
+
+
+def _is_repaired(seen: list[pb.ListEventsResponse]) -> bool:
+    """Whether every stage of the newest plan has a hot standby."""
+    plans = [json.loads(e.fields["stages"]) for e in seen if e.kind == "plan"]
+    lost = max((i for i, e in enumerate(seen) if e.kind == "lost"), default=len(seen))
+    anew = any(e.kind == "plan" for e in seen[lost:])
+    return anew and all(any(hot for _, hot in standbys) for _, _, _, standbys in plans[-1])
+
+
+def test_a_cluster_that_is_stopped_whole_writes_a_last_checkpoint_and_goes_on_from_it(
+    tmp_path: Path, plain: PlainResult
+) -> None:
+    """Every node handed over to the others, which were to go as well, for as long as they were let."""
+    url = f"file://{tmp_path}/checkpoints"
+    job = digits(f"checkpoint.url={url}", "checkpoint.every=1000")
+    with LocalCluster(job, EXAMPLE.parent, 3, folder=tmp_path / "run", patience=10.0) as cluster:
+
+        def stop_all() -> None:
+            for ended in stop(cluster, "n0", "n1", "n2"):
+                assert ended.returncode == 0, ended.last_line()
+                assert "nobody took over" not in ended.log.read_text()
+            for i in range(3):
+                cluster.add(f"again{i}")
+
+        outcome = train(cluster, ignore, once(10, stop_all))
+        kinds: dict[str, pb.ListEventsResponse] = {}
+        channel, stub = connect(cluster.address, patience=DEADLINE)
+        with channel:
+            for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1)):
+                kinds.setdefault(event.kind, event)
+    assert outcome.sha256 == plain.sha256
+    assert int(kinds["rollback"].fields["step"]) >= 10, kinds["rollback"].text
+    assert "every node was told to stop" in kinds["rollback"].text
+
+
+@pytest.mark.parametrize("cluster", [("timeout",)], indirect=True)
+def test_nodes_whose_coordinator_is_gone_end_after_a_bound_of_their_own(cluster: LocalCluster) -> None:
+    channel, stub = connect(cluster.address, patience=DEADLINE)
+    with channel:
+        events_until(stub, lambda seen: any(e.kind == "commit" for e in seen))
+    cluster.kill("coordinator")
+    assert child(cluster, "coordinator").wait(DEADLINE)
+    (told,) = stop(cluster, "n1")
+    assert told.returncode == 0, "told to stop as well, it waits for nobody"
+    for name in ("n0", "n2"):
+        assert child(cluster, name).wait(DEADLINE)
+        assert child(cluster, name).returncode == 1
+        assert re.fullmatch(
+            r"culm stage: no coordinator at \S+ for 1 s: the node ends, and what it held is lost; .*",
+            child(cluster, name).last_line(),
+        )
+
+
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("logs:", signal.SIGINT),
+        ("coordinator:", signal.SIGKILL),
+        pytest.param("logs:", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("logs:", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("coordinator:", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("coordinator:", signal.SIGHUP, marks=pytest.mark.slow),
+        pytest.param("coordinator:", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_a_launcher_that_is_interrupted_leaves_nothing_running(tmp_path: Path, when: str, number: int) -> None:
+    """``logs:`` is said before anything but the nodes' common parent is started, ``coordinator:`` after everything."""
+    words = ["run", str(EXAMPLE), "--set", "job.steps=1000000", "--coordinator-address", "127.0.0.1:0"]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "culm", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with launcher:
+        assert launcher.stderr is not None
+        try:
+            assert any(line.startswith(when) for line in launcher.stderr)
+            begun = psutil.Process(launcher.pid).children(recursive=True)
+            assert begun
+            launcher.send_signal(number)
+            said = launcher.stderr.read()
+        finally:
+            launcher.kill()
+    _, left = psutil.wait_procs(begun, timeout=DEADLINE)
+    assert left == []
+    if number != signal.SIGKILL:
+        assert launcher.returncode == 130
+        assert said.splitlines()[-1].startswith("culm run: interrupted")  # also where it has not begun to start any
+        assert "Traceback" not in said

@@ -1,0 +1,146 @@
+"""A node whose bits would differ takes no part: another processor, other weights files, other data (rule 23)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from culm.client import connect
+from culm.cluster import LocalCluster
+from pipeline.job import Job
+from pipeline.model import ModelSource
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from tests.hostile.job_files import ENVIRONMENT, ROOT, make_job
+
+USUAL = torch.backends.cpu.get_cpu_capability()
+
+
+def node(cluster: LocalCluster, name: str, folder: Path, **environment: str) -> "subprocess.Popen[bytes]":
+    """A node of its own, as on another machine."""
+    words = [sys.executable, "-m", "culm", "stage", "--coordinator", cluster.address, "--name", name]
+    with (folder / f"{name}.err").open("wb") as log:
+        words += ["--notices", "none"]
+        return subprocess.Popen(words, cwd=folder, env={**ENVIRONMENT, **environment}, stderr=log)
+
+
+def first_event(stub: CoordinatorStub, kind: str) -> pb.ListEventsResponse:
+    """Waits for it."""
+    events = stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=True))
+    found: pb.ListEventsResponse = next(event for event in events if event.kind == kind)
+    events.cancel()
+    return found
+
+
+def last_line(folder: Path, name: str) -> str:
+    return (folder / f"{name}.err").read_text().strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(USUAL == "DEFAULT", reason="this processor has no other instruction set than torch's default")
+@pytest.mark.parametrize("hardware", ["same", "any"])
+def test_a_node_with_another_instruction_set(hardware: str, tmp_path: Path) -> None:
+    """It joined, and whatever it computed had other bits."""
+    job = make_job(steps=10**6, stages=1, job=f'hardware = "{hardware}"')
+    with LocalCluster(job, ROOT, 1, folder=tmp_path / "run", patience=20.0) as cluster:
+        channel, stub = connect(cluster.address)
+        with channel:
+            first_event(stub, "plan")
+            other = node(cluster, "odd", tmp_path, ATEN_CPU_CAPABILITY="default")
+            try:
+                if hardware == "same":
+                    assert other.wait() == 2
+                    said = first_event(stub, "dismissed").text
+                    assert "odd computes on " in said
+                    assert "DEFAULT" in said
+                    assert f" {USUAL}," in said
+                    assert 'set job.hardware to "any"' in said
+                    assert last_line(tmp_path, "odd") == f"culm stage: {said}"
+                else:
+                    assert first_event(stub, "hot").fields["node"] == "odd", "it stands by"
+            finally:
+                other.kill()
+                other.wait()
+
+
+def with_weights(folder: Path, values: torch.Tensor) -> None:
+    """A model whose first layer reads its weights from a file that its arguments do not name."""
+    folder.mkdir()
+    torch.save(values, folder / "weights.pt")
+    (folder / "pretrained.py").write_text(
+        "import os\nimport torch\nfrom torch import nn\n"
+        "def first():\n"
+        "    layer = nn.Linear(8, 8)\n"
+        "    weight = torch.load(os.environ['WEIGHTS'] + '/weights.pt')\n"
+        "    layer.load_state_dict({'weight': weight, 'bias': torch.zeros(8)})\n"
+        "    return layer\n"
+        "def layers(**names):\n    return [first, lambda: nn.Linear(8, 4)]\n"
+    )
+
+
+def test_a_node_that_reads_other_weights_is_refused(tmp_path: Path) -> None:
+    """Its standby's copy differed from the owner's from the beginning, and took over at the next loss."""
+    with_weights(tmp_path / "one", torch.eye(8))
+    with_weights(tmp_path / "two", 2 * torch.eye(8))
+    job = make_job(steps=6, stages=2, layers="pretrained:layers")
+    with LocalCluster(job, tmp_path / "one", 0, folder=tmp_path / "run", patience=20.0) as cluster:
+        channel, stub = connect(cluster.address)
+        path = f"{tmp_path}/one{os.pathsep}{ROOT}"
+        started = [
+            node(cluster, name, tmp_path, WEIGHTS=f"{tmp_path}/{files}", PYTHONPATH=path)
+            for name, files in (("n0", "one"), ("n1", "two"))
+        ]
+        try:
+            with channel:
+                refused = first_event(stub, "dismissed")
+                name, said = refused.fields["node"], refused.text
+                assert started[int(name[1:])].wait() == 2
+                assert "with other initial values than a node before it" in said
+                assert last_line(tmp_path, name) == f"culm stage: {said}"
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+def parts(job: Job) -> dict[str, str]:
+    return dict(ModelSource(job).identity().parts)
+
+
+def test_the_identity_changes_with_every_file_that_arguments_name(tmp_path: Path) -> None:
+    weights, table = tmp_path / "weights.bin", tmp_path / "table.csv"
+    weights.write_bytes(b"one")
+    table.write_bytes(b"1,2")
+    job = make_job(
+        layers="tests.hostile.jobs:with_files",
+        args=f'weights = "{weights}", other = ["{table}", "no file", 3]',
+        stages=1,
+    )
+    before, print_before = parts(job), ModelSource(job).fingerprint()
+    assert parts(job) == before
+    for file in (weights, table):
+        kept = file.read_bytes()
+        file.write_bytes(b"two")
+        assert {k for k, v in parts(job).items() if v != before[k]} == {"model"}
+        assert ModelSource(job).fingerprint() != print_before
+        file.write_bytes(kept)
+    assert parts(job) == before
+
+
+def test_a_large_file_is_hashed_in_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline import fingerprint
+
+    monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 1000)
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 10)
+    file = tmp_path / "large"
+    content = bytes(5000)
+    seen = set()
+    for at in (None, 0, 4999, 2):
+        changed = content if at is None else content[:at] + b"x" + content[at + 1 :]
+        file.write_bytes(changed)
+        seen.add(fingerprint._digest(file))
+    file.write_bytes(content + b"0")
+    seen.add(fingerprint._digest(file))
+    assert len(seen) == 5

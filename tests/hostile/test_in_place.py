@@ -1,0 +1,174 @@
+"""Layers that write into their input work wherever the model is cut, and change nothing that another one keeps."""
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from culm.plain_loop import run_plain
+from pipeline.check import check_job
+from pipeline.data import Microbatches
+from pipeline.digest import weights_sha256
+from pipeline.errors import JobError
+from pipeline.job import Job, parse_job
+from pipeline.model import ModelSource
+from stage_server.layer import HeldLayer
+from stage_server.stage import Stage
+
+JOB = """
+[job]
+steps = 2
+seed = 5
+[model]
+layers = "tests.hostile.test_in_place:{layers}"
+[data]
+dataset = "tests.hostile.test_in_place:{dataset}"
+microbatch = 3
+[train]
+loss = "torch.nn.functional:cross_entropy"
+optimizer = "torch.optim:SGD"
+optimizer_args = {{ lr = 0.1, momentum = 0.9 }}
+[pipeline]
+stages = 1
+microbatches = 3
+"""
+
+
+class Doubled(nn.Module):
+    """Writes where autograd does not look."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x.mul_(2.0)
+        return x
+
+
+class Shifted(nn.Module):
+    """Writes where not even the version is counted."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.data.add_(0.5)
+        return x
+
+
+class Reshaped(nn.Sequential):
+    """Writes into a view of its input."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Unflatten(1, (2, 4)), nn.LeakyReLU(0.1, inplace=True), nn.Flatten())
+
+
+class Next(nn.Module):
+    """Whole numbers, which need no gradient: nothing but a comparison shows that they were written."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+class SometimesDoubled(nn.Module):
+    """Leaves its first inputs as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return x.mul_(2.0) if self.seen > 2 else x * 2.0
+
+
+def floats() -> list[nn.Module]:
+    relu, dropout = nn.ReLU(inplace=True), nn.Dropout(0.3, inplace=True)
+    head = [nn.Linear(8, 8), relu, nn.Linear(8, 8), Reshaped(), nn.Linear(8, 8), dropout]
+    return [*head, nn.Linear(8, 8), Doubled(), Shifted(), nn.Linear(8, 4)]
+
+
+def written_at_once() -> list[nn.Module]:
+    """The dataset's samples are written, too."""
+    return [Doubled(), nn.ReLU(inplace=True), nn.Linear(8, 4)]
+
+
+def numbers() -> list[nn.Module]:
+    return [
+        Next(),
+        nn.Identity(),
+        Next(),
+        Next(),
+        nn.Embedding(10, 8),
+        nn.Flatten(),
+        nn.ReLU(inplace=True),
+        nn.Linear(16, 4),
+    ]
+
+
+def sometimes() -> list[nn.Module]:
+    return [nn.Linear(8, 8), SometimesDoubled(), nn.Linear(8, 4)]
+
+
+def of_floats() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(30, 8, generator=generator), torch.randint(0, 4, (30,), generator=generator))
+
+
+def of_numbers() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randint(0, 6, (30, 2), generator=generator)
+    return TensorDataset(numbers, torch.randint(0, 4, (30,), generator=generator))
+
+
+def job_of(layers: str) -> Job:
+    return parse_job(JOB.format(layers=layers, dataset="of_numbers" if layers == "numbers" else "of_floats"))
+
+
+def train(job: Job, cuts: tuple[int, ...], splits: bool) -> str:
+    """The weights' hash after all steps, the stages one after the other, each given the very tensor that the one before
+    keeps, as on one node.
+    """
+    source = ModelSource(job)
+    held = [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
+    ranges = list(pairwise((0, *cuts, len(held))))
+    stages = [Stage(job, held[a:b], a == 0, b == len(held), source.loss, splits) for a, b in ranges]
+    data = Microbatches(job, source.dataset())
+    for step in range(job.job.steps):
+        for stage in stages:
+            stage.begin_step(step)
+        for m in range(job.pipeline.microbatches):
+            x, target = data.microbatch(step, 0, m)
+            for s, stage in enumerate(stages):
+                kept = x.clone()
+                y = stage.forward(0, m, x, target if s == len(stages) - 1 else None)
+                assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
+                x = y
+        for m in range(job.pipeline.microbatches):
+            gradient: torch.Tensor | None = None
+            for stage in reversed(stages):
+                gradient = stage.backward(0, m, gradient)
+                if splits:
+                    stage.backward_of_parameters(0, m)
+        reduced: dict[int, Any] = {}
+        for stage in stages:
+            reduced |= stage.reduce()
+        for layer in held:
+            layer.apply(reduced[layer.index], 1.0)
+    return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
+@pytest.mark.parametrize("layers", ["floats", "written_at_once", "numbers"])
+def test_every_cut_gives_the_plain_loops_bits(layers: str, splits: bool) -> None:
+    job = job_of(layers)
+    check_job(job)
+    plain = run_plain(job).sha256
+    inner = range(1, ModelSource(job).layer_count)
+    for count in {*range(min(4, len(inner))), len(inner)}:  # up to four stages, and every layer a stage
+        for cuts in combinations(inner, count):
+            assert train(job, cuts, splits) == plain, f"cut at {cuts}"
+
+
+def test_one_that_writes_only_now_and_then_is_refused_by_name() -> None:
+    job = job_of("sometimes")
+    with pytest.raises(JobError, match=r"SometimesDoubled\) changes its input in place, but not always"):
+        train(job, (1,), False)

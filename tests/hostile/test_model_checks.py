@@ -1,0 +1,119 @@
+"""Jobs that would give wrong answers that look right are refused at the start, in one line, with exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.check import check_job
+from pipeline.data import Microbatches
+from pipeline.errors import JobError
+from pipeline.model import ModelSource
+from stage_server.layer import HeldLayer
+from stage_server.stage import Stage
+from tests.hostile.job_files import ENVIRONMENT, job_text, make_job
+
+
+def said(words: list[str], folder: Path) -> str:
+    """The last line of a command that refuses its job."""
+    done = subprocess.run([sys.executable, "-m", "culm", *words], cwd=folder, env=ENVIRONMENT, capture_output=True)
+    lines = done.stderr.decode().strip().splitlines()
+    assert done.returncode == 2, "\n".join(lines)
+    assert "Traceback" not in done.stderr.decode()
+    return lines[-1]
+
+
+@pytest.mark.parametrize("command", ["run", "verify", "up", "coordinator --listen 127.0.0.1:0 --job"])
+def test_several_pipelines_are_refused_by_every_command(command: str, tmp_path: Path) -> None:
+    """A coordinator by itself trained such a job on a half of the samples, with halved gradients."""
+    path = tmp_path / "job.toml"
+    path.write_text(job_text().replace("microbatches = 2", "microbatches = 2\npipelines = 2"))
+    line = said([*command.split(), str(path)], tmp_path)
+    assert "pipeline.pipelines: several pipelines are not there yet; set it to 1" in line
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a closure",
+        "a view in a closure",
+        "a buffer of the module",
+        "one module",
+        "a cache",
+        "an array",
+        "modules with one buffer",
+        "modules with views",
+    ],
+)
+def test_layers_that_share_memory_are_refused(how: str) -> None:
+    """Where the job is checked, and on every node as it comes up. They were silently untied."""
+    job = make_job(layers="tests.hostile.jobs:sharing", args=f'how = "{how}"')
+    for refusing in (lambda: check_job(job), lambda: ModelSource(job).parameter_counts()):
+        with pytest.raises(JobError) as error:
+            refusing()
+        assert "share" in str(error.value)
+        assert "layer" in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_what_only_looks_like_sharing_is_taken() -> None:
+    job = make_job(layers="tests.hostile.jobs:alone")
+    check_job(job)
+    assert len(ModelSource(job).parameter_counts()) == 9
+
+
+def test_a_layer_with_other_values_each_time_is_refused() -> None:
+    with pytest.raises(JobError, match=r"layer 0 .* other initial values each time"):
+        check_job(make_job(layers="tests.hostile.jobs:drawn"))
+
+
+@pytest.mark.parametrize("kind", ["detach", "argmax", "no_grad"])
+def test_a_layer_that_passes_no_gradient_on_is_named(kind: str) -> None:
+    """The layers before it never changed, and the run ended with exit code 0."""
+    with pytest.raises(JobError, match=r"layer 1 .* passes no gradient on"):
+        check_job(make_job(layers="tests.hostile.jobs:cut", args=f'kind = "{kind}"'))
+
+
+def test_frozen_layers_and_layers_left_out_by_chance_are_taken() -> None:
+    check_job(make_job(layers="tests.hostile.jobs:legitimate"))
+
+
+def test_a_model_without_anything_to_train_is_refused() -> None:
+    with pytest.raises(JobError, match="nothing to train"):
+        check_job(make_job(layers="tests.hostile.jobs:all_frozen"))
+
+
+LOSSES = {
+    "loss_without_graph": "no graph",
+    "loss_of_target": "does not depend on the last layer's output",
+    "integer_loss": "int64",
+    "loss_by_sample": "no single number",
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_what_is_no_loss_is_refused(name: str) -> None:
+    with pytest.raises(JobError, match=LOSSES[name]) as error:
+        check_job(make_job(loss=f"tests.hostile.jobs:{name}"))
+    assert str(error.value).startswith("train.loss: ")
+
+
+@pytest.mark.parametrize("name", ["loss_without_graph", "integer_loss", "loss_by_sample"])
+def test_a_stage_refuses_it_too(name: str) -> None:
+    """Nobody checks the job where a coordinator and nodes are started by hand."""
+    job = make_job(loss=f"tests.hostile.jobs:{name}", stages=1)
+    source = ModelSource(job)
+    held = [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
+    stage = Stage(job, held, True, True, source.loss)
+    stage.begin_step(0)
+    with pytest.raises(JobError, match=LOSSES[name]):
+        stage.forward(0, 0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+
+
+def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(layers="tests.hostile.jobs:sharing", args='how = "a closure"'))
+    line = said(["run", str(path)], tmp_path)
+    assert line.startswith("culm run: model.layers, tests.hostile.jobs:sharing: layer 0 shares its weight")

@@ -1,0 +1,87 @@
+"""Numbers that are not finite: the run stops before they reach the weights, or leaves the step out (rule 18)."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from culm.cluster import LocalCluster
+from culm.outcome import Outcome, RunFailed
+from culm.plain_loop import PlainResult, Stopped, run_plain
+from culm.training import train
+from pipeline.job import Job
+from protos import coordinator_pb2 as pb
+from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
+
+# A NaN in a sample: the loss is NaN. An infinite gradient behind a finite loss.
+CASES: dict[str, dict[str, Any]] = {
+    "loss": {"dataset": "tests.hostile.jobs:poisoned"},
+    "gradient": {"layers": "tests.hostile.jobs:exploding", "args": "bound = 2.3"},
+}
+
+
+def run(job: Job, folder: Path) -> tuple[Outcome, list[pb.ListEventsResponse]]:
+    events: list[pb.ListEventsResponse] = []
+    with LocalCluster(job, ROOT, 2, folder=folder, patience=20.0) as cluster:
+        return train(cluster, lambda status, new, outcome: events.extend(new)), events
+
+
+@pytest.mark.parametrize("clip", ["", "clip_norm = 0.5"], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_that_is_skipped_changes_nothing(case: str, clip: str, tmp_path: Path) -> None:
+    """Weights, BatchNorm's buffers and AdamW's state are those of the steps before, here as in the plain loop."""
+    job = make_job(train=f'nonfinite = "skip"\n{clip}', **CASES[case])
+    plain = run_plain(job)
+    outcome, events = run(job, tmp_path / "run")
+    skipped = [event for event in events if event.kind == "skipped"]
+    assert skipped, "the case is one"
+    assert len(skipped) < job.job.steps
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+    assert all(bool(t.isfinite().all()) for _, state in outcome.layers for t in state.values())
+    assert (case == "loss") == any(math.isnan(x) for x in outcome.losses)
+    told = json.loads(json.dumps(outcome.as_json(), allow_nan=False))
+    assert [x is None for x in told["losses"]] == [math.isnan(x) for x in outcome.losses]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_stops_where_its_plain_loop_stops(case: str, tmp_path: Path) -> None:
+    job = make_job(**CASES[case])
+    with pytest.raises(Stopped) as plain:
+        run_plain(job)
+    with pytest.raises(RunFailed) as failed:
+        run(job, tmp_path / "run")
+    assert str(failed.value) == str(plain.value)
+    assert failed.value.code == 1, "no job file is wrong"
+
+
+def test_the_last_line_says_step_and_layer(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(**CASES["gradient"]))
+    words = [sys.executable, "-m", "culm", "run", str(path), "--json"]
+    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert "the gradient of layer" in last
+    assert 'train.nonfinite to "skip"' in last
+
+
+def test_the_plain_loop_is_as_before_where_all_is_finite() -> None:
+    one, other = (run_plain(make_job(train=f'nonfinite = "{mode}"')) for mode in ("stop", "skip"))
+    assert isinstance(one, PlainResult)
+    assert one.sha256 == other.sha256
+
+
+def test_verify_says_that_both_stop(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(**CASES["loss"]))
+    words = [sys.executable, "-m", "culm", "verify", str(path), "--kills", "0"]
+    done = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert "is nan" in last
+    assert last.endswith("; the plain loop stops there as well")

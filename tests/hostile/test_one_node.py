@@ -1,0 +1,82 @@
+"""Only the job fails a run (rule 16): what goes wrong on one node ends that node, and says why."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from culm.outcome import RunFailed
+from culm.plain_loop import run_plain
+from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
+
+
+def test_a_spare_on_which_the_job_does_not_start_fails_nothing(tmp_path: Path) -> None:
+    job, seen = bad_job(40), Seen()
+    outcome = run(job, 3, tmp_path / "run", {"n2": {"CULM_BROKEN": "1"}}, seen=seen)
+    assert outcome.sha256 == run_plain(job).sha256
+    told = seen.texts("dismissed")
+    assert told, seen.texts("lost", "left", "joined")
+    assert all(t.startswith("n2 cannot take part, the others go on without it: ") for t in told)
+    assert "lacks a library" in told[0]
+    assert len(told) <= 3, "one that starts again and again is told of ever more seldom"
+    lines = (tmp_path / "run" / "n2.log").read_text().splitlines()
+    assert [x for x in lines if x.startswith("culm stage: ") and "lacks a library" in x], "its own last line"
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_job_that_starts_nowhere_fails_the_run(nodes: int, tmp_path: Path) -> None:
+    everywhere = {f"n{i}": {"CULM_BROKEN": "1"} for i in range(nodes)}
+    with pytest.raises(RunFailed, match="lacks a library") as failed:
+        run(bad_job(40, stages=nodes), nodes, tmp_path / "run", everywhere)
+    assert failed.value.code == 2
+    assert "\n" not in str(failed.value)
+
+
+def test_a_layer_that_raises_once_on_one_node_ends_that_node(tmp_path: Path) -> None:
+    job, seen, flag = bad_job(40), Seen(), tmp_path / "raise"
+    everywhere = {f"n{i}": {"CULM_RAISES": str(flag)} for i in range(3)}
+    outcome = run(job, 3, tmp_path / "run", everywhere, Later(flag, 5), seen)
+    assert outcome.sha256 == run_plain(job).sha256
+    (lost,) = seen.texts("lost")
+    assert re.search(r"^n\d is lost: F\d of layers \d to \d in step \d+ raised there: ValueError: out of luck$", lost)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raise", r"^F\d of layers \d to \d in step \d+ raised on n\d and n\d: ValueError: out of luck$"),
+        ("os._exit", r"raised on n\d and n\d: ProcessEnded: the job's code ends the process with os\._exit\(0\)$"),
+        ("sys.exit", r"raised on n\d and n\d: ProcessEnded: the job's code ends the process with exit code 0$"),
+        ("exit in C", "^every node has ended; see their logs$"),
+        pytest.param(
+            "die",
+            r"processes ended, on .*, while they ran layers? .* in step \d+, which has never been",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_layer_that_ends_every_node_ends_the_run(how: str, said: str, tmp_path: Path) -> None:
+    """By its own evidence where it leaves a word, by that of many deaths at the same work where it leaves none."""
+    flag = tmp_path / "flag"
+    everywhere = {f"n{i}": {"CULM_FATAL": how, "CULM_FLAG": str(flag)} for i in range(2)}
+    with pytest.raises(RunFailed, match=said) as failed:
+        run(bad_job(40), 2, tmp_path / "run", everywhere, Later(flag, 3))
+    assert failed.value.code == 1
+
+
+def test_a_layer_that_ends_the_process_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    words = ["run", str(ROOT / "examples" / "digits_mlp.toml"), "--set", "model.layers=tests.hostile.bad_nodes:layers"]
+    done = subprocess.run(
+        [sys.executable, "-m", "culm", *words, "--set", "model.args={}"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CULM_FATAL": "os._exit", "CULM_FLAG": str(flag)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "ends the process with os._exit(0)" in done.stderr.splitlines()[-1]

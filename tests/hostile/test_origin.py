@@ -1,0 +1,290 @@
+"""What an era begins from is one checkpoint, named once; a storage that is away for a while costs none (rule 14)."""
+
+import os
+import queue
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from coordinator import events as ev
+from coordinator.archive import look
+from coordinator.commands import Publish
+from coordinator.machine import advance, begin, validate
+from coordinator.persistence import from_document, to_document
+from coordinator.state import Phase, Settings, State
+from culm.cluster import LocalCluster
+from culm.outcome import RunFailed
+from culm.plain_loop import run_plain
+from culm.training import train
+from pipeline.checkpoint import read_layer, write_layer
+from pipeline.job import load_job
+from pipeline.manifest import Manifest, complete, find_checkpoints, folder_of, write_manifest
+from pipeline.origin import Origin
+from pipeline.values import Value
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.restorer import Restorer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+COSTS = (1.0, 1.0)
+TEN, TWENTY = Origin(10, "memory://c/step-00000010", "a" * 64), Origin(20, "memory://c/step-00000020", "b" * 64)
+
+
+# ---- what the coordinator decides -----------------------------------------------------------------------------------
+
+
+def arrival(node: str, incarnation: int) -> tuple[ev.Event, ev.Event]:
+    return ev.Joined(node, incarnation, f"{node}:1"), ev.Available(node, incarnation, COSTS)
+
+
+def after(state: State, *events: ev.Event) -> tuple[State, list[object]]:
+    done: list[object] = []
+    for event in events:
+        state, commands = advance(state, event, 0.0)
+        validate(state)
+        done.extend(commands)
+    return state, done
+
+
+def rolled_back() -> State:
+    """Both copies of a stage are gone, checkpoint 10 is whole, and too few nodes are left to go on."""
+    settings = Settings(stages=2, microbatches=1, steps=30, checkpoint_url="memory://c")
+    state, _ = after(begin(settings), *arrival("n0", 1), *arrival("n1", 2))
+    assert state.plan is not None
+    state = replace(state, committed=22, plan=replace(state.plan, step=22), checkpoints=(TEN,))
+    state, _ = after(state, ev.Left("n1", 2), ev.Left("n0", 1))
+    assert (state.phase, state.committed, state.origin) == (Phase.WAITING, 10, TEN)
+    return state
+
+
+def test_a_manifest_that_completes_while_an_era_waits_for_nodes_changes_no_origin() -> None:
+    state, _ = after(rolled_back(), ev.Checkpointed(TWENTY))
+    state, commands = after(state, *arrival("n2", 3), *arrival("n3", 4))
+    (plan,) = [command.plan for command in commands if isinstance(command, Publish)]
+    assert (plan.step, plan.origin) == (10, TEN)
+    assert state.checkpoints == (TEN, TWENTY)
+
+
+def test_a_leader_that_takes_over_in_the_middle_of_a_rollback_goes_on_from_its_origin() -> None:
+    state, _ = after(rolled_back(), ev.Checkpointed(TWENTY))
+    state = from_document(to_document(state), state.settings, state.term + 1, now=-60.0)
+    state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), ev.Tick())
+    assert state.plan is not None
+    assert (state.plan.step, state.plan.origin) == (10, TEN)
+
+
+def test_retention_leaves_what_nodes_still_read() -> None:
+    state = rolled_back()
+    state = replace(state, settings=replace(state.settings, checkpoints_kept=1))
+    state, commands = after(state, ev.Checkpointed(TWENTY))
+    (retain,) = [c for c in commands if type(c).__name__ == "Retain"]
+    assert retain.kept == {10, 20}  # type: ignore[attr-defined]
+    assert state.checkpoints == (TEN, TWENTY)
+
+
+def test_a_storage_that_does_not_answer_is_no_proof() -> None:
+    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
+    for _ in range(3):
+        for node, incarnation in (("n2", 3), ("n3", 4)):
+            state, commands = after(state, ev.Unread(node, incarnation, state.era, TEN, "it times out"))
+    assert commands == [], "the log hears of each node once"
+    assert (state.phase, state.checkpoints, state.origin) == (Phase.RUNNING, (TEN,), TEN)
+    assert "n3 cannot read the checkpoint memory://c/step-00000010: it times out" in state.detail
+
+
+@pytest.mark.parametrize("sight", ev.Sight)
+def test_only_what_the_coordinator_itself_finds_wrong_ends_the_era(sight: ev.Sight) -> None:
+    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
+    era = state.era
+    state, commands = after(state, ev.Unread("n2", 3, era, TEN, "no manifest", absent=True))
+    assert [type(command).__name__ for command in commands] == ["Record", "Examine"]
+    state, _ = after(state, ev.Examined(TEN, sight, "seen so"))
+    assert (state.era > era) == (sight is ev.Sight.WRONG)
+    assert (state.origin == Origin()) == (sight is ev.Sight.WRONG)
+    assert state.plan is not None
+    assert state.plan.origin == state.origin
+
+
+def test_a_report_about_an_origin_before_is_no_report_about_this_one() -> None:
+    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
+    again, _ = after(state, ev.CheckpointBad("n2", replace(TEN, sha256="c" * 64), "late"))
+    assert (again.era, again.checkpoints) == (state.era, (TEN,))
+
+
+def test_a_resumed_run_never_starts_from_step_0() -> None:
+    state = replace(rolled_back(), resumed=True)
+    state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), ev.CheckpointBad("n2", TEN, "torn"))
+    assert state.phase is Phase.FAILED
+    assert "resume from another one" in state.detail
+
+
+# ---- what is read, from real files ----------------------------------------------------------------------------------
+
+
+class Hears:
+    """A restorer's listener."""
+
+    def __init__(self) -> None:
+        self.told: queue.Queue[tuple[str, object]] = queue.Queue()
+        self.wants = True
+
+    def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
+        self.told.put(("fetched", (layer, version)))
+
+    def lacks(self, era: int, layer: int) -> bool:
+        return self.wants
+
+    def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None:
+        self.told.put(("absent" if absent else "unread", why))
+
+    def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
+        self.told.put(("bad", why))
+
+
+def written(url: str, step: int, number: float = 1.0) -> Origin:
+    folder = folder_of(url, step)
+    files = {0: write_layer(folder, 0, Value((("parameter.weight", torch.full((3,), number)),)))}
+    return write_manifest(folder, Manifest("job", step, "code", number, files))
+
+
+@pytest.fixture
+def hears() -> Hears:
+    return Hears()
+
+
+def test_a_mount_that_is_gone_for_a_while_is_waited_for(tmp_path: Path, hears: Hears) -> None:
+    origin = written(f"{tmp_path}/mount", 10)
+    (tmp_path / "mount").rename(tmp_path / "elsewhere")
+    (tmp_path / "mount").mkdir()
+    Restorer(hears).read(origin, [0], 1)
+    kind, why = hears.told.get()
+    assert (kind, look(origin)[0]) == ("absent", ev.Sight.AWAY), why
+    (tmp_path / "mount").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "mount")
+    while (told := hears.told.get())[0] != "fetched":
+        assert told[0] == "absent"
+    assert told == ("fetched", (0, 10))
+    assert look(origin)[0] is ev.Sight.THERE
+
+
+def test_the_folder_that_was_written_again_is_another_checkpoint(tmp_path: Path, hears: Hears) -> None:
+    origin = written(str(tmp_path), 10)
+    assert written(str(tmp_path), 10) == origin, "the same again changes nothing"
+    shutil.rmtree(origin.folder)
+    again = written(str(tmp_path), 10, number=2.0)
+    assert again != origin
+    restorer = Restorer(hears)
+    restorer.read(origin, [0], 1)
+    assert hears.told.get()[0] == "absent"
+    assert look(origin)[0] is ev.Sight.WRONG
+    restorer.close()
+
+
+def test_a_file_that_is_torn_under_its_manifest_is_a_proof(tmp_path: Path, hears: Hears) -> None:
+    origin = written(str(tmp_path), 10)
+    path = Path(origin.folder) / "layer-00000.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    Restorer(hears).read(origin, [0], 1)
+    assert hears.told.get()[0] == "unread", "it is read once more"
+    kind, why = hears.told.get()
+    assert kind == "bad"
+    assert "layer-00000.safetensors has" in str(why)
+
+
+def test_the_loss_alone_makes_no_other_manifest(tmp_path: Path) -> None:
+    """A second leader completes the checkpoint again, after another commit: an era may have begun from the first."""
+    origin = written(str(tmp_path), 10)
+    files = Manifest("job", 10, "code", 7.0, {0: write_layer(origin.folder, 0, state_of(1.0))})
+    assert write_manifest(origin.folder, files) == origin
+
+
+def state_of(number: float) -> Value:
+    return Value((("parameter.weight", torch.full((3,), number)),))
+
+
+def test_nothing_more_is_read_once_nobody_wants_it(tmp_path: Path, hears: Hears) -> None:
+    hears.wants = False
+    origin = Origin(10, f"{tmp_path}/step-00000010", "a" * 64)
+    restorer = Restorer(hears)
+    restorer._run(origin, [0], 1)
+    assert hears.told.empty()
+
+
+# ---- real processes -------------------------------------------------------------------------------------------------
+
+STEPS, STAGES, EVERY, STRIKE = 30, 3, 10, 15
+
+
+class StrikeWithoutStorage:
+    """The storage vanishes, then every node; it is back when the run has said that it waits for it."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._away = folder.with_name("elsewhere")
+        self._struck = False
+        self.said = ""
+
+    def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if not self._struck and status.step >= STRIKE and status.checkpoint >= EVERY:
+            self._struck = True
+            self._folder.rename(self._away)
+            pids = self._cluster.pids()
+            for number in (signal.SIGSTOP, signal.SIGKILL):
+                for name in self._cluster.names:
+                    os.kill(pids[name], number)
+        if "nobody sees the checkpoint" in status.detail and self._away.exists():
+            self.said = status.detail
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._away.rename(self._folder)
+
+
+def test_a_storage_that_vanished_with_all_nodes_costs_no_checkpoint(tmp_path: Path) -> None:
+    changes = [f"job.steps={STEPS}", f"pipeline.stages={STAGES}", f"checkpoint.url=file://{tmp_path}/checkpoints"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, f"checkpoint.every={EVERY}"])
+    events: list[pb.ListEventsResponse] = []
+    with LocalCluster(job, EXAMPLES, STAGES, folder=tmp_path / "run", patience=20.0) as cluster:
+        strike = StrikeWithoutStorage(cluster, tmp_path / "checkpoints")
+        outcome = train(cluster, lambda status, new, outcome: events.extend(new), strike)
+    assert strike.said
+    assert outcome.sha256 == run_plain(job).sha256
+    rollbacks = [event for event in events if event.kind == "rollback"]
+    assert all(int(event.fields["step"]) >= EVERY for event in rollbacks), [event.text for event in rollbacks]
+    assert len(rollbacks) >= 1
+    assert sum(event.kind == "waiting" and "cannot read" in event.text for event in events) <= 2 * STAGES
+
+
+def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    """Every file has its hash, and the layers have the right names: broadcasting would take them silently."""
+    url = f"file://{tmp_path}/checkpoints"
+    changes = ["pipeline.stages=2", f"checkpoint.url={url}", "checkpoint.every=2"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=2"])
+    with LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "first", patience=20.0) as cluster:
+        train(cluster, lambda status, new, outcome: None)
+    (found,) = find_checkpoints(url)
+    assert found.manifest is not None
+    states = {layer: read_layer(found.url, found.manifest, layer) for layer in found.manifest.files}
+    layer = next(i for i, state in states.items() if any(n.startswith("parameter.") for n, _ in state.tensors))
+    changed = Value(tuple((n, t[:1] if n.startswith("parameter.") else t) for n, t in states[layer].tensors))
+    files = {**found.manifest.files, layer: write_layer(found.url, layer, changed)}
+    write_manifest(found.url, replace(found.manifest, files=files))
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=4"])
+    with (
+        pytest.raises(RunFailed, match=r"layer \d+ does not fit: its parameter\..* of shape") as failed,
+        LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "second", patience=20.0, resume=url) as cluster,
+    ):
+        train(cluster, lambda status, new, outcome: None)
+    assert failed.value.code == 2
+
+
+def test_a_folder_that_the_coordinator_does_not_share_makes_no_checkpoint(tmp_path: Path) -> None:
+    """A file:// URL on two machines: the files of the other one are not here, and the run says so."""
+    written(f"{tmp_path}/other", 10)
+    files = {0: write_layer(f"{tmp_path}/other/step-00000010", 0, state_of(1.0))}
+    with pytest.raises(OSError, match="one folder for all machines"):
+        complete(f"{tmp_path}/mine", Manifest("job", 10, "code", 1.0, files))
+    assert find_checkpoints(f"{tmp_path}/mine") == []

@@ -1,0 +1,137 @@
+"""Real processes and real files: a checkpoint that cannot be written is said, at the start or once later."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from culm.cluster import LocalCluster
+from culm.training import train
+from pipeline.errors import JobError
+from pipeline.job import Job, load_job
+from pipeline.storage import probe
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.checkpointer import Checkpointer, Share
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+def make_job(url: str, steps: int = 8, every: int = 4) -> Job:
+    changes = [f"job.steps={steps}", "pipeline.stages=2", f"checkpoint.url={url}", f"checkpoint.every={every}"]
+    return load_job(EXAMPLES / "digits_mlp.toml", changes)
+
+
+@pytest.fixture
+def no_folder(tmp_path: Path) -> str:
+    """A URL under which nothing can be made, also by root: a file stands in its way."""
+    (tmp_path / "taken").write_text("a file")
+    return f"file://{tmp_path}/taken/checkpoints"
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "s3://bucket/x", ""])
+def test_a_run_whose_checkpoints_cannot_be_written_does_not_begin(url: str, no_folder: str, tmp_path: Path) -> None:
+    url = url or no_folder
+    words = ["run", str(EXAMPLES / "digits_mlp.toml"), "--set", "job.steps=4", "--coordinator-address", "127.0.0.1:0"]
+    words += ["--set", f"checkpoint.url={url}", "--set", "checkpoint.every=2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "culm", *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 2, ended.stderr
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("logs: ")]
+    assert len(lines) == 1, ended.stderr
+    assert "checkpoint url" in lines[0]
+
+
+class Blocks:
+    """Puts a file in the way of all later checkpoints, once the run has begun; and takes it away again, if asked to."""
+
+    def __init__(self, folder: Path, until: int) -> None:
+        self._folder = folder
+        self._until = until
+
+    def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if self._folder.is_file() and status.step >= self._until and status.checkpoint_fault:
+            self._folder.unlink()
+
+
+def run(job: Job, folder: Path, disturb: Blocks) -> tuple[str, int, list[pb.ListEventsResponse]]:
+    """The last checkpoint's fault, the newest checkpoint, and all events."""
+    events: list[pb.ListEventsResponse] = []
+    newest = 0
+
+    def watch(status: pb.GetStatusResponse, new: list[pb.ListEventsResponse], outcome: object) -> None:
+        nonlocal newest
+        newest = status.checkpoint
+        events.extend(new)
+
+    with LocalCluster(job, EXAMPLES, 0, folder=folder, patience=20.0) as cluster:
+        (folder.parent / "checkpoints").rmdir()
+        (folder.parent / "checkpoints").write_text("in the way")
+        for name in ("n0", "n1"):
+            cluster.add(name)
+        outcome = train(cluster, watch, disturb)
+    return outcome.checkpoint_fault, newest, events
+
+
+def test_checkpoints_that_can_be_written_no_longer_are_told_once(tmp_path: Path) -> None:
+    job = make_job(f"file://{tmp_path}/checkpoints", steps=40, every=4)
+    fault, newest, events = run(job, tmp_path / "run", Blocks(tmp_path / "checkpoints", until=1000))
+    assert newest == 0
+    assert "cannot write the checkpoint" in fault
+    (told,) = [event for event in events if event.kind == "checkpoint_fault"]
+    assert "cannot write the checkpoint of step" in told.text
+    assert "training goes on" in told.text
+    done = next(event for event in events if event.kind == "done")
+    assert done.step == 40
+
+
+def test_a_checkpoint_is_written_once_the_storage_takes_it_again(tmp_path: Path) -> None:
+    job = make_job(f"file://{tmp_path}/checkpoints", steps=8, every=8)
+    fault, newest, events = run(job, tmp_path / "run", Blocks(tmp_path / "checkpoints", until=8))
+    assert (fault, newest) == ("", 8)
+    assert [event.kind for event in events if event.kind.startswith("checkpoint")] == ["checkpoint_fault", "checkpoint"]
+
+
+class Hears:
+    """A checkpointer's listener."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, str]] = []
+
+    def saved(self, era: int, step: int, files: object) -> None:
+        self.told.append((step, ""))
+
+    def unwritten(self, step: int, why: str) -> None:
+        self.told.append((step, why))
+
+
+def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
+    hears = Hears()
+    checkpointer = Checkpointer(no_folder, hears)
+    for step in range(1, 50):
+        checkpointer.write(Share(0, step, ()))
+    assert checkpointer._waiting is None or checkpointer._waiting.step == 49
+    checkpointer.close(30.0)
+
+
+def test_a_storage_that_hangs_is_given_up_at_the_start(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it to write waits for a reader
+
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    class Hanging(LocalFileSystem):  # type: ignore[misc]
+        protocol = "hanging"
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            (tmp_path / "pipe").open("wb")
+
+    fsspec.register_implementation("hanging", Hanging, clobber=True)
+    with pytest.raises(JobError, match=r"no answer within 0\.1 s"):
+        probe("hanging://x", 0.1)
+    (tmp_path / "pipe").open("rb").close()

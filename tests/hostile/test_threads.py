@@ -1,0 +1,119 @@
+"""Any unexpected exception of any thread ends the process with its reason; an order to die kills, also PID 1."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import grpc
+import pytest
+
+from culm.cluster import LocalCluster
+from culm.outcome import RunFailed
+from culm.plain_loop import run_plain
+from culm.training import train
+from pipeline.channel import details
+from protos import coordinator_pb2 as pb
+from protos.coordinator_pb2_grpc import CoordinatorStub
+from stage_server.turn import Turn
+from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
+
+
+def test_a_place_that_is_none_is_refused_and_nobody_dies(tmp_path: Path) -> None:
+    job, seen = bad_job(60), Seen()
+    said: list[str] = []
+
+    def order(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if status.step >= 3 and not said:
+            for at in ("nonsense", "5:", "5:2B3:4", "\u00b2:forward", "-1:forward", "5:reduce"):
+                with pytest.raises(grpc.RpcError) as refused:
+                    stub.Kill(pb.KillRequest(node="n0", at=at), timeout=20.0)
+                assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+                said.append(details(refused.value))
+
+    outcome = run(job, 2, tmp_path / "run", disturb=order, seen=seen)
+    assert outcome.sha256 == run_plain(job).sha256
+    assert seen.texts("lost") == []
+    assert all("names no instruction: write STEP:INSTRUCTION" in text for text in said)
+
+
+@pytest.mark.parametrize("thread", ["orders", "heartbeat", "send", "receive"])
+def test_what_raises_on_a_thread_ends_the_node_with_its_reason(thread: str, tmp_path: Path) -> None:
+    """The fault is put into the process by its environment: see ``bad_nodes``."""
+    job, seen, flag = bad_job(60), Seen(), tmp_path / "flag"
+    broken = {"n1": {"CULM_BREAKS": thread, "CULM_FLAG": str(flag)}}
+    outcome = run(job, 3, tmp_path / "run", broken, Later(flag, 5), seen)
+    assert outcome.sha256 == run_plain(job).sha256
+    lost = [text for text in seen.texts("lost") if text.startswith("n1 ")]
+    assert "it failed: the thread " in lost[0]
+    assert "raised ZeroDivisionError: nobody expected this" in lost[0]
+    lines = (tmp_path / "run" / "n1.log").read_text().splitlines()
+    assert [x for x in lines if x.startswith("culm stage: the thread ")], "its own last line"
+
+
+def test_the_lock_passes_on_what_was_raised_once_it_is_free() -> None:
+    told: list[tuple[BaseException, bool]] = []
+
+    def broken(error: BaseException) -> None:
+        taken: list[bool] = []
+        other = threading.Thread(target=lambda: taken.append(turn.acquire(blocking=False)))
+        other.start()
+        other.join()
+        told.append((error, taken[0]))
+
+    turn = Turn(broken)
+    with turn:
+        pass
+    with pytest.raises(ValueError, match="half changed"), turn:
+        raise ValueError("half changed")
+    ((error, free),) = told
+    assert str(error) == "half changed"
+    assert free
+
+
+class Ordered(Exception):
+    """The node has been ordered to die, under this process id."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
+def test_an_order_to_die_kills_the_first_process_of_a_container(tmp_path: Path) -> None:
+    """The kernel ignores a SIGKILL that PID 1 sends to itself."""
+    with LocalCluster(bad_job(1_000_000), ROOT, 2, folder=tmp_path / "run", patience=20.0) as cluster:
+        words = [sys.executable, "-m", "culm", "stage", "--coordinator", cluster.address, "--name", "contained"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        contained = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", *words], env=environment)
+
+        def order(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+            if any(n.id == "contained" and n.state != "joining" for n in status.nodes):
+                raise Ordered(stub.Kill(pb.KillRequest(node="contained"), timeout=20.0).pid)
+
+        try:
+            with pytest.raises(Ordered) as ordered:
+                train(cluster, lambda status, events, outcome: None, order)
+            assert ordered.value.args == (1,), "it is the first of its namespace"
+            assert contained.wait() == 128 + signal.SIGKILL
+        finally:
+            contained.kill()
+            contained.wait()
+
+
+def test_a_node_that_does_not_attend_still_says_why_it_ends(tmp_path: Path) -> None:
+    """The coordinator's port is closed: one line, and an exit code that is no success."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    words = ["-m", "culm", "stage", "--coordinator", address, "--connect-timeout", "0.5"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"culm stage: no coordinator at {address}")
+
+
+def test_a_run_whose_only_node_breaks_ends(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    broken = {"n0": {"CULM_FATAL": "raise", "CULM_FLAG": str(flag)}}
+    with pytest.raises(RunFailed, match="out of luck") as failed:
+        run(bad_job(40, 1), 1, tmp_path / "run", broken, Later(flag, 3))
+    assert failed.value.code == 1
