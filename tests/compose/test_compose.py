@@ -4,59 +4,34 @@ Needs DOCKER_HOST, or an engine where docker looks for one, and the images: ``ma
 """
 
 import json
-import os
-import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.compose.engine import IMAGES, EngineError, Project, docker
+
 STEPS = 160
-FILES = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(ROOT / "tests/compose/short.yml"))
-SERVICES = ("redis", "coordinator", "stage", "ui")
 UI_PORT = 18501
 CHANGES = (f"job.steps={STEPS}", "model.args.width=96", "model.args.depth=6")
-
-
-def docker(*words: str, timeout: float = 300.0) -> str:
-    environment = {**os.environ, "STEPS": str(STEPS), "CULM_UI_PORT": str(UI_PORT)}
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=timeout, env=environment)
-    assert done.returncode == 0, f"docker {' '.join(words)}: {done.stderr}"
-    return done.stdout
-
-
-def compose(*words: str, timeout: float = 300.0) -> str:
-    return docker("compose", "--project-name", "culm-test", *FILES, *words, timeout=timeout)
+SAFE = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
-def cluster() -> Iterator[None]:
+def cluster() -> Iterator[Project]:
     try:
-        docker("image", "inspect", "culm/coordinator", "culm/stage", "culm/ui", "redis:7-alpine")
-    except (AssertionError, FileNotFoundError) as error:
+        docker("image", "inspect", *IMAGES)
+    except (EngineError, FileNotFoundError) as error:
         pytest.skip(f"no engine with the images: {error}")
+    project = Project("culm-test", [HERE / "short.yml"], {"STEPS": str(STEPS), "CULM_UI_PORT": str(UI_PORT)})
     try:
-        compose("up", "--detach", "--no-build", "--wait", "--wait-timeout", "120", *SERVICES)
-        yield
+        project.up("redis", "coordinator", "stage", "ui")
+        yield project
     finally:
-        compose("down", "--volumes", "--timeout", "1")
-
-
-def status() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(compose("exec", "-T", "coordinator", "culm", "status", "--json"))
-    return told
-
-
-def until(what: Callable[[dict[str, Any]], bool], seconds: float = 600.0) -> dict[str, Any]:
-    deadline = time.monotonic() + seconds
-    while not what(told := status()):
-        assert time.monotonic() < deadline, f"still {told}"
-        time.sleep(0.5)
-    return told
+        project.down()
 
 
 def owner_of(stage: int, told: dict[str, Any]) -> str:
@@ -65,44 +40,54 @@ def owner_of(stage: int, told: dict[str, Any]) -> str:
     return str(node)
 
 
-def weights() -> str:
-    words = ("run", "--rm", "--no-deps", "--no-TTY", "stage", "weights", "--json")
-    told: dict[str, str] = json.loads(compose(*words).strip().split("\n")[-1])
-    return told["weights_sha256"]
+def inside(container: str, script: str) -> str:
+    return docker("exec", container, "sh", "-c", script)
 
 
-def plain_weights() -> str:
-    """Of a plain loop in the same image: the text that the example learns is its Python's own standard library."""
-    code = "from culm.plain_loop import run_plain as p; from pipeline.job import load_job as l; "
-    code += f"print(p(l('examples/stdlib_gpt.toml', {list(CHANGES)!r})).sha256)"
-    words = ("run", "--rm", "--no-deps", "--no-TTY", "--entrypoint", "python3", "stage", "-c", code)
-    return compose(*words).strip().split("\n")[-1]
-
-
-def test_containers_are_killed_and_redis_stops_and_not_a_bit_changes(cluster: None) -> None:
+def test_containers_are_killed_and_redis_stops_and_not_a_bit_changes(cluster: Project) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{UI_PORT}/_stcore/health", timeout=30) as answer:
         assert answer.read() == b"ok"
-    safe = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
     for kill, stage in enumerate((1, 0, 3)):
-        told = until(lambda s, due=5 + 15 * kill: s["step"] >= due and s["exposure"] == safe)  # type: ignore[misc]
+        told = cluster.until(lambda s, due=5 + 15 * kill: s["step"] >= due and s["exposure"] == SAFE)  # type: ignore[misc]
         lost = owner_of(stage, told)
         docker("kill", lost)
-        until(lambda s, lost=lost: lost not in {n["id"] for n in s["nodes"]})  # type: ignore[misc]
+        cluster.until(lambda s, lost=lost: lost not in {n["id"] for n in s["nodes"]})  # type: ignore[misc]
         docker("start", lost)  # as an orchestrator would
         if kill == 0:
-            compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "stage=6", "stage")
-            until(lambda s: len(s["nodes"]) == 6)
+            cluster.compose("up", "--detach", "--no-build", "--no-recreate", "--scale", "stage=6", "stage")
+            cluster.until(lambda s: len(s["nodes"]) == 6)
         if kill == 1:
-            compose("stop", "redis")
-            stopped_at = status()["step"]
-            until(lambda s, past=stopped_at: s["step"] >= past + 8)  # type: ignore[misc]
-            compose("start", "redis")
-    until(lambda s: bool(s["phase"] == "done"))
-    kinds = [
-        json.loads(line)["kind"]
-        for line in compose("exec", "-T", "coordinator", "culm", "events", "--json").split("\n")
-        if line
-    ]
+            cluster.compose("stop", "redis")
+            stopped_at = cluster.status()["step"]
+            cluster.until(lambda s, past=stopped_at: s["step"] >= past + 8)  # type: ignore[misc]
+            cluster.compose("start", "redis")
+    cluster.until(lambda s: bool(s["phase"] == "done"))
+    kinds = [event["kind"] for event in cluster.events()]
     assert kinds.count("lost") == 3
     assert "rollback" not in kinds
-    assert weights() == plain_weights()
+    assert cluster.weights() == cluster.plain_weights("examples/stdlib_gpt.toml", CHANGES)
+
+
+def test_a_node_that_dies_comes_back_by_itself_and_nobody_sees_more_than_it_must(cluster: Project) -> None:
+    """As the page's button has it: the node kills its own process. It would survive that as PID 1."""
+    told = cluster.until(lambda s: s["step"] >= 2 and s["exposure"] == SAFE)
+    preempted = next(n for n in told["nodes"] if n["stages"])
+    code = f"from ui.source import Live; print(Live('coordinator:7070').kill({preempted['id']!r}))"
+    assert "is preempted" in cluster.compose("exec", "-T", "ui", "python3", "-c", code)
+    cluster.until(lambda s: [e["kind"] for e in cluster.events()].count("lost") == 1)
+    cluster.until(lambda s: len([n for n in s["nodes"] if n["state"] in ("active", "spare")]) == 5)
+    assert docker("inspect", "--format", "{{.RestartCount}}", preempted["id"]).strip() == "1"
+
+    (coordinator,), stages, (redis,) = (cluster.containers(s) for s in ("coordinator", "stage", "redis"))
+    for container in (coordinator, *stages, redis):
+        assert "ca.key" not in inside(container, "find / -name ca.key 2>/dev/null; true")
+        told_mounts = json.loads(docker("inspect", "--format", "{{json .Mounts}}", container))
+        assert len([m for m in told_mounts if m["Destination"] == "/tls" and not m["RW"]]) == 1
+    password = inside(redis, "cat /tls/password").strip()
+    ask = "redis-cli --tls --cacert /tls/ca.crt ping"
+    assert "NOAUTH" in inside(redis, ask)
+    assert "PONG" in inside(redis, f"REDISCLI_AUTH={password} {ask}")
+    assert password not in docker("inspect", coordinator)
+    find_redis = "import socket; socket.getaddrinfo('redis', 6379)"
+    with pytest.raises(EngineError, match="gaierror"):
+        docker("exec", stages[0], "python3", "-c", find_redis)

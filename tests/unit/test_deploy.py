@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from culm.__main__ import MODULES, make_parser
+from culm.certs import SERVERS
 from pipeline.job import load_job
 
 ROOT = Path(__file__).parents[2]
@@ -28,8 +29,25 @@ COMMAND_LINES = (
 )
 
 
+METRICS_PORT = 9464
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(DEPLOY))
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return found
+
+
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """What a compose service mounts, by where; ``:ro`` stays."""
+    found: dict[str, str] = {}
+    for volume in service.get("volumes", []):
+        source, _, target = volume.partition(":")
+        found[target] = source
+    return found
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -151,14 +169,132 @@ def test_cloud_init_carries_the_very_unit(service: str) -> None:
         assert files["/etc/culm/job.toml"] == (ROOT / "examples" / "digits_mlp.toml").read_text()
 
 
+def test_nothing_that_may_be_killed_is_pid_1() -> None:
+    """The kernel spares PID 1 when it kills itself: a preempted node neither died nor worked."""
+    for name, service in compose()["services"].items():
+        assert service["init"] is True, name
+    for name, pod in pods().items():
+        assert pod["spec"]["shareProcessNamespace"] is True, name
+    for path in (*(DEPLOY / "vm").glob("*.service"), *(DEPLOY / "vm").glob("*.yaml")):
+        for line in re.findall(r"docker run .*", path.read_text()):
+            assert "--init " in line, name_of(path)
+
+
+def test_what_dies_is_started_again_and_what_ended_is_not() -> None:
+    services = compose()["services"]
+    assert services["stage"]["restart"] == "on-failure"
+    assert all(services[s]["restart"] == "unless-stopped" for s in ("redis", "coordinator", "ui"))
+    for unit in ("stage", "coordinator"):
+        text = (DEPLOY / "vm" / f"culm-{unit}.service").read_text()
+        assert "StartLimitIntervalSec=0\n" in text.partition("[Service]")[0]
+    assert "Restart=on-failure\n" in (DEPLOY / "vm" / "culm-stage.service").read_text()
+    assert "RestartPreventExitStatus=2\n" in (DEPLOY / "vm" / "culm-coordinator.service").read_text()
+
+
+def test_each_service_of_compose_has_the_secrets_of_its_own_role_alone() -> None:
+    services = compose()["services"]
+    maker = services.pop("setup")
+    made = {s for s in mounts(maker).values() if s.startswith("tls-")}
+    assert maker["network_mode"] == "none"
+    assert "restart" not in maker
+    assert "authority" in mounts(maker).values()
+    seen: list[str] = []
+    for name, service in services.items():
+        assert "authority" not in mounts(service).values(), name
+        own = {target: source for target, source in mounts(service).items() if source in made}
+        if service["image"].startswith(("culm/", "redis:")):
+            ((target, source),) = own.items()
+            assert target == "/tls:ro", name
+            seen.append(source)
+        else:
+            assert not own, name
+    assert sorted(seen) == sorted(made), "a volume for each, and each has its own"
+
+
+def test_compose_bounds_what_grows_and_takes_away_what_nobody_needs() -> None:
+    for name, service in compose()["services"].items():
+        assert {"max-size", "max-file"} <= set(service["logging"]["options"]), name
+        if service["image"].startswith(("culm/", "redis:")):
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_redis_is_reached_with_a_password_and_over_tls_or_from_its_own_machine_alone() -> None:
+    services = compose()["services"]
+    (setup,) = services["setup"]["command"]
+    assert services["redis"]["networks"] == ["redis"]
+    assert [n for n, s in services.items() if "redis" in s.get("networks", [])] == ["redis", "coordinator"]
+    (server,) = container("culm-redis")["args"]
+    for text in (setup, server):
+        words = {line.strip() for line in text.split("\n")}
+        assert {"port 0", "tls-port 6379"} <= words
+        assert any(word.startswith("requirepass $") for word in words)
+    assert "rediss://:$$password@redis:6379" in setup
+    told = {e["name"]: e.get("value", "") for e in container("culm-coordinator")["env"]}
+    assert told["CULM_REDIS_URL"].startswith("rediss://:$(REDIS_PASSWORD)@culm-redis:6379")
+    assert {"redis", "culm-redis"} <= set(SERVERS["redis"]), "its clients compare the host with its certificate"
+    for path in FILES:
+        for url in re.findall(r"\brediss?://[^\s`]+", path.read_text()):
+            assert ":" in url.partition("//")[2].partition("@")[0], f"{name_of(path)}: {url} has no password"
+            assert url.startswith("rediss") or "@127.0.0.1:" in url, f"{name_of(path)}: {url} is not encrypted"
+
+
+def test_metrics_are_served_where_ports_and_policies_name_them() -> None:
+    at = f"0.0.0.0:{METRICS_PORT}"
+    for name in ("coordinator", "stage"):
+        assert compose()["services"][name]["environment"]["CULM_METRICS"] == at
+        pod = pods()[f"culm-{name}"]
+        told = {e["name"]: e.get("value", "") for e in container(f"culm-{name}")["env"]}
+        ports = {p["name"]: p["containerPort"] for p in container(f"culm-{name}")["ports"]}
+        assert told["CULM_METRICS"] == at
+        assert ports["metrics"] == METRICS_PORT
+        assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(METRICS_PORT)
+        assert f"CULM_METRICS={at}\n" in (DEPLOY / "vm" / f"cloud-init-{name}.yaml").read_text()
+        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
+        assert f"CULM_METRICS={at}" in task["run"]
+    prometheus = (DEPLOY / "monitoring" / "prometheus.yml").read_text()
+    assert f"coordinator:{METRICS_PORT}" in prometheus
+    assert f"port: {METRICS_PORT}" in prometheus
+
+
+def test_whoever_listens_for_others_has_certificates() -> None:
+    """Without, the command ends with 2: SkyPilot's files did. The page says who makes them, and where."""
+    readme = (DEPLOY / "skypilot" / "README.md").read_text()
+    for name in ("coordinator", "stage"):
+        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
+        assert "CULM_LISTEN=0.0.0.0" in task["run"]
+        assert "CULM_TLS_DIR=~/culm-tls" in task["run"]
+        assert task["file_mounts"] == {"~/culm-tls": f"~/culm-certs/{name}"}
+    assert "culm certs init ~/culm-certs" in readme
+
+
+def test_skypilot_starts_a_node_that_died_and_tells_it_from_one_that_handed_over(tmp_path: Path) -> None:
+    (task,) = documents(DEPLOY / "skypilot" / "stage.yaml")
+    loop = task["run"][task["run"].index("while true") :]
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    node = tmp_path / ".venv" / "bin" / "culm"
+    node.write_text("#!/bin/sh\necho started >> log\ncode=$(head -n 1 codes)\nsed -i 1d codes\nexit $code\n")
+    node.chmod(0o755)
+    (tmp_path / "codes").write_text("137\n0\n1\n2\n")
+    stubbed = f"sleep() {{ echo waited $1 >> log; }}\n{loop}"
+    done = subprocess.run(["bash", "-c", stubbed], cwd=tmp_path)
+    assert done.returncode == 2
+    expected = ["started", "waited 1", "started", "waited 180", "started", "waited 1", "started"]
+    assert (tmp_path / "log").read_text().split("\n")[:-1] == expected
+
+
 def scripts() -> dict[str, str]:
     """Every shell script that a file holds."""
     found: dict[str, str] = {}
     for path in sorted((DEPLOY / "skypilot").glob("*.yaml")):
         (task,) = documents(path)
         found |= {f"{name_of(path)}, {part}": task[part] for part in ("setup", "run")}
-    (config,) = documents(DEPLOY / "vm" / "cloud-init-stage.yaml")
-    found |= {f["path"]: f["content"] for f in config["write_files"] if f["content"].startswith("#!")}
+    for name in ("stage", "coordinator"):
+        (config,) = documents(DEPLOY / "vm" / f"cloud-init-{name}.yaml")
+        found |= {f["path"]: f["content"] for f in config["write_files"] if f["content"].startswith("#!")}
+    (setup,) = compose()["services"]["setup"]["command"]
+    found["docker-compose.yml, setup"] = setup.replace("$$", "$")
     for path in FILES:
         for i, script in enumerate(re.findall(r"```sh\n(.*?)```", path.read_text(), re.DOTALL)):
             found[f"{name_of(path)}, script {i}"] = script
