@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 from coordinator import commands as cmd
 from coordinator import events as ev
+from coordinator.background import Background
 from pipeline.errors import JobError
 from pipeline.job import Job, job_to_toml
 from pipeline.manifest import CheckpointCorrupt, Manifest, OriginUnseen, complete, read_origin, retain, shows_others
@@ -20,27 +21,22 @@ PATIENCE = 10.0  # seconds that the storage has to show an origin
 class Archive:
     """Carries commands out that concern checkpoints, and tells what came of them."""
 
-    def __init__(self, job: Job, take: Callable[[ev.Event], None]) -> None:
+    def __init__(self, job: Job, take: Callable[[ev.Event], None], background: Background) -> None:
         self._job = job
         self._take = take
         self._newest = -1  # the step of the last manifest that was ordered
         self._looking: asyncio.Task[tuple[ev.Sight, str]] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = background
 
     def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
         """Returns at once."""
         if isinstance(command, cmd.WriteManifest):
             self._newest = max(self._newest, command.step)
-            self._begin(self._complete(command))
+            self._background.begin(self._complete(command))
         elif isinstance(command, cmd.Retain):
-            self._begin(self._retain(command))
+            self._background.begin(self._retain(command))
         else:
-            self._begin(self._examine(command.origin))
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._background.begin(self._examine(command.origin))
 
     @property
     def _url(self) -> str:
@@ -74,7 +70,7 @@ class Archive:
     async def _examine(self, origin: Origin) -> None:
         sight, why = ev.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
         if self._looking is None or self._looking.done():  # a thread that is stuck there stays the only one
-            self._looking = asyncio.create_task(asyncio.to_thread(look, origin))
+            self._looking = self._background.begin(asyncio.to_thread(look, origin))
             await asyncio.wait({self._looking}, timeout=PATIENCE)
             if self._looking.done():
                 sight, why = self._looking.result()

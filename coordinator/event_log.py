@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from heapq import merge
+from itertools import takewhile
 from typing import Any
 
 from coordinator.store import Store, StoreAway
@@ -136,8 +137,9 @@ class EventLog:
         self._store = store
         self._clock = clock  # unix seconds
         self._newest = max(0, term - 1) << TERM_BITS
-        self._notable: deque[Event] = deque(maxlen=KEPT)
-        self._usage: deque[Event] = deque(maxlen=USAGE_KEPT)
+        # By number, as bytes: a tenth of what the messages take.
+        self._notable: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._usage: deque[tuple[int, bytes]] = deque(maxlen=USAGE_KEPT)
         self._commits = Commits()
         self._reader = Reader("the run's figures")
         self._waiting: list[Event] = []  # own ones, until those before are here
@@ -179,9 +181,9 @@ class EventLog:
 
     def _keep(self, event: Event) -> None:
         if event.kind == "usage":
-            self._usage.append(event)
+            self._usage.append((event.sequence, event.SerializeToString()))
         elif event.kind != "commit" or not self._commits.add(event):
-            self._notable.append(event)
+            self._notable.append((event.sequence, event.SerializeToString()))
 
     def _count(self, event: Event) -> None:
         self._reader.read(event, self.ledger.take)
@@ -194,7 +196,7 @@ class EventLog:
 
     def since(self, sequence: int) -> Iterator[Event]:
         """What is kept, from this number on, in order."""
-        others = [[e for e in list(kept) if e.sequence >= sequence] for kept in (self._notable, self._usage)]
+        others = (_since(kept, sequence) for kept in (self._notable, self._usage))
         return merge(*others, self._commits.since(sequence), key=lambda event: event.sequence)
 
     # ---- what a successor needs --------------------------------------------------------------------------------------
@@ -297,6 +299,12 @@ class EventLog:
                     raise
                 await asyncio.sleep(READ_PAUSE)
         return None
+
+
+def _since(kept: "deque[tuple[int, bytes]]", sequence: int) -> list[Event]:
+    """Those from this number on; read from the end, since a follower has most of them."""
+    newer = [data for _, data in takewhile(lambda entry: entry[0] >= sequence, reversed(kept))]
+    return [Event.FromString(data) for data in reversed(newer)]
 
 
 def _last_commit(event: Event, before: dict[str, str]) -> dict[str, str]:

@@ -15,17 +15,19 @@ from coordinator import ending, watchdog
 from coordinator import events as ev
 from coordinator import state as co
 from coordinator.archive import Archive, in_a_line
+from coordinator.background import Background
 from coordinator.billing import Billing
 from coordinator.decisions import commit_record
 from coordinator.effects import GIVE_WAY, addressee, in_turn, order_of, pause_before, plan_in
 from coordinator.event_log import EventLog
 from coordinator.machine import advance, begin, validate
-from coordinator.origins import going_on, left_behind, resumable
+from coordinator.origins import going_on, left_behind, refuse_other_job, resumable
 from coordinator.persistence import from_document, to_document
 from coordinator.settings import CoordinatorSettings
 from coordinator.store import Store
 from pipeline.errors import JobError
 from pipeline.eventlog import Reader
+from pipeline.job import job_to_toml
 from pipeline.manifest import Found, newest_whole
 from pipeline.messages import machine_to_proto, plan_to_proto, times_to_proto
 from pipeline.plan import Plan
@@ -53,6 +55,7 @@ class OrderStream:
     plan: Plan | None = None  # the last one that was sent
     wrong: str = ""  # what the node said that does not fit
     cut: Callable[[], object] | None = None  # ends the stream of a node that does not read
+    over: bool = False  # nothing that is still being read counts
 
     def put(self, order: pb.AttendResponse, pause: float = 0.0) -> None:
         if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
@@ -71,14 +74,15 @@ class Leader:
         self.term = 0
         self.log = EventLog(store, 0, time.time)
         self.outranked: cmd.LeadAnew | None = None  # this term is over: nothing is decided before the next
-        self.failure: Exception | None = None  # a decision that raised: the process is to end with it
+        self.failure: BaseException | None = None  # what nobody expected: the process is to end with it
+        self.background = Background(self.fail)
         self._store = store
+        self._job = job_to_toml(settings.job)  # as a successor compares it with its own
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
         self._unwritten = False  # whether a successor needs what is not yet on its way to the store
         self._heartbeats: list[tuple[float, ev.Heartbeat]] = []  # not yet decided on, with the time when each came
-        self._archive = Archive(settings.job, self.take)
-        self._background: set[asyncio.Task[None]] = set()
+        self._archive = Archive(settings.job, self.take, self.background)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
         self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
@@ -111,13 +115,13 @@ class Leader:
                 await asyncio.to_thread(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
             self._state = await asyncio.to_thread(self._from_checkpoints, begun_before, above > 0)
         else:
+            if document["plan"] is not None:  # else nobody has computed anything yet
+                refuse_other_job(document["job"], self.settings)
             self._state = from_document(document, settings, term, time.monotonic(), number)
             log.info("going on from step %d in term %d", self._state.committed, term)
         last = self._state.last_commit
         self.log.last_commit = dict(commit_record(last).fields) if last is not None else {}
-        reading = asyncio.create_task(self.log.read_before(self.log.last_commit))
-        self._background.add(reading)
-        reading.add_done_callback(self._background.discard)
+        self.background.begin(self.log.read_before(self.log.last_commit))
         self.term, self.outranked = term, None
 
     def _from_checkpoints(self, begun_before: bool, nodes_know: bool) -> co.State:
@@ -202,6 +206,10 @@ class Leader:
 
     # ---- decisions --------------------------------------------------------------------------------------------------
 
+    def fail(self, error: BaseException) -> None:
+        """The process ends with the first of these, at the next tick."""
+        self.failure = self.failure or error
+
     def take(self, event: ev.Event) -> None:
         """Decides on an event and carries the commands out in order: as a whole, since nothing in it waits."""
         if self.outranked is not None:
@@ -217,7 +225,7 @@ class Leader:
             if isinstance(event, ev.Tick | ev.Joined):
                 self._bill()
         except Exception as error:
-            self.failure = error
+            self.fail(error)
             log.exception("cannot decide on %s", event)
             raise
 
@@ -256,9 +264,9 @@ class Leader:
     def _write(self) -> None:
         if self._unwritten and self.outranked is None:
             try:
-                self._store.save(to_document(self._state))
+                self._store.save({**to_document(self._state), "job": self._job})
             except Exception as error:  # the event loop that calls this would only log it
-                self.failure = self.failure or error
+                self.fail(error)
                 raise
             self._unwritten = False
 

@@ -42,6 +42,20 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
     return Agreement(checkpoint=Identity(manifest.identity.parts, manifest.identity.outlines).without(settings.allow))
 
 
+def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
+    """Raises JobError where the job would give other bits than the one with which the run began. ``written``: as TOML.
+
+    Its nodes compute by that one, and the coordinator by this: clip_norm and nonfinite take effect here.
+    """
+    where = f"run {settings.run}"
+    try:
+        then = parse_job(written, "the run's job")
+    except JobError as error:
+        log.warning("the job with which %s began cannot be read, and is not compared: %s", where, error)
+        return
+    refuse_changes(then, settings.job, (), where, "the run", "set it back, or begin another run with --run NAME")
+
+
 def left_behind(settings: CoordinatorSettings) -> list[Found]:
     """The whole checkpoints of this very job at its own URL, oldest first.
 

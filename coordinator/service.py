@@ -42,8 +42,10 @@ log = logging.getLogger("culm.coordinator")
 SELDOM = Seldom(log)
 
 TICK_SECONDS = 0.05
-GARBAGE_SECONDS = 60.0  # between two collections
-MOST_GARBAGE = 100_000  # objects made and not freed since: a flood of short streams makes a hundred each
+GARBAGE_SECONDS = 60.0  # between two whole collections
+MOST_YOUNG = (
+    5_000  # objects made and not freed since the last collection: a flood of short streams makes a hundred each
+)
 GRACE_SECONDS = 1.0
 JOIN_SECONDS = 10.0  # from a stream's beginning to its first message
 MOST_SAID = 500  # characters of a refusal: what came may be long
@@ -110,7 +112,8 @@ class Service(CoordinatorServicer):
         task = asyncio.current_task()
         assert task is not None
         stream.cut = task.cancel
-        reader = asyncio.create_task(self._read(stream, joined, context))
+        # Not cancelled at the end: gRPC would keep what it was about to read for ever. It ends with the call.
+        self._leader.background.begin(self._read(stream, joined, context))
         try:
             while (next_one := await stream.queue.get()) is not None:
                 pause, order = next_one
@@ -118,8 +121,7 @@ class Service(CoordinatorServicer):
                     await asyncio.sleep(pause)
                 await context.write(order)
         finally:
-            stream.cut = None
-            reader.cancel()
+            stream.cut, stream.over = None, True
             self._leader.detach(stream, "it broke")
         if stream.wrong:
             await self._refuse(context, f"{join.node}: {stream.wrong}")
@@ -141,7 +143,7 @@ class Service(CoordinatorServicer):
         why = "it broke"
         try:
             self._leader.take(joined)
-            while (request := await context.read()) is not grpc.aio.EOF:
+            while (request := await context.read()) is not grpc.aio.EOF and not stream.over:
                 if not isinstance(request, pb.AttendRequest):
                     stream.wrong = "bytes that are no AttendRequest"
                     return
@@ -319,7 +321,8 @@ async def _lead(leader: Leader, store: Store) -> None:
     """Time passes and the lease is kept, until another leads. A decision that raised ends it too."""
     loop = asyncio.get_running_loop()
     last, collected = 0.0, loop.time()
-    # A collection takes 0.15 s with a thousand nodes, and is due when most objects are made: while a loss is answered.
+    # A whole collection takes 0.15 s with a thousand nodes, and Python's own is due while a loss is answered: when most
+    # objects are made.
     gc.disable()
     try:
         while True:
@@ -332,7 +335,9 @@ async def _lead(leader: Leader, store: Store) -> None:
             if loop.time() - last > leader.settings.patience.lease / 4:
                 last = loop.time()
                 await store.renew()
-            if loop.time() - collected > GARBAGE_SECONDS or gc.get_count()[0] > MOST_GARBAGE:
+            if gc.get_count()[0] > MOST_YOUNG:
+                gc.collect(0)  # of these alone: about a millisecond
+            if loop.time() - collected > GARBAGE_SECONDS:
                 collected = loop.time()
                 gc.collect()
     finally:

@@ -71,16 +71,34 @@ def changes(then: Job, now: Job) -> list[Change]:
     return out
 
 
-def refuse_changes(then: Job, now: Job, allowed: Iterable[str], where: str) -> None:
-    """Raises JobError, naming a key, where the job differs from the one that made the checkpoint beyond what may."""
+def refuse_changes(
+    then: Job, now: Job, allowed: Iterable[str], where: str, whose: str = "the checkpoint", mend: str = ""
+) -> None:
+    """Raises JobError, naming a key, where the job differs beyond what may from the one before: ``whose`` that is."""
     let = {*allowed, *(["hardware"] if now.job.hardware == "any" else [])}
     found = [change for change in changes(then, now) if change.part not in let]
     if found:
         first = found[0]
         more = f" (and {len(found) - 1} more: {', '.join(c.key for c in found[1:4])})" if len(found) > 1 else ""
-        what = f"{first.key} is {_shown(first.now)} in this job, {_shown(first.then)} in the checkpoint's{more}"
+        what = f"{first.key} is {_shown(first.now)} in this job, {_shown(first.then)} in {whose}'s{more}"
         parts = ",".join(part for part in PARTS if part in {change.part for change in found})
-        raise JobError(what, where, f"set it back, or let it differ with --allow {parts}")
+        raise JobError(what, where, mend or f"set it back, or let it differ with --allow {parts}")
+
+
+def difference(then: Job, now: Job) -> str:
+    """A key of the job file that is not as it was, with both values, whether bits depend on it or not; "" if none."""
+    before, after = (
+        {
+            f"{section}.{key}": value
+            for section, content in job.model_dump().items()
+            for key, value in (content or {}).items()
+        }
+        for job in (then, now)
+    )
+    for key in sorted({**before, **after}):
+        if before.get(key) != after.get(key):
+            return f"{key} is {_shown(after.get(key))}, and was {_shown(before.get(key))}"
+    return ""
 
 
 def options_changed(then: Job, now: Job) -> frozenset[str] | None:

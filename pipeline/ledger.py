@@ -128,7 +128,7 @@ class Ledger:
         self._stages = 0
         self._marks: list[tuple[int, float, float]] = []  # of commits that count: step, time, money spent by then
         self._calm: deque[float] = deque(maxlen=CALM_STEPS)
-        self._pending: list[_Pending] = []
+        self._pending: deque[_Pending] = deque(maxlen=INTERRUPTIONS_KEPT)
         self._since: tuple[float, float] | None = None  # time and money when the step that runs began
         self.interruptions: list[Interruption] = []
         self._machines_before = 0.0  # dollars of the lives that are left out; their on-demand prices: sum, and count
@@ -290,7 +290,7 @@ class Ledger:
     def _interrupted(self, duration: float, lost: float, spent: float) -> None:
         """The step took longer than calm ones: its losses share what it took longer, a rollback takes all."""
         rollbacks = [p for p in self._pending if p.kind == "rollback"]
-        causes = rollbacks[-1:] or self._pending
+        causes = rollbacks[-1:] or list(self._pending)
         if rollbacks:  # what was lost in the steps that were rolled back is on record already
             assert self._since is not None
             known = [x for x in self.interruptions if x.time >= self._since[0]]
@@ -301,7 +301,7 @@ class Ledger:
             self.interruptions.append(Interruption(cause.kind, cause.time, cause.step, cause.node, share, share * rate))
         del self.interruptions[:-INTERRUPTIONS_KEPT]
         self._lost_seconds += lost
-        self._pending = []
+        self._pending.clear()
 
     def _rolled_back(self, at: float, step: int) -> None:
         if self._begun is None or self._first_step is None:
@@ -347,7 +347,7 @@ class Ledger:
         ledger._newest = {node: ledger._lives[node, incarnation] for node, incarnation in document["newest"]}
         ledger._fixed = _life(document["fixed"])
         ledger._calm.extend(document["calm"])
-        ledger._pending = [_Pending(**p) for p in document["pending"]]
+        ledger._pending.extend(_Pending(**p) for p in document["pending"])
         ledger.interruptions = [Interruption(**x) for x in document["interruptions"]]
         ledger._history = History(**document["history"])
         return ledger

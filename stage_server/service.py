@@ -22,6 +22,7 @@ from pipeline.devices import device_of
 from pipeline.errors import JobError
 from pipeline.exits import caught
 from pipeline.exposition import Exposition
+from pipeline.identity import difference
 from pipeline.job import parse_job
 from pipeline.messages import identity_into, machine_to_proto
 from pipeline.model import ModelSource
@@ -30,6 +31,7 @@ from pipeline.roles import RoleInterceptor
 from pipeline.rpc_metrics import Interceptor, RpcMetrics
 from pipeline.text import as_name, told
 from pipeline.tls import add_port
+from pipeline.unfit import refuse
 from pipeline.values import Value
 from pipeline.version import PROTOCOL_VERSION
 from protos import coordinator_pb2 as pb
@@ -298,6 +300,13 @@ class StageServer:
             if standing is not None:
                 self._orders.report(standing)
 
+    def _refuse_other_job(self, mine: str, theirs: str) -> None:
+        """A coordinator that was started again may have another job, and this node computes by its own."""
+        if mine != theirs:
+            differs = difference(parse_job(mine, "this node's job"), parse_job(theirs, "the coordinator's job"))
+            mend = "start the coordinator with the job as it was, or this node anew"
+            refuse(differs and f"the coordinator's job is another one: {differs}; {mend}")
+
     def heartbeat(self) -> pb.Heartbeat:
         return self._node.heartbeat() if self._node is not None else pb.Heartbeat()
 
@@ -307,6 +316,8 @@ class StageServer:
             if self._welcome is None:
                 self._welcome = order.welcome
                 self._woken.set()
+            else:
+                self._refuse_other_job(self._welcome.job_toml, order.welcome.job_toml)
         elif body == "dismiss" and self._exit is None:  # one that leaves is not called back
             self.join_anew = order.dismiss.join_anew
             goodbye = not order.dismiss.why or order.dismiss.goodbye
