@@ -60,6 +60,8 @@ class Ending:
             self._schedule(self._afterlife)
         if self._calm_at is None:
             self._calm_at = cluster.clock.now + CALM_SECONDS
+        if any(node.deaf and node.alive for node in cluster.nodes.values()):
+            return False  # one that was ordered to die, which nobody knows any more where Redis has forgotten it
         if cluster.clock.now >= self._calm_at and leader.alive and state.took_over_at is None:
             self._fetch()
         return False

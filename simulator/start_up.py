@@ -135,13 +135,18 @@ class StartUp:
         return self._cluster.random.uniform(0.0, self.wrong.late_beats) if self.wrong.late_beats else 0.0
 
     def _condemn(self) -> None:
-        """An operator orders the node to die; it stops working and obeying, but its heartbeats go on."""
+        """An operator orders the node to die; it stops working and obeying, but its heartbeats go on for a while."""
         node, leader = self._cluster.nodes.get(self.wrong.cannot_die), self._cluster.leader
         if node is None or not node.alive or leader.state.phase is co.Phase.DONE:
             return
         node.busy = node.deaf = True
         leader.take(ev.Condemned(node.name, node.incarnation))
-        self._cluster.clock.after(30.0, lambda: self._cluster.faults.kill(node))
+        self._cluster.clock.after(30.0, lambda: self._end_at_last(node))
+
+    def _end_at_last(self, node: "SimulatedNode") -> None:
+        if node.alive:
+            self._cluster.faults.kill(node)
+            self._cluster.ending.disturbed()
 
 
 def check_verdict(cluster: "Cluster", wrong: Wrong) -> bool:
