@@ -68,7 +68,7 @@ def learn(state: State, event: Available, now: float) -> Decision:
     if event.plan is None:
         return state, ()
     commands: list[Command] = []
-    before = (state.plan, state.committed)
+    before = (state.plan, state.committed, state.last_commit)
     if state.plan is not None and _is_same(event.plan, state.plan):
         # A leader in between published it again, under its own term.
         state = replace(state, plan=max(state.plan, event.plan, key=lambda plan: plan.order))
@@ -85,12 +85,13 @@ def learn(state: State, event: Available, now: float) -> Decision:
     if event.last_commit is not None and (known is None or event.last_commit.step > known.step):
         state = replace(state, last_commit=event.last_commit)
         commands.append(commit_record(event.last_commit))
-    if event.version > state.committed and _leads_here(event.plan, state):
+    applied = bool(event.layers) or event.last_commit is not None  # else the version is only that of its plan
+    if event.version > state.committed and applied and _leads_here(event.plan, state):
         # What a node has applied is committed, whatever was persisted (rule 8).
         state = replace(state, committed=event.version, facts={}, norms={}, losses=())
     if state.committed >= state.settings.steps:
         state = done(state, now)
-    if (state.plan, state.committed) != before:
+    if (state.plan, state.committed, state.last_commit) != before:
         state, asked = _ask_others(state, event.node)
         commands += asked
     return state, tuple(commands)

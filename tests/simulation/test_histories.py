@@ -147,6 +147,7 @@ def test_random_histories_of_backwards_in_two_halves_end_exact(hundred: int) -> 
         (232, "the same plan under a later term is no newer plan, and facts stay facts"),
         (296, "a plan that is a switch came before the commit that it follows; a spare had missed a commit"),
         (2679, "a node of the adopted plan had joined as another incarnation already"),
+        (2851, "a node came back with a commit that another one, who was back before, had missed"),
         (6560, "this leader's own plan, reported back after it had adopted another, is not newer"),
         (6715, "of two leaders one committed without a node that the other one's plan requires"),
         (11712, "after an adoption nodes that were a commit behind were told the plan without the commit"),

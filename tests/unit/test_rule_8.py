@@ -1,0 +1,71 @@
+"""Rule 8: what nodes have applied is committed, and who is behind gets the commit that it missed."""
+
+from dataclasses import replace
+
+from coordinator.commands import Ask, Command, Commit, SendCommit
+from coordinator.events import Available, Event, Heartbeat, Joined, Ready, Tick
+from coordinator.machine import advance, begin, validate
+from coordinator.persistence import from_document, to_document
+from coordinator.state import Settings, State
+from pipeline.plan import Plan
+
+SETTINGS = Settings(stages=2, microbatches=1, steps=9)
+COSTS = (1.0, 1.0)
+BOTH = frozenset({0, 1})
+
+
+def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+    commands: list[Command] = []
+    for event in events:
+        state, more = advance(state, event, now)
+        validate(state)
+        commands.extend(more)
+    return state, commands
+
+
+def joins(node: str) -> tuple[Event, Event]:
+    return Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS)
+
+
+def facts_of(node: str) -> tuple[Event, ...]:
+    return tuple(Ready(node, 1, 0, 0, s, s, (4.0,), (0.5,) if s else (), 0) for s in range(2))
+
+
+def successor() -> tuple[State, Plan, Commit]:
+    """Of a leader that decided on step 0, told n0 alone, and did not persist it. n0 and n1 hold all; n2 is a spare."""
+    state, _ = after(begin(SETTINGS, 1, 1), *joins("n0"), *joins("n1"), *joins("n2"))
+    plan, document = state.plan, to_document(state)
+    assert plan is not None
+    _, commands = after(state, *facts_of("n0"), *facts_of("n1"))
+    decided = next(command for command in commands if isinstance(command, Commit))
+    return from_document(document, SETTINGS, 2, 10.0, 2), plan, decided
+
+
+def back(node: str, plan: Plan, version: int, last: Commit | None) -> tuple[Event, Event]:
+    layers = BOTH if node in plan.stages[0].holders() else frozenset()
+    return Joined(node, 1, f"{node}:1", term=1), Available(node, 1, COSTS, "", 0, version, True, plan, last, layers)
+
+
+def test_a_commit_that_comes_to_light_late_goes_to_those_who_were_there_before() -> None:
+    state, plan, decided = successor()
+    state, _ = after(state, *back("n1", plan, 0, None), now=10.1)
+    state, commands = after(state, *back("n0", plan, 1, decided), now=10.2)
+    assert state.committed == 1
+    assert [c.node for c in commands if isinstance(c, Ask)] == ["n1"]
+    state, commands = after(state, back("n1", plan, 0, None)[1], now=10.3)
+    assert [(c.node, c.commit.step) for c in commands if isinstance(c, SendCommit)] == [("n1", 0)]
+
+
+def test_a_spare_that_was_told_of_the_step_alone_proves_no_commit() -> None:
+    """Nobody could say how to apply it: n0 is gone for good, and n1 decides on the same step again."""
+    state, plan, decided = successor()
+    told = replace(plan, step=1)
+    state, _ = after(state, *back("n1", plan, 0, None), *facts_of("n1"), *back("n2", told, 1, None), now=10.1)
+    assert state.committed == 0
+    commands: list[Command] = []
+    for quarter in range(1, 50):
+        now = 10.1 + quarter / 4
+        state, more = after(state, Heartbeat("n1", 1), Tick(), now=now)
+        commands += more
+    again = [c for c in commands if isinstance(c, Commit)]
+    assert [(c.step, c.scale, c.loss) for c in again] == [(decided.step, decided.scale, decided.loss)]
