@@ -335,6 +335,8 @@ def validate(state: State) -> None:
     """Raises AssertionError, in words, if the state breaks an invariant. Run after every event in tests."""
     plan = state.plan
     assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
+    last = state.last_commit
+    assert last is None or last.step < state.committed, f"{last} is on record, {state.committed} steps count (rule 8)"
     assert not {(n.node, n.incarnation) for n in state.nodes.values()} & state.fenced, (
         "a fenced incarnation is a member"
     )

@@ -81,14 +81,15 @@ def learn(state: State, event: Available, now: float) -> Decision:
         commands += [Persist(), Record("adopted", text, {"node": event.node}), plan_record(state, event.plan)]
     if event.era != state.era:
         return state, tuple(commands)
-    known = state.last_commit
-    if event.last_commit is not None and (known is None or event.last_commit.step > known.step):
-        state = replace(state, last_commit=event.last_commit)
-        commands.append(commit_record(event.last_commit))
     applied = bool(event.layers) or event.last_commit is not None  # else the version is only that of its plan
     if event.version > state.committed and applied and _leads_here(event.plan, state):
         # What a node has applied is committed, whatever was persisted (rule 8).
         state = replace(state, committed=event.version, facts={}, norms={}, losses=())
+    known, told = state.last_commit, event.last_commit
+    if told is not None and told.step < state.committed and (known is None or told.step > known.step):
+        # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
+        state = replace(state, last_commit=told)
+        commands.append(commit_record(told))
     if state.committed >= state.settings.steps:
         state = done(state, now)
     if (state.plan, state.committed, state.last_commit) != before:

@@ -69,3 +69,15 @@ def test_a_spare_that_was_told_of_the_step_alone_proves_no_commit() -> None:
         commands += more
     again = [c for c in commands if isinstance(c, Commit)]
     assert [(c.step, c.scale, c.loss) for c in again] == [(decided.step, decided.scale, decided.loss)]
+
+
+def test_a_commit_of_a_history_that_nobody_goes_on_from_is_told_to_nobody() -> None:
+    """n2 obeyed a leader that Redis forgot, and whose plan is older than the present one."""
+    state, plan, decided = successor()
+    members = {name: member for name, member in plan.members.items() if name != "n0"}
+    forgotten = replace(plan, generation=plan.generation - 1, members=members)
+    state, _ = after(state, *back("n0", plan, 0, None), *back("n1", plan, 0, None), now=10.1)
+    before = state.last_commit
+    state, commands = after(state, *back("n2", forgotten, 1, decided), now=10.2)
+    assert (state.committed, state.last_commit) == (0, before)
+    assert not [c for c in commands if isinstance(c, Ask | SendCommit)]
