@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from coordinator import events as ev
 from coordinator import state as co
+from pipeline.origin import Origin
 
 if TYPE_CHECKING:
     from simulator.cluster import Cluster
@@ -133,11 +134,18 @@ class Ending:
         leader.take(ev.Fetched("the simulated user"))
 
     def _read_checkpoint(self) -> None:
-        """The nodes went before anybody fetched: then a checkpoint holds the weights."""
+        """The nodes went before anybody fetched: then a checkpoint holds the weights.
+
+        Unless the storage has torn it since it was whole. Culm does not read back what a storage has taken; whoever
+        does goes on from the checkpoint before.
+        """
         cluster = self._cluster
         checkpoints, weights = self._cluster.deciding.state.checkpoints, cluster.oracle[1][cluster.steps]
-        saved = cluster.storage.states(checkpoints[-1]) if checkpoints else {}
-        assert saved == dict(enumerate(weights)), "the nodes were let go, and the weights are nowhere"
+        newest = checkpoints[-1] if checkpoints else Origin()
+        assert newest.step == cluster.steps, "the nodes were let go, and the weights are nowhere"
+        if newest.folder not in cluster.storage.torn:
+            assert cluster.storage.is_whole(newest), f"the nodes were let go, and {newest} is not whole"
+            assert cluster.storage.states(newest) == dict(enumerate(weights)), f"{newest} holds other weights"
         self.fetched = True
 
     def _all_gone(self) -> bool:

@@ -44,6 +44,7 @@ class SimulatedStorage:
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster = cluster
         self._folders: dict[str, dict[str, bytes]] = {}
+        self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
         self._shares: dict[tuple[str, int], int] = {}  # incarnation -> the step of the newest share it has to write
 
@@ -76,12 +77,14 @@ class SimulatedStorage:
         return {layer: int(files[listed[0].name]) for layer, listed in named(files[MANIFEST], origin).files.items()}
 
     def tear(self) -> None:
-        """A file of a checkpoint changes."""
+        """A file of a checkpoint changes, after the checkpoint was whole: nobody knows before it is read."""
         folders = [f for f in sorted(self._folders) if MANIFEST in self._folders[f]]
         if folders:
-            files = self._folders[self._cluster.random.choice(folders)]
+            folder = self._cluster.random.choice(folders)
+            files = self._folders[folder]
             name = self._cluster.random.choice(sorted(n for n in files if n != MANIFEST))
             files[name] += b"torn"
+            self.torn.add(folder)
 
     def fault(self, what: str, node: str) -> None:
         """``what``: away, full, slow, gone, or unseen by the node."""

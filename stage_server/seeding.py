@@ -146,10 +146,17 @@ class Seeding(Generic[V]):
                 self._restart(layer)
 
     def next_install(self) -> Install[V] | None:
-        if not self._installs:
-            return None
-        self._running = install = self._installs.popleft()
-        return install
+        """The next state to put in place, of a layer that still lacks it.
+
+        Two holders may have sent the same layer, where the plan changed meanwhile. The later answer may be of an older
+        version: it would lie under the version of the first.
+        """
+        while self._installs:
+            install = self._installs.popleft()
+            if install.layer in self._asked and self._versions.get(install.layer, 0) is None:
+                self._running = install
+                return install
+        return None
 
     def installed(self, work: Install[V], version: int) -> None:
         """The state is in place; what was committed since its version follows, if none of it is missing."""

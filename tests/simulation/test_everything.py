@@ -85,6 +85,8 @@ def test_whatever_goes_wrong_together_the_history_ends_exact(fifty: int) -> None
         (13, "after the last commit a standby was seeded for ever over a broken link, beside a node that was free"),
         (268, "Redis had forgotten who was ordered to die: it was to be seeded, and the model looked before its end"),
         (923, "a commit of a history that nobody goes on from was told to a node of the other one, and not counted"),
+        (2666, "two holders sent a node the same layer; the later answer, of a step before, was put over the first"),
+        (15272, "a file of the last checkpoint was torn after the last commit: the model read it unchecked"),
         (51799, "Redis came back from an outage with a higher term: the only coordinator went, and nobody led"),
     ],
 )

@@ -225,3 +225,18 @@ def test_a_holder_that_was_passed_over_forfeits_though_it_has_the_gradients_of_t
     worker.drain()
     assert worker.next_work() == Apply(1, 1.0, ())
     assert any(isinstance(effect, Forfeit) for effect in worker.drain())
+
+
+def test_of_two_answers_for_the_same_layer_the_later_one_is_left() -> None:
+    """The plan changed between them: the one before, from a node that has gone since, is of an older step (rule 2)."""
+    worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 3)
+    worker.take_plan(replace(PREPARING, step=1, stages=TWO))
+    worker.drain()
+    worker.finish(worker.next_work() or pytest.fail("nothing is arranged"))
+    worker.fetched(0, 2, 1, Nothing())
+    worker.fetched(0, 2, 0, Nothing())
+    first = Install(2, 1, Nothing())
+    assert worker.next_work() == first
+    worker.finish(first)
+    assert worker.next_work() is None
+    assert worker.seeding.version_of(2) == 1
