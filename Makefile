@@ -68,7 +68,7 @@ format: install ## put the code into the house format
 	$(BIN)/ruff format .
 
 protos: install ## generate the committed stubs from the .proto files
-	$(BIN)/python -m protos.generate
+	$(BIN)/python -m culm.protos.generate
 
 clean: ## remove .venv and what tools and runs left behind
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .culm runs

@@ -20,8 +20,8 @@ from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure, quiet_rounds
 from benchmarks.priorities import allowed
 from benchmarks.restarts import restarted
-from culm.kills import Kill
-from pipeline.schedule import one_f_one_b
+from culm.local.kills import Kill
+from culm.pipeline.schedule import one_f_one_b
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 HEAD = """# Performance

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
 from benchmarks.priorities import later_first
-from pipeline.schedule import one_f_one_b
+from culm.pipeline.schedule import one_f_one_b
 
 BYTES = WIDTH * 4  # of a tensor
 LEAD = 2  # microbatches that a stage is ahead of the next one, as in the runtime

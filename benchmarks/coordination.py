@@ -30,8 +30,8 @@ from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure
 from benchmarks.paced import job_file
 from benchmarks.simulated import Herd
-from culm.cluster import LocalCluster
-from pipeline.job import load_job
+from culm.local.cluster import LocalCluster
+from culm.pipeline.job import load_job
 
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]

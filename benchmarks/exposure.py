@@ -12,12 +12,12 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from culm.cluster import LocalCluster
-from culm.outcome import Outcome
-from culm.training import train
-from pipeline.job import Job, load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import Outcome
+from culm.local.training import train
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 
 JOB = Path("examples/stdlib_gpt.toml")
 

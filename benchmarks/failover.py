@@ -15,12 +15,12 @@ from typing import NamedTuple
 from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.pipelining import ROOT, WARM
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.training import train
-from pipeline.job import load_job
-from pipeline.schedule import one_f_one_b
-from protos import coordinator_pb2 as pb
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.pipeline.job import load_job
+from culm.pipeline.schedule import one_f_one_b
+from culm.protos import coordinator_pb2 as pb
 
 STAGES, MICROBATCHES, STEPS, KILLED = 4, 8, 18, 12
 

@@ -11,15 +11,15 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.awake import awake_cores
-from culm.cluster import LocalCluster
-from culm.training import train
-from pipeline.job import load_job
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.pipeline.job import load_job
 
 JOB = Path("examples/stdlib_gpt.toml")
 PLAIN = """
 import sys
-from culm.plain_loop import run_plain
-from pipeline.job import load_job
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
 print(run_plain(load_job(sys.argv[1], sys.argv[2:])).seconds)
 """
 

@@ -15,12 +15,12 @@ import grpc
 import psutil
 import redis
 
-from culm.client import connect
-from culm.cluster import LocalCluster
-from culm.training import train
-from pipeline.job import Job, load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
 
 ROOT = Path(__file__).parents[1]
 STAGES, NODES = 3, 5

@@ -15,10 +15,10 @@ from pathlib import Path
 from benchmarks.awake import awake_cores
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.priorities import allowed, later_first
-from culm.cluster import LocalCluster
-from culm.training import train
-from pipeline.job import load_job
-from protos import coordinator_pb2 as pb
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.pipeline.job import load_job
+from culm.protos import coordinator_pb2 as pb
 
 WARM = 4  # steps that do not count
 ROOT = Path(__file__).parents[1]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.paced import BACKWARD, FORWARD, job_file
-from culm.profile import ROUNDS, measure
-from culm.replay import LOCAL, Happened, drive, predict
-from pipeline.job import load_job
-from simulator.pace import Choice
-from simulator.trace import Change, read_trace
+from culm.commands.profile import ROUNDS, measure
+from culm.commands.replay import LOCAL, Happened, drive, predict
+from culm.pipeline.job import load_job
+from culm.simulator.markets.pace import Choice
+from culm.simulator.markets.trace import Change, read_trace
 
 RESULTS = Path(__file__).with_name("replays.json")
 STAGES, MICROBATCHES, MACHINES = 4, 8, 6

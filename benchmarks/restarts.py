@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from benchmarks import failover, torchrun_restart
 from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure
-from culm.kills import Kill
-from pipeline.schedule import one_f_one_b
+from culm.local.kills import Kill
+from culm.pipeline.schedule import one_f_one_b
 
 LEAST = 0.01  # of a calm step, that counts as lost however little it was: steps differ by as much by themselves
 

@@ -8,10 +8,10 @@ from typing import Any, Self
 
 import grpc
 
-from pipeline.channel import channel_options
-from pipeline.plan_change import whole
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
+from culm.pipeline.plan_change import whole
+from culm.pipeline.rpc.channel import channel_options
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
 
 BEAT_SECONDS = 1.0  # between two heartbeats of one node
 BEATS_AT_ONCE = 20  # the heartbeats of all nodes are spread over their second in that many groups

@@ -14,14 +14,14 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from simulator.account import Row
-from simulator.bamboo import Bamboo
-from simulator.compare import culm
-from simulator.market import HOUR, hourly
-from simulator.peers import CHECKPOINTS, Peer, on_demand
-from simulator.profile import Cluster
-from simulator.trace import Change
-from simulator.workload import PUBLISHED
+from culm.simulator.markets.account import Row
+from culm.simulator.markets.bamboo import Bamboo
+from culm.simulator.markets.compare import culm
+from culm.simulator.markets.market import HOUR, hourly
+from culm.simulator.markets.peers import CHECKPOINTS, Peer, on_demand
+from culm.simulator.markets.profile import Cluster
+from culm.simulator.markets.trace import Change
+from culm.simulator.markets.workload import PUBLISHED
 
 RESULTS = Path(__file__).with_name("sweep.json")
 PROBABILITIES = (0.01, 0.05, 0.10, 0.25, 0.50)

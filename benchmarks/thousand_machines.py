@@ -3,10 +3,10 @@
 import argparse
 import time
 
-from simulator.culm_run import CulmRun
-from simulator.market import HOUR, Zone, zoned
-from simulator.pace import Choice
-from simulator.profile import Cluster, Layer, Profile
+from culm.simulator.markets.culm_run import CulmRun
+from culm.simulator.markets.market import HOUR, Zone, zoned
+from culm.simulator.markets.pace import Choice
+from culm.simulator.markets.profile import Cluster, Layer, Profile
 
 MACHINES = 1000
 ZONES = [

@@ -15,7 +15,7 @@ from torch import multiprocessing
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from benchmarks.paced import BACKWARD, FORWARD, Numbers, Paced, dataset
-from culm.ports import free_port
+from culm.local.ports import free_port
 
 
 def batch(data: Numbers, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,12 +7,12 @@ import argparse
 import json
 from pathlib import Path
 
-from simulator.account import Row
-from simulator.compare import as_json, rows
-from simulator.picture import draw
-from simulator.profile import Cluster
-from simulator.trace import read_trace
-from simulator.workload import PUBLISHED
+from culm.simulator.markets.account import Row
+from culm.simulator.markets.compare import as_json, rows
+from culm.simulator.markets.picture import draw
+from culm.simulator.markets.profile import Cluster
+from culm.simulator.markets.trace import read_trace
+from culm.simulator.markets.workload import PUBLISHED
 
 RESULTS = Path(__file__).with_name("traces.json")
 PICTURE = Path(__file__).with_name("traces.svg")

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeline.identity import Identity, identity_from, identity_to
-from pipeline.parts import PARTS
+from culm.pipeline.identity import Identity, identity_from, identity_to
+from culm.pipeline.parts import PARTS
 
 _FILES = "the files that [{0}] names in its arguments have other content on {1} than {2}"
 _MENDS = {

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from coordinator import membership
-from coordinator.commands import Command, Persist, Record
-from coordinator.decisions import Decision
-from coordinator.events import NodeFailed
-from coordinator.failures import (
+from culm.coordinator import membership
+from culm.coordinator.commands import Command, Persist, Record
+from culm.coordinator.decisions import Decision
+from culm.coordinator.events import NodeFailed
+from culm.coordinator.failures import (
     START,
     TEXT,
     Work,
@@ -18,7 +18,7 @@ from coordinator.failures import (
     noted,
     start_failed,
 )
-from coordinator.state import Node, Phase, State
+from culm.coordinator.state import Node, Phase, State
 
 CODES = {START: "2"}  # with which whoever started the run ends: the job file is at fault; 1 for all else
 

@@ -8,8 +8,8 @@ Losses and norms may be no numbers: that is a fact of the job, and decided at th
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from coordinator.state import State
-from pipeline.plan_bounds import (
+from culm.coordinator.state import State
+from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
     MOST_GENERATION,
     MOST_INCARNATION,
@@ -21,8 +21,8 @@ from pipeline.plan_bounds import (
     plan_problem,
     text_problem,
 )
-from pipeline.text import is_name
-from protos import coordinator_pb2 as pb
+from culm.pipeline.text import is_name
+from culm.protos import coordinator_pb2 as pb
 
 MOST_PARAMETERS = 1 << 48  # of a layer
 MOST_SECONDS = 1e9

@@ -10,12 +10,12 @@ A node that cannot read the origin asks again for as long as it takes. Three thi
 
 from dataclasses import replace
 
-from coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
-from coordinator.decisions import Decision
-from coordinator.events import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
-from coordinator.membership import roll_back
-from coordinator.state import State
-from pipeline.manifest import folder_of
+from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
+from culm.coordinator.decisions import Decision
+from culm.coordinator.events import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
+from culm.coordinator.membership import roll_back
+from culm.coordinator.state import State
+from culm.pipeline.checkpoints.manifest import folder_of
 
 SHARES_KEPT = 3  # steps whose files are on record though the checkpoint is not whole: a node may have died in between
 

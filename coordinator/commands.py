@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.identity import Identity
-from pipeline.manifest import File
-from pipeline.origin import Origin
-from pipeline.plan import Plan
+from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.identity import Identity
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,14 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from coordinator import failures, links, membership, redundancy, settling, takeover
-from coordinator.commands import Command, Commit, Persist, Publish, Record
-from coordinator.decisions import Decision, commit_record, done, reason_of, with_plan, zones_of
-from coordinator.placement import natural_order, release, settle
-from coordinator.repartition import Situation, propose
-from coordinator.state import Layers, Loss, Phase, State
-from pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
-from pipeline.plan import Plan, Stages
+from culm.coordinator import failures, links, membership, redundancy, settling, takeover
+from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
+from culm.coordinator.decisions import Decision, commit_record, done, reason_of, with_plan, zones_of
+from culm.coordinator.placement import natural_order, release, settle
+from culm.coordinator.repartition import Situation, propose
+from culm.coordinator.state import Layers, Loss, Phase, State
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
+from culm.pipeline.plan import Plan, Stages
 
 LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.commands import Command, Commit, Record
-from coordinator.state import Layers, Phase, State
-from coordinator.zones import Zones
-from pipeline.plan import Member, Plan, Redundancy, Stages, stages_to_lists
+from culm.coordinator.commands import Command, Commit, Record
+from culm.coordinator.state import Layers, Phase, State
+from culm.coordinator.zones import Zones
+from culm.pipeline.plan import Member, Plan, Redundancy, Stages, stages_to_lists
 
 Decision = tuple[State, tuple[Command, ...]]
 

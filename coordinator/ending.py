@@ -14,11 +14,11 @@ as soon as a last checkpoint is whole, or at once if the job has none.
 
 from dataclasses import replace
 
-from coordinator import membership
-from coordinator.commands import Command, Persist, Record
-from coordinator.decisions import Decision
-from coordinator.events import Fetched
-from coordinator.state import Phase, State, Stopping
+from culm.coordinator import membership
+from culm.coordinator.commands import Command, Persist, Record
+from culm.coordinator.decisions import Decision
+from culm.coordinator.events import Fetched
+from culm.coordinator.state import Phase, State, Stopping
 
 # How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
 # memory than from the storage.

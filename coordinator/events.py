@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from coordinator.commands import Commit
-from coordinator.failures import Work
-from pipeline.identity import Identity
-from pipeline.machine import Machine
-from pipeline.manifest import File
-from pipeline.origin import Origin
-from pipeline.plan import Plan, PlanOrder
-from pipeline.times import TimeSplit
+from culm.coordinator.commands import Commit
+from culm.coordinator.failures import Work
+from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.identity import Identity
+from culm.pipeline.machine import Machine
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.times import TimeSplit
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from coordinator.state import State
+    from culm.coordinator.state import State
 
 K = TypeVar("K")
 V = TypeVar("V")

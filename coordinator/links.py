@@ -7,10 +7,10 @@ broken for longer than the patience for links holds up every commit: one of its 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.events import PeerLost
-from coordinator.placement import natural_order, promote
-from coordinator.state import Parted, Phase, Report, Settings, State
-from pipeline.plan import Plan
+from culm.coordinator.events import PeerLost
+from culm.coordinator.placement import natural_order, promote
+from culm.coordinator.state import Parted, Phase, Report, Settings, State
+from culm.pipeline.plan import Plan
 
 QUARANTINE = 12  # link timeouts for which an end that had to go is given no work
 ONLY_COPIES = 6  # link timeouts that a link between two only copies has: to go on without either is to roll back

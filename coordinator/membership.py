@@ -3,17 +3,17 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from coordinator import agreement, links, waiting
-from coordinator.commands import Command, Dismiss, Persist, Publish, Record
-from coordinator.decisions import Decision, reason_of, with_plan, zones_of
-from coordinator.detection import of_no_use
-from coordinator.events import Available, Draining, Joined, PeerLost, StreamBroken, Warned
-from coordinator.failures import Work, died, is_told, machine_of
-from coordinator.placement import promote, repair
-from coordinator.state import Ending, Loss, Node, Phase, State
-from coordinator.takeover import recovering
-from pipeline.origin import Origin
-from pipeline.terms import ERAS_BITS
+from culm.coordinator import agreement, links, waiting
+from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
+from culm.coordinator.decisions import Decision, reason_of, with_plan, zones_of
+from culm.coordinator.detection import of_no_use
+from culm.coordinator.events import Available, Draining, Joined, PeerLost, StreamBroken, Warned
+from culm.coordinator.failures import Work, died, is_told, machine_of
+from culm.coordinator.placement import promote, repair
+from culm.coordinator.state import Ending, Loss, Node, Phase, State
+from culm.coordinator.takeover import recovering
+from culm.pipeline.origin import Origin
+from culm.pipeline.terms import ERAS_BITS
 
 NOBODY = "no node answers: waiting for nodes to attach or to join"
 FENCED_KEPT = 1_024  # incarnations; of more the older half is refused by number
@@ -148,7 +148,7 @@ def drain(state: State, event: Draining, now: float) -> Decision:
     left = f", {event.seconds_left:.0f} s are left" if event.seconds_left is not None else ""
     fields = {"node": node.node, "why": event.why, "seconds_left": f"{event.seconds_left or 0:.1f}"}
     noted = Record("draining", f"{node.node} is to go: {event.why}{left}", fields)
-    last = all(n.draining for n in state.nodes.values())  # nobody is left to hand over to: see coordinator.ending
+    last = all(n.draining for n in state.nodes.values())  # nobody is left to hand over to: see culm.coordinator.ending
     if (last and event.told) or (state.plan is not None and state.plan.held_by(node.node)):
         return state, (noted, Persist())
     state, farewell = let_go(state, [node.node])

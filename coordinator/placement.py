@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from coordinator.zones import NO_ZONES, Zones, apart, ring, several
-from pipeline.partition import partition
-from pipeline.plan import StagePlan, Stages, Standby
+from culm.coordinator.zones import NO_ZONES, Zones, apart, ring, several
+from culm.pipeline.partition import partition
+from culm.pipeline.plan import StagePlan, Stages, Standby
 
 
 @lru_cache(maxsize=1 << 14)

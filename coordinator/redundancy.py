@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 
-from coordinator.state import Review, State
-from pipeline.plan import Plan, Redundancy
-from pipeline.times import TimeSplit
+from culm.coordinator.state import Review, State
+from culm.pipeline.plan import Plan, Redundancy
+from culm.pipeline.times import TimeSplit
 
 REVIEW_STEPS = 20  # between two looks
 GRADIENT_BYTES = 4  # of a parameter

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from coordinator.placement import with_standbys
-from coordinator.zones import Zones
-from pipeline.partition import partition
-from pipeline.plan import StagePlan, Stages
+from culm.coordinator.placement import with_standbys
+from culm.coordinator.zones import Zones
+from culm.pipeline.partition import partition
+from culm.pipeline.plan import StagePlan, Stages
 
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 SLOWDOWN = 0.1  # of training while state moves: what the pace of seeding is chosen for

@@ -5,7 +5,7 @@ Both change in jumps: whoever passes over calm steps, as the simulator does, nee
 
 import math
 
-from coordinator.state import State
+from culm.coordinator.state import State
 
 HOUR = 3600.0  # until the next loss, as long as none tells better
 BULK_SECONDS = 1.0  # losses within this of each other are one event: of 167 removals in a day of AWS spot 77 % are such

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from coordinator.agreement import Agreement
-from coordinator.commands import Commit
-from coordinator.failures import Failures
-from coordinator.slowness import Pace
-from pipeline.machine import Machine
-from pipeline.manifest import File
-from pipeline.origin import Origin
-from pipeline.patience import Patience
-from pipeline.plan import Plan
-from pipeline.times import TimeSplit
+from culm.coordinator.agreement import Agreement
+from culm.coordinator.commands import Commit
+from culm.coordinator.failures import Failures
+from culm.coordinator.slowness import Pace
+from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.machine import Machine
+from culm.pipeline.origin import Origin
+from culm.pipeline.patience import Patience
+from culm.pipeline.plan import Plan
+from culm.pipeline.times import TimeSplit
 
 
 class Phase(StrEnum):
@@ -114,7 +114,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Since when the run has been at which step, and what its last steps took. See coordinator.watchdog."""
+    """Since when the run has been at which step, and what its last steps took. See culm.coordinator.watchdog."""
 
     era: int = 0
     step: int = 0

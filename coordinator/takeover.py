@@ -9,15 +9,15 @@ leads anew under a term above them, which the store learns with it.
 
 from dataclasses import replace
 
-from coordinator import agreement
-from coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
-from coordinator.decisions import Decision, commit_record, done, plan_record
-from coordinator.events import Available
-from coordinator.state import Node, Phase, State
-from pipeline.identity import Identity
-from pipeline.origin import Origin
-from pipeline.plan import Plan
-from pipeline.terms import is_believable
+from culm.coordinator import agreement
+from culm.coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
+from culm.coordinator.decisions import Decision, commit_record, done, plan_record
+from culm.coordinator.events import Available
+from culm.coordinator.state import Node, Phase, State
+from culm.pipeline.identity import Identity
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan
+from culm.pipeline.terms import is_believable
 
 
 def recovering(state: State) -> bool:

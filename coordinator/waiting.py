@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from coordinator.commands import Record
-from coordinator.decisions import Decision
-from coordinator.state import State
+from culm.coordinator.commands import Record
+from culm.coordinator.decisions import Decision
+from culm.coordinator.state import State
 
 NODES = "nodes"  # too few to begin
 SILENCE = "silence"  # nobody answers

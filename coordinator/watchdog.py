@@ -7,10 +7,10 @@ lives, beats and does no work; a device that hangs; a defect of ours) shows as s
 from dataclasses import replace
 from statistics import median
 
-from coordinator import commits, takeover
-from coordinator.commands import Record
-from coordinator.decisions import Decision
-from coordinator.state import Phase, State, Watch
+from culm.coordinator import commits, takeover
+from culm.coordinator.commands import Record
+from culm.coordinator.decisions import Decision
+from culm.coordinator.state import Phase, State, Watch
 
 STALLED_STEPS = 10  # usual steps without a commit before a run counts as stalled
 PATIENCE = 3.0  # and so many heartbeat timeouts, since a loss may take one before it is even seen

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from types import MappingProxyType
 
-from pipeline.plan import Stages
+from culm.pipeline.plan import Stages
 
 Zones = Mapping[str, str]  # node -> zone; a node whose zone is empty or missing may be in any
 NO_ZONES: Zones = MappingProxyType({})

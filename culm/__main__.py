@@ -6,10 +6,10 @@ import sys
 from collections.abc import Iterable
 from importlib import import_module
 
-from culm import interrupts
-from culm.flags import Parser
-from pipeline.errors import JobError, Unavailable
-from pipeline.text import closest, told
+from culm.pipeline.errors import JobError, Unavailable
+from culm.pipeline.text import closest, told
+from culm.terminal import interrupts
+from culm.terminal.flags import Parser
 
 MODULES = {
     "run": "run",

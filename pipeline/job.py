@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Self
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.errors import JobError
-from pipeline.patience import SHORTEST, USUAL
-from pipeline.schedule import Schedule
-from pipeline.text import NAME_MEND, closest, is_name, plain, refuse_secrets, shortened, without_secrets
+from culm.pipeline.errors import JobError
+from culm.pipeline.patience import SHORTEST, USUAL
+from culm.pipeline.schedule import Schedule
+from culm.pipeline.text import NAME_MEND, closest, is_name, plain, refuse_secrets, shortened, without_secrets
 
 # Bounds far above what anybody needs, and below what overflows a message or fills a memory.
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]

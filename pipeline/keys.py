@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-from pipeline.plan import Plan
+from culm.pipeline.plan import Plan
 
 
 class Kind(IntEnum):

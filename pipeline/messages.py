@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.identity import Identity
-from pipeline.keys import Key, Kind
-from pipeline.machine import Machine
-from pipeline.origin import Origin
-from pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
-from pipeline.times import TimeSplit
-from protos import coordinator_pb2, tensor_pb2
+from culm.pipeline.identity import Identity
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.machine import Machine
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
+from culm.pipeline.times import TimeSplit
+from culm.protos import coordinator_pb2, tensor_pb2
 
 _KINDS: dict[int, Kind] = {kind: kind for kind in Kind}  # Kind(number) takes many times as long
 

@@ -1,6 +1,6 @@
-"""The parts of what a run's bits depend on, by name; see ``pipeline.identity``. Known without reading any job."""
+"""The parts of what a run's bits depend on, by name; see ``culm.pipeline.identity``. Known without reading any job."""
 
-from pipeline.errors import JobError
+from culm.pipeline.errors import JobError
 
 PARTS = ("model", "data", "train", "code", "versions", "hardware")
 

@@ -9,7 +9,7 @@ import math
 import os
 from dataclasses import dataclass
 
-from pipeline.errors import JobError
+from culm.pipeline.errors import JobError
 
 USUAL = 10.0  # seconds
 VARIABLE = "CULM_PATIENCE"

@@ -7,7 +7,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.origin import Origin
+from culm.pipeline.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _no_members() -> Mapping[str, Member]:
 
 @dataclass(frozen=True, slots=True)
 class Redundancy:
-    """What standbys do before a loss, beyond applying every step: see ResilienceSection in pipeline.job."""
+    """What standbys do before a loss, beyond applying every step: see ResilienceSection in culm.pipeline.job."""
 
     eager: bool = False
     ship_every: int = 0

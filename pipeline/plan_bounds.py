@@ -7,9 +7,9 @@ nobody has told, when only what no run exceeds is refused.
 import math
 from collections.abc import Iterable
 
-from pipeline.terms import TERM_LIMIT
-from pipeline.text import is_name
-from protos import coordinator_pb2 as pb
+from culm.pipeline.terms import TERM_LIMIT
+from culm.pipeline.text import is_name
+from culm.protos import coordinator_pb2 as pb
 
 MOST_LAYERS = 1 << 16
 MOST_MEMBERS = 1 << 16

@@ -1,8 +1,8 @@
 """A plan on the wire as what differs from the one before: of many stages and members a loss changes few."""
 
-from pipeline.messages import members_to_proto, plan_without_holders, stages_to_proto
-from pipeline.plan import Plan
-from protos import coordinator_pb2 as pb
+from culm.pipeline.messages import members_to_proto, plan_without_holders, stages_to_proto
+from culm.pipeline.plan import Plan
+from culm.protos import coordinator_pb2 as pb
 
 
 class OtherPlan(Exception):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pipeline.errors import JobError
+from culm.pipeline.errors import JobError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message

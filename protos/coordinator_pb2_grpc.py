@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import coordinator_pb2 as protos_dot_coordinator__pb2
+from culm.protos import coordinator_pb2 as protos_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__

@@ -1,4 +1,4 @@
-"""Generates the committed stubs from the .proto files: `python -m protos.generate [--check]`.
+"""Generates the committed stubs from the .proto files: `python -m culm.protos.generate [--check]`.
 
 The generator is pinned and lives in a folder of its own. Stubs of a newer grpcio-tools demand the protobuf runtime
 that it was built with, while those of 1.76.0 run on protobuf 6.31 and later; and grpcio-tools in the project's own
@@ -66,7 +66,7 @@ def generate(out: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(home)}
     protoc = [sys.executable, "-m", "grpc_tools.protoc", "-I."]
     plugins = [f"--plugin={name}={home / 'bin' / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")]
-    # Paths relative to the root make the stubs say `from protos import ...`, the name by which they are imported.
+    # Paths relative to the root make the stubs say `from culm.protos import ...`, the name by which they are imported.
     messages = [f"--python_out={out}", f"--mypy_out=quiet:{out}", *(f"{FOLDER}/{source.name}" for source in sources)]
     stubs = [f"--grpc_python_out={out}", f"--mypy_grpc_out=quiet:{out}", *(f"{FOLDER}/{s.name}" for s in services)]
     for outputs in (messages, stubs):
@@ -92,7 +92,7 @@ def differing(fresh: Mapping[str, bytes], committed: Mapping[str, bytes]) -> lis
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m protos.generate", description="Generate the committed stubs.")
+    parser = argparse.ArgumentParser(prog="python -m culm.protos.generate", description="Generate the committed stubs.")
     parser.add_argument("--check", action="store_true", help="only compare; exit 1 when a stub differs")
     check: bool = parser.parse_args(arguments).check
     with tempfile.TemporaryDirectory(prefix="culm-stubs-") as folder:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         differences = differing(fresh, committed)
         if check:
             for line in differences:
-                print(f"{line}: run `python -m protos.generate`", file=sys.stderr)
+                print(f"{line}: run `python -m culm.protos.generate`", file=sys.stderr)
             return 1 if differences else 0
         for name in committed.keys() - fresh.keys():
             (ROOT / FOLDER / name).unlink()

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import stage_pb2 as protos_dot_stage__pb2
+from culm.protos import stage_pb2 as protos_dot_stage__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__

@@ -5,7 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import stage_pb2 as _stage_pb2
+from culm.protos import stage_pb2 as _stage_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

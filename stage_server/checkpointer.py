@@ -5,10 +5,10 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.checkpoint import write_layer
-from pipeline.errors import JobError
-from pipeline.manifest import File, folder_of
-from pipeline.values import Value
+from culm.pipeline.checkpoints.checkpoint import write_layer
+from culm.pipeline.checkpoints.manifest import File, folder_of
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.values import Value
 
 log = logging.getLogger("culm.checkpoint")
 

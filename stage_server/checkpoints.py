@@ -4,17 +4,17 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from pipeline.job import Job
-from pipeline.manifest import File
-from pipeline.origin import Origin
-from pipeline.values import Value
-from protos import coordinator_pb2 as pb
-from stage_server import reports
-from stage_server.checkpointer import Checkpointer, Share
-from stage_server.instructions import Install, RestoreLayers
-from stage_server.restorer import Restorer
-from stage_server.turn import Turn
-from stage_server.worker import Worker
+from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.job import Job
+from culm.pipeline.origin import Origin
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.checkpointer import Checkpointer, Share
+from culm.stage_server.restorer import Restorer
+from culm.stage_server.streams import reports
+from culm.stage_server.turn import Turn
+from culm.stage_server.worker.instructions import Install, RestoreLayers
+from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.checkpoint")
 

@@ -4,15 +4,15 @@ import os
 import signal
 from collections.abc import Iterable
 
-from pipeline.places import Place, parse_place
-from stage_server.instructions import Apply, Load, Run, V, Work
+from culm.pipeline.places import Place, parse_place
+from culm.stage_server.worker.instructions import Apply, Load, Run, V, Work
 
 KILLED = 128 + signal.SIGKILL  # the exit code that shells and container engines give for a killed process
-_exit = os._exit  # the real one: see pipeline.exits
+_exit = os._exit  # the real one: see culm.pipeline.user_code.exits
 
 
 class Faults:
-    """The places where this process is to die. Raises ValueError for what names none: see ``pipeline.places``."""
+    """The places where this process is to die. Raises ValueError for what names none: see ``culm.pipeline.places``."""
 
     def __init__(self, places: Iterable[str] = ()) -> None:
         self._places: dict[int, list[Place]] = {}

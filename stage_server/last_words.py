@@ -1,10 +1,10 @@
 """What a node says when something has raised there: which work it was, and why, in one line."""
 
-from pipeline.errors import JobError
-from pipeline.plan import Plan
-from pipeline.values import Value
-from protos import coordinator_pb2 as pb
-from stage_server.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
+from culm.pipeline.errors import JobError
+from culm.pipeline.plan import Plan
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.worker.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
 
 START = pb.FailedWork(what="start", first_layer=0, end_layer=1)
 

@@ -4,26 +4,34 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from pipeline.job import Job
-from pipeline.keys import ACTIVATION, GRADIENT, Key
-from pipeline.messages import plan_from_proto, times_to_proto
-from pipeline.patience import Patience
-from pipeline.plan import Member, Plan, PlanOrder
-from pipeline.schedule import Instruction
-from pipeline.values import Value
-from protos import coordinator_pb2 as pb
-from protos import stage_pb2
-from stage_server import reports
-from stage_server.activity import Activity
-from stage_server.bell import Bell
-from stage_server.bounds import Run
-from stage_server.checkpoints import Checkpoints
-from stage_server.compute import Compute
-from stage_server.faults import Faults, die
-from stage_server.fetch import Fetcher
-from stage_server.guard import Guard
-from stage_server.incoming import NotHeld
-from stage_server.instructions import (
+from culm.pipeline.job import Job
+from culm.pipeline.keys import ACTIVATION, GRADIENT, Key
+from culm.pipeline.messages import plan_from_proto, times_to_proto
+from culm.pipeline.patience import Patience
+from culm.pipeline.plan import Member, Plan, PlanOrder
+from culm.pipeline.schedule import Instruction
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2
+from culm.stage_server.checkpoints import Checkpoints
+from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.loan import Loan
+from culm.stage_server.faults import Faults, die
+from culm.stage_server.last_words import work_of
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.streams import reports
+from culm.stage_server.streams.bounds import Run
+from culm.stage_server.streams.fetch import Fetcher
+from culm.stage_server.streams.guard import Guard
+from culm.stage_server.streams.incoming import NotHeld
+from culm.stage_server.streams.orders import Orders
+from culm.stage_server.streams.peers import Peers
+from culm.stage_server.streams.receiver import Receiver
+from culm.stage_server.turn import Turn
+from culm.stage_server.watching.activity import Activity
+from culm.stage_server.watching.metrics import Reading
+from culm.stage_server.watching.traffic import Traffic
+from culm.stage_server.worker.instructions import (
     Acknowledge,
     Adopted,
     AnswerHello,
@@ -42,15 +50,7 @@ from stage_server.instructions import (
     Send,
     Work,
 )
-from stage_server.last_words import work_of
-from stage_server.loan import Loan
-from stage_server.metrics import Reading
-from stage_server.orders import Orders
-from stage_server.peers import Peers
-from stage_server.receiver import Receiver
-from stage_server.traffic import Traffic
-from stage_server.turn import Turn
-from stage_server.worker import Worker
+from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.node")
 
@@ -244,7 +244,7 @@ class Node:
         if self._orders is not None:
             self._orders.report(request)
 
-    # ---- what senders ask (stage_server.sender.Source) --------------------------------------------------------------
+    # ---- what senders ask (culm.stage_server.streams.sender.Source) --------------------------------------------------
 
     def greeting(self) -> stage_pb2.Hello:
         with self.changed:
@@ -291,7 +291,7 @@ class Node:
     def went(self, count: int, seconds: float) -> None:
         self._traffic.went(count, seconds)
 
-    # ---- what the receiver brings (stage_server.receiver.Sink) ------------------------------------------------------
+    # ---- what the receiver brings (culm.stage_server.streams.receiver.Sink) ------------------------------------------
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         with self.changed:
@@ -343,7 +343,7 @@ class Node:
                 raise NotHeld(f"{self.worker.node} holds no copy of layer {layer} in era {era}")
             yield layer, version, loan
 
-    # ---- what a fetch brings (stage_server.fetch.Receiver) ----------------------------------------------------------
+    # ---- what a fetch brings (culm.stage_server.streams.fetch.Receiver) ----------------------------------------------
 
     def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
         with self.changed:
@@ -357,7 +357,7 @@ class Node:
             self.worker.fetch_failed(era, peer, layers)
             self.after_event()
 
-    # ---- what the coordinator orders (stage_server.orders.Listener) -------------------------------------------------
+    # ---- what the coordinator orders (culm.stage_server.streams.orders.Listener) -------------------------------------
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None], available: pb.Available) -> None:
         """Announces this node and repeats its facts (rule 6). What it has done so far goes along: the run may be over

@@ -10,14 +10,14 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from pipeline.checkpoint import read_layer
-from pipeline.errors import JobError
-from pipeline.identity import options_changed
-from pipeline.job import Job, parse_job
-from pipeline.manifest import CheckpointCorrupt, Manifest, OriginUnseen, read_origin
-from pipeline.origin import Origin
-from pipeline.values import Value
-from stage_server.optimizer_state import stays
+from culm.pipeline.checkpoints.checkpoint import read_layer
+from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Manifest, OriginUnseen, read_origin
+from culm.pipeline.errors import JobError
+from culm.pipeline.identity import options_changed
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.origin import Origin
+from culm.pipeline.tensors.values import Value
+from culm.stage_server.compute.optimizer_state import stays
 
 log = logging.getLogger("culm.checkpoint")
 

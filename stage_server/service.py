@@ -16,38 +16,38 @@ import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from pipeline.admission import MOST_STREAMS, THREADS, AdmissionInterceptor
-from pipeline.channel import server_options
-from pipeline.devices import device_of
-from pipeline.errors import JobError
-from pipeline.exits import caught
-from pipeline.exposition import Exposition
-from pipeline.identity import difference
-from pipeline.job import parse_job
-from pipeline.messages import identity_into, machine_to_proto
-from pipeline.model import ModelSource
-from pipeline.patience import Patience
-from pipeline.roles import RoleInterceptor
-from pipeline.rpc_metrics import Interceptor, RpcMetrics
-from pipeline.text import as_name, told
-from pipeline.tls import add_port
-from pipeline.unfit import refuse
-from pipeline.values import Value
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
-from protos import stage_pb2
-from stage_server.address import advertised
-from stage_server.allocator import keep_pages
-from stage_server.compute import Compute
-from stage_server.faults import Faults
-from stage_server.guard import run_of
-from stage_server.last_words import START, reason_of
-from stage_server.metrics import NodeCollector
-from stage_server.node import Node
-from stage_server.notices import Notice, NoticeWatcher, make_sources
-from stage_server.orders import Orders
-from stage_server.settings import StageSettings
-from stage_server.worker import Worker
+from culm.pipeline.errors import JobError
+from culm.pipeline.identity import difference
+from culm.pipeline.job import parse_job
+from culm.pipeline.messages import identity_into, machine_to_proto
+from culm.pipeline.patience import Patience
+from culm.pipeline.rpc.admission import MOST_STREAMS, THREADS, AdmissionInterceptor
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.rpc.exposition import Exposition
+from culm.pipeline.rpc.roles import RoleInterceptor
+from culm.pipeline.rpc.rpc_metrics import Interceptor, RpcMetrics
+from culm.pipeline.rpc.tls import add_port
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.text import as_name, told
+from culm.pipeline.user_code.devices import device_of
+from culm.pipeline.user_code.exits import caught
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2
+from culm.stage_server.address import advertised
+from culm.stage_server.compute.allocator import keep_pages
+from culm.stage_server.compute.compute import Compute
+from culm.stage_server.faults import Faults
+from culm.stage_server.last_words import START, reason_of
+from culm.stage_server.node import Node
+from culm.stage_server.notices import Notice, NoticeWatcher, make_sources
+from culm.stage_server.settings import StageSettings
+from culm.stage_server.streams.guard import run_of
+from culm.stage_server.streams.orders import Orders
+from culm.stage_server.streams.unfit import refuse
+from culm.stage_server.watching.metrics import NodeCollector
+from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.stage")
 
@@ -273,7 +273,7 @@ class StageServer:
     def _hopeless(self, why: str) -> None:
         self._end(2, why)
 
-    # ---- stage_server.orders.Listener -------------------------------------------------------------------------------
+    # ---- culm.stage_server.streams.orders.Listener -------------------------------------------------------------------
 
     def join(self) -> pb.Join:
         return pb.Join(

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from pipeline.machine import Machine
-from pipeline.patience import USUAL
+from culm.pipeline.machine import Machine
+from culm.pipeline.patience import USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,5 +23,5 @@ class StageSettings:
     patience: float = USUAL  # until the coordinator has told the run's
     reflection: bool = False
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
-    notices: str = "auto"  # where preemption notices come from: see stage_server.notices.make_sources
+    notices: str = "auto"  # where preemption notices come from: see culm.stage_server.notices.make_sources
     drain_seconds: float = 25.0  # how long SIGTERM leaves for handing over; Kubernetes kills after 30

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from protos import coordinator_pb2 as pb
+from culm.protos import coordinator_pb2 as pb
 
 Call = grpc.aio.StreamStreamCall[pb.AttendRequest, pb.AttendResponse]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import streamlit as st
 
-from ui.recorded import DEMO, Recorded
-from ui.screens import cost, events, nodes, overview, preemptions, topology
-from ui.source import Live, Source
-from ui.words import literal
+from culm.ui.recorded import DEMO, Recorded
+from culm.ui.screens import cost, events, nodes, overview, preemptions, topology
+from culm.ui.source import Live, Source
+from culm.ui.words import literal
 
 PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
     "Overview": (overview.show, ":material/speed:"),

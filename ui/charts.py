@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from pipeline.ledger import USES
-from protos import coordinator_pb2 as pb
-from ui.history import History, Preemption
-from ui.words import clock, money
+from culm.pipeline.money.ledger import USES
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.history import History, Preemption
+from culm.ui.words import clock, money
 
 Spec = dict[str, Any]
 POINTS = 500  # of the loss curve at most

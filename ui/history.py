@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline.ledger import ENDS
-from pipeline.plan import stages_from_lists
-from protos import coordinator_pb2 as pb
+from culm.pipeline.money.ledger import ENDS
+from culm.pipeline.plan import stages_from_lists
+from culm.protos import coordinator_pb2 as pb
 
 ROUTINE = ("commit", "usage")  # too many to list
 

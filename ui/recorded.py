@@ -9,13 +9,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from pipeline.eventlog import Reader, events_of_lines
-from pipeline.ledger import ENDS, USES, Ledger
-from pipeline.messages import stages_to_proto
-from pipeline.plan import stages_from_lists
-from protos import coordinator_pb2 as pb
-from ui.history import History
-from ui.source import Look
+from culm.pipeline.messages import stages_to_proto
+from culm.pipeline.money.eventlog import Reader, events_of_lines
+from culm.pipeline.money.ledger import ENDS, USES, Ledger
+from culm.pipeline.plan import stages_from_lists
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.history import History
+from culm.ui.source import Look
 
 DEMO = Path(__file__).with_name("demo.jsonl.gz")
 PAUSE = 10.0  # seconds that the end stays before it starts again

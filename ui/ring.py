@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from html import escape
 from itertools import pairwise
 
-from protos import coordinator_pb2 as pb
+from culm.protos import coordinator_pb2 as pb
 
 WIDTH, HEIGHT = 860, 560
 CENTRE = (WIDTH / 2, HEIGHT / 2 - 10)

@@ -7,13 +7,13 @@ from typing import Protocol
 
 import grpc
 
-from pipeline.channel import details
-from pipeline.eventlog import Reader
-from pipeline.text import cleaned
-from pipeline.tls import open_channel
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
-from ui.history import History
+from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.rpc.channel import details
+from culm.pipeline.rpc.tls import open_channel
+from culm.pipeline.text import cleaned
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.ui.history import History
 
 PATIENCE = 2.0  # seconds that a coordinator has to answer
 FRESH = 0.4  # seconds for which what was seen serves the next who looks

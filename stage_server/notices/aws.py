@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Iterator
 
-from pipeline.machine import Machine
-from stage_server.notices.metadata import Answer, MetadataService, expect, json_object
-from stage_server.notices.notice import Notice, unix_seconds
-from stage_server.notices.polled import NoAnswer
+from culm.pipeline.machine import Machine
+from culm.stage_server.notices.metadata import Answer, MetadataService, expect, json_object
+from culm.stage_server.notices.notice import Notice, unix_seconds
+from culm.stage_server.notices.polled import NoAnswer
 
 INTERVAL = 5.0  # seconds, as AWS recommends; the warning comes two minutes ahead
 TOKEN_SECONDS = 21600  # how long a token serves: six hours, the longest that is granted

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
-from pipeline.machine import Machine
-from stage_server.notices.metadata import MetadataService, expect, json_object
-from stage_server.notices.notice import Notice
-from stage_server.notices.polled import NoAnswer
+from culm.pipeline.machine import Machine
+from culm.stage_server.notices.metadata import MetadataService, expect, json_object
+from culm.stage_server.notices.notice import Notice
+from culm.stage_server.notices.polled import NoAnswer
 
 INTERVAL = 1.0  # seconds; an eviction is announced 30 s ahead at least
 ENABLING = 120.0  # seconds that the first request may take: it switches scheduled events on for the VM

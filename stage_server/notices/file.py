@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stage_server.notices.notice import Notice, unix_seconds
-from stage_server.notices.polled import NoAnswer
+from culm.stage_server.notices.notice import Notice, unix_seconds
+from culm.stage_server.notices.polled import NoAnswer
 
 INTERVAL = 0.5  # seconds
 LARGEST = 1024  # bytes of the file that are read

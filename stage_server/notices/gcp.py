@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterator
 from urllib.parse import urlencode
 
-from pipeline.machine import Machine
-from stage_server.notices.metadata import MetadataService, expect
-from stage_server.notices.notice import Notice
-from stage_server.notices.polled import NoAnswer
+from culm.pipeline.machine import Machine
+from culm.stage_server.notices.metadata import MetadataService, expect
+from culm.stage_server.notices.notice import Notice
+from culm.stage_server.notices.polled import NoAnswer
 
 INTERVAL = 1.0  # seconds between requests, each of which hangs until something changes
 HANG = 60  # seconds for which the server is asked to hold a request open

@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from stage_server.notices.polled import NoAnswer
+from culm.stage_server.notices.polled import NoAnswer
 
 TIMEOUT = 1.0  # seconds to connect and to be answered: the service is one hop away
 SLICE = 0.1  # seconds between looks at ``stop`` while an answer is awaited

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from stage_server.notices.notice import Notice
+from culm.stage_server.notices.notice import Notice
 
 log = logging.getLogger("culm.notices")
 

@@ -4,10 +4,10 @@ import logging
 import os
 from pathlib import Path
 
-from stage_server.notices import aws, azure, file, gcp
-from stage_server.notices.metadata import TIMEOUT, MetadataService
-from stage_server.notices.notice import NoticeSource
-from stage_server.notices.polled import PolledSource
+from culm.stage_server.notices import aws, azure, file, gcp
+from culm.stage_server.notices.metadata import TIMEOUT, MetadataService
+from culm.stage_server.notices.notice import NoticeSource
+from culm.stage_server.notices.polled import PolledSource
 
 log = logging.getLogger("culm.notices")
 

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from stage_server.notices.notice import Notice, NoticeSource
+from culm.stage_server.notices.notice import Notice, NoticeSource
 
 CLOSING = 2.0  # seconds for a thread that is just connecting
 

@@ -4,13 +4,13 @@ import logging
 import threading
 from collections.abc import Callable
 
-from pipeline.machine import Machine
-from stage_server.notices.aws import Aws
-from stage_server.notices.azure import Azure
-from stage_server.notices.gcp import Gcp
-from stage_server.notices.metadata import TIMEOUT, MetadataService
-from stage_server.notices.polled import NoAnswer
-from stage_server.notices.sources import CLOUDS, aws_is_off, service_of
+from culm.pipeline.machine import Machine
+from culm.stage_server.notices.aws import Aws
+from culm.stage_server.notices.azure import Azure
+from culm.stage_server.notices.gcp import Gcp
+from culm.stage_server.notices.metadata import TIMEOUT, MetadataService
+from culm.stage_server.notices.polled import NoAnswer
+from culm.stage_server.notices.sources import CLOUDS, aws_is_off, service_of
 
 log = logging.getLogger("culm.notices")
 

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.plain_loop import run_plain
-from culm.ports import free_port, is_free
-from culm.training import train
-from pipeline.job import load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.ports import free_port, is_free
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 
 playwright = pytest.importorskip("playwright.sync_api", reason="make browser installs it")
 

@@ -17,7 +17,7 @@ SAVED_WEIGHTS = """
 culm checkpoint export file:///checkpoints --step $1 --out /tmp/model.safetensors >&2
 python3 -c '
 from safetensors.torch import load_file
-from pipeline.digest import weights_sha256
+from culm.pipeline.checkpoints.digest import weights_sha256
 layers = {}
 for key, tensor in load_file("/tmp/model.safetensors").items():
     index, _, name = key.partition(".")
@@ -114,7 +114,7 @@ class Project:
 
     def plain_weights(self, job: str, changes: Sequence[str]) -> str:
         """Of a plain loop in the same image: also the text that an example learns is that image's own."""
-        code = "from culm.plain_loop import run_plain as p; from pipeline.job import load_job as l; "
+        code = "from culm.oracle.plain_loop import run_plain as p; from culm.pipeline.job import load_job as l; "
         code += f"print(p(l({job!r}, {list(changes)!r})).sha256)"
         return self._run("--entrypoint", "python3", "stage", "-c", code)
 

@@ -72,7 +72,7 @@ def test_a_node_that_dies_comes_back_by_itself_and_nobody_sees_more_than_it_must
     """As the page's button has it: the node kills its own process. It would survive that as PID 1."""
     told = cluster.until(lambda s: s["step"] >= 2 and s["exposure"] == SAFE)
     preempted = next(n for n in told["nodes"] if n["stages"])
-    code = f"from ui.source import Live; print(Live('coordinator:7070').kill({preempted['id']!r}))"
+    code = f"from culm.ui.source import Live; print(Live('coordinator:7070').kill({preempted['id']!r}))"
     assert "is preempted" in cluster.compose("exec", "-T", "ui", "python3", "-c", code)
     cluster.until(lambda s: [e["kind"] for e in cluster.events()].count("lost") == 1)
     cluster.until(lambda s: len([n for n in s["nodes"] if n["state"] in ("active", "spare")]) == 5)

@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from culm.cluster import LocalCluster
-from culm.outcome import Outcome
-from culm.training import Disturber, train
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import Outcome
+from culm.local.training import Disturber, train
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from examples import digits_mlp
-from pipeline.job import Job, load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
 
 
 def _break(thread: str, flag: str) -> None:
     """Has what runs on a thread of this node raise once the flag is there."""
-    from stage_server.node import Node
-    from stage_server.worker import Worker
+    from culm.stage_server.node import Node
+    from culm.stage_server.worker.worker import Worker
 
     whose, name = {
         "orders": (Node, "order"),

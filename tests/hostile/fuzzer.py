@@ -13,9 +13,9 @@ import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
-from protos import stage_pb2, tensor_pb2
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2, tensor_pb2
 
 PATIENCE = 20.0  # seconds that a stream may take; it ends by what is wrong with it, or by its end
 MOST_IN_A_STREAM = 12

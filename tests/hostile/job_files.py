@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pipeline.job import Job, parse_job
+from culm.pipeline.job import Job, parse_job
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from examples.digits_mlp import dataset
+from culm.examples.digits_mlp import dataset
 
 __all__ = ["dataset", "layers"]
 

@@ -7,16 +7,16 @@ import grpc
 import pytest
 from redis import Redis
 
-from coordinator.leader import Leader
-from coordinator.redis_store import RedisStore
-from coordinator.service import Service, _lead
-from coordinator.settings import CoordinatorSettings
-from culm.redis_server import EmbeddedRedis
-from pipeline.job import load_job
-from pipeline.terms import LEAP
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
+from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.redis_store import RedisStore
+from culm.coordinator.edges.service import Service, _lead
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.local.redis_server import EmbeddedRedis
+from culm.pipeline.job import load_job
+from culm.pipeline.terms import LEAP
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
 from tests.fake_node import FakeNode
 
 JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml", ["pipeline.stages=2"])

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from culm.__main__ import MODULES, all_parsers, make_parser
-from culm.flags import DEFAULT_COORDINATOR
+from culm.terminal.flags import DEFAULT_COORDINATOR
 from tests.hostile.commands import ROOT, in_process
 from tests.hostile.test_bad_jobs import job_with
 

@@ -316,8 +316,8 @@ def test_a_module_that_cannot_be_imported_gets_one_line(name: str, tmp_path: Pat
 
 
 def test_the_valid_job_is_one() -> None:
-    from pipeline.check import check_job
-    from pipeline.job import parse_job
+    from culm.pipeline.job import parse_job
+    from culm.pipeline.user_code.check import check_job
 
     check_job(parse_job(tomli_w.dumps(job_with({}))))
     assert len(CASES) + len(TEXTS) + len(MODULES) >= 130

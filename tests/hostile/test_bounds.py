@@ -8,26 +8,26 @@ import pytest
 import torch
 from torch import nn
 
-from coordinator import bounds as coordinator_bounds
-from coordinator.effects import event_of
-from coordinator.events import Available, Joined
-from coordinator.machine import advance, begin
-from coordinator.state import Settings, State
-from pipeline.keys import Key, Kind
-from pipeline.layer_shapes import LayerShapes
-from pipeline.messages import plan_to_proto
-from pipeline.origin import Origin
-from pipeline.plan import Member, Plan, StagePlan, Standby
-from pipeline.plan_bounds import plan_problem
-from pipeline.tensor_bounds import MOST_BYTES
-from pipeline.tensor_bounds import problem as header_problem
-from pipeline.values import Value
-from pipeline.wire import Assembler, header_of
-from protos import coordinator_pb2 as pb
-from protos import stage_pb2, tensor_pb2
-from stage_server import bounds
-from stage_server.bounds import Run, Standing
-from stage_server.slots import Slots
+from culm.coordinator import bounds as coordinator_bounds
+from culm.coordinator.decide import advance, begin
+from culm.coordinator.edges.effects import event_of
+from culm.coordinator.events import Available, Joined
+from culm.coordinator.state import Settings, State
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.messages import plan_to_proto
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Member, Plan, StagePlan, Standby
+from culm.pipeline.plan_bounds import plan_problem
+from culm.pipeline.tensors.tensor_bounds import MOST_BYTES
+from culm.pipeline.tensors.tensor_bounds import problem as header_problem
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import Assembler, header_of
+from culm.pipeline.user_code.layer_shapes import LayerShapes
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.one_machine.slots import Slots
+from culm.stage_server.streams import bounds
+from culm.stage_server.streams.bounds import Run, Standing
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))

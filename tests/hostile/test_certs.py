@@ -11,12 +11,12 @@ import grpc
 import pytest
 from cryptography import x509
 
-from culm.certs import INITIAL, issue, make_authority
-from pipeline.channel import details
-from pipeline.errors import JobError
-from pipeline.roles import Identity, identity_in
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.commands.certs import INITIAL, issue, make_authority
+from culm.pipeline.errors import JobError
+from culm.pipeline.rpc.channel import details
+from culm.pipeline.rpc.roles import Identity, identity_in
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0

@@ -15,12 +15,12 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from culm.certs import INITIAL, issue, make_authority
-from culm.client import connect
-from culm.ports import free_port
-from culm.redis_binary import find_redis_server
-from culm.redis_server import EmbeddedRedis
-from protos import coordinator_pb2 as pb
+from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.ports import free_port
+from culm.local.redis_binary import find_redis_server
+from culm.local.redis_server import EmbeddedRedis
+from culm.protos import coordinator_pb2 as pb
+from culm.terminal.client import connect
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

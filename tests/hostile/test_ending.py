@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from culm.client import connect
-from culm.cluster import LocalCluster
-from culm.outcome import Outcome
-from culm.plain_loop import PlainResult, run_plain
-from culm.processes import Child
-from culm.training import train
-from pipeline.job import Job, load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import Outcome
+from culm.local.processes import Child
+from culm.local.training import train
+from culm.oracle.plain_loop import PlainResult, run_plain
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
 from tests.hostile.commands import ROOT, environment, in_process
 
 EXAMPLE = ROOT / "examples" / "digits_mlp.toml"

@@ -9,12 +9,13 @@ import pytest
 import tomli_w
 import torch
 
-from culm import clusters
-from culm.cluster import LocalCluster
-from pipeline import private, storage
-from pipeline.checkpoint import export
-from pipeline.digest import save_weights
-from pipeline.job import parse_job
+from culm.local import clusters
+from culm.local.cluster import LocalCluster
+from culm.pipeline import private
+from culm.pipeline.checkpoints import storage
+from culm.pipeline.checkpoints.checkpoint import export
+from culm.pipeline.checkpoints.digest import save_weights
+from culm.pipeline.job import parse_job
 from tests.hostile.test_bad_jobs import job_with
 
 
@@ -60,7 +61,7 @@ def test_weights_that_cannot_be_written_leave_what_was_there(tmp_path: Path) -> 
 
 
 def test_an_export_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    from pipeline.manifest import CheckpointCorrupt
+    from culm.pipeline.checkpoints.manifest import CheckpointCorrupt
 
     out = tmp_path / "model.safetensors"
     out.write_text("of last week")

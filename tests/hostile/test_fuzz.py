@@ -9,13 +9,13 @@ import grpc
 import psutil
 import pytest
 
-from culm.certs import INITIAL, issue, make_authority
-from culm.cluster import LocalCluster
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import Job, load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from tests.hostile.fuzzer import Fuzzer
 from tests.hostile.paced import HOLD
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from culm.client import connect
-from culm.cluster import LocalCluster
-from pipeline.job import Job
-from pipeline.model import ModelSource
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.model import ModelSource
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
 from tests.hostile.job_files import ENVIRONMENT, ROOT, make_job
 
 USUAL = torch.backends.cpu.get_cpu_capability()
@@ -130,7 +130,7 @@ def test_the_identity_changes_with_every_file_that_arguments_name(tmp_path: Path
 
 
 def test_a_large_file_is_hashed_in_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipeline import fingerprint
+    from culm.pipeline.user_code import fingerprint
 
     monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 1000)
     monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 10)

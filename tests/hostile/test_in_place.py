@@ -8,15 +8,15 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from culm.plain_loop import run_plain
-from pipeline.check import check_job
-from pipeline.data import Microbatches
-from pipeline.digest import weights_sha256
-from pipeline.errors import JobError
-from pipeline.job import Job, parse_job
-from pipeline.model import ModelSource
-from stage_server.layer import HeldLayer
-from stage_server.stage import Stage
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.digest import weights_sha256
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.stage import Stage
 
 JOB = """
 [job]

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from coordinator.commands import Commit
-from coordinator.decisions import commit_record
-from coordinator.event_log import EventLog
-from coordinator.redis_store import RedisStore
-from culm.redis_server import EmbeddedRedis
+from culm.coordinator.commands import Commit
+from culm.coordinator.decisions import commit_record
+from culm.coordinator.edges.event_log import EventLog
+from culm.coordinator.edges.redis_store import RedisStore
+from culm.local.redis_server import EmbeddedRedis
 
 STEPS, LOST_EVERY = 20_000, 100
 PLAN = {"steps": "20000", "stage_count": "2", "stages": "[]", "samples_per_step": "8", "tokens_per_step": "0"}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from culm.__main__ import main
-from pipeline.checkpoint import read_layer, write_layer
-from pipeline.manifest import (
+from culm.pipeline.checkpoints.checkpoint import read_layer, write_layer
+from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
     File,
@@ -23,7 +23,7 @@ from pipeline.manifest import (
     newest_whole,
     write_manifest,
 )
-from pipeline.values import Value
+from culm.pipeline.tensors.values import Value
 
 Content = dict[str, Any]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.check import check_job
-from pipeline.data import Microbatches
-from pipeline.errors import JobError
-from pipeline.model import ModelSource
-from stage_server.layer import HeldLayer
-from stage_server.stage import Stage
+from culm.pipeline.errors import JobError
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.stage import Stage
 from tests.hostile.job_files import ENVIRONMENT, job_text, make_job
 
 

@@ -9,17 +9,17 @@ import grpc
 import pytest
 from rich.console import Console
 
-from coordinator.effects import event_of
-from coordinator.store import MemoryStore
-from culm.cost import _table
-from culm.outcome import Outcome
-from culm.progress import Screen, losses_table, nodes_table
-from culm.status import exposure_lines
-from pipeline.errors import JobError
-from pipeline.eventlog import event_to_line, events_of_lines
-from pipeline.text import LONGEST_TEXT, as_name, check_name, cleaned, closest, is_name, plain, told
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
+from culm.commands.cost import _table
+from culm.commands.status import exposure_lines
+from culm.coordinator.edges.effects import event_of
+from culm.coordinator.edges.store import MemoryStore
+from culm.local.outcome import Outcome
+from culm.pipeline.errors import JobError
+from culm.pipeline.money.eventlog import event_to_line, events_of_lines
+from culm.pipeline.text import LONGEST_TEXT, as_name, check_name, cleaned, closest, is_name, plain, told
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.terminal.progress import Screen, losses_table, nodes_table
 from tests.fake_node import FakeNode
 from tests.hostile.commands import in_process
 from tests.integration.test_coordinator_service import Cluster, run
@@ -195,7 +195,7 @@ def test_a_recorded_log_is_read_plain(tmp_path: Path) -> None:
 
 def test_the_dashboard_shows_markdown_as_it_is(tmp_path: Path) -> None:
     """No link, no picture, no formula comes of a node's words."""
-    from ui.words import literal
+    from culm.ui.words import literal
 
     events = a_run_with_a_loss()
     waiting = events[-1]

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.outcome import Outcome, RunFailed
-from culm.plain_loop import PlainResult, Stopped, run_plain
-from culm.training import train
-from pipeline.job import Job
-from protos import coordinator_pb2 as pb
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import Outcome, RunFailed
+from culm.local.training import train
+from culm.oracle.plain_loop import PlainResult, Stopped, run_plain
+from culm.pipeline.job import Job
+from culm.protos import coordinator_pb2 as pb
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 # A NaN in a sample: the loss is NaN. An infinite gradient behind a finite loss.

@@ -14,9 +14,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from culm.certs import issue, make_authority
-from pipeline.probe import find_obstacle
-from pipeline.tls import VARIABLE, add_port
+from culm.commands.certs import issue, make_authority
+from culm.pipeline.rpc.probe import find_obstacle
+from culm.pipeline.rpc.tls import VARIABLE, add_port
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 0.5  # long enough on loopback for what answers; what does not answer takes all of it
@@ -179,7 +179,9 @@ def test_dropped_packets_are_not_reported_as_a_fault_of_tls(blackhole: list[str]
 
 
 def test_a_route_that_leads_nowhere(blackhole: list[str]) -> None:
-    code = "from pipeline.probe import find_obstacle; print(find_obstacle('10.8.8.8:7070', 'coordinator', None))"
+    code = (
+        "from culm.pipeline.rpc.probe import find_obstacle; print(find_obstacle('10.8.8.8:7070', 'coordinator', None))"
+    )
     done = subprocess.run(
         [*blackhole, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.outcome import RunFailed
-from culm.plain_loop import run_plain
+from culm.local.outcome import RunFailed
+from culm.oracle.plain_loop import run_plain
 from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
 
 

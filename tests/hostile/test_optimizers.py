@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.plain_loop import run_plain
-from culm.run import try_out
-from culm.training import train
-from pipeline.errors import JobError
+from culm.commands.run import try_out
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
 from tests.hostile.job_files import ROOT, make_job
 
 REFUSED = {

@@ -10,24 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from coordinator import events as ev
-from coordinator.archive import look
-from coordinator.commands import Publish
-from coordinator.machine import advance, begin, validate
-from coordinator.persistence import from_document, to_document
-from coordinator.state import Phase, Settings, State
-from culm.cluster import LocalCluster
-from culm.outcome import RunFailed
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.checkpoint import read_layer, write_layer
-from pipeline.job import load_job
-from pipeline.manifest import Manifest, complete, find_checkpoints, folder_of, write_manifest
-from pipeline.origin import Origin
-from pipeline.values import Value
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
-from stage_server.restorer import Restorer
+from culm.coordinator import events as ev
+from culm.coordinator.commands import Publish
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.edges.archive import look
+from culm.coordinator.edges.persistence import from_document, to_document
+from culm.coordinator.state import Phase, Settings, State
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import RunFailed
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.checkpoint import read_layer, write_layer
+from culm.pipeline.checkpoints.manifest import Manifest, complete, find_checkpoints, folder_of, write_manifest
+from culm.pipeline.job import load_job
+from culm.pipeline.origin import Origin
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.stage_server.restorer import Restorer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COSTS = (1.0, 1.0)

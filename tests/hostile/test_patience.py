@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.settings import CoordinatorSettings
-from culm.plain_loop import run_plain
-from pipeline.channel import channel_options, server_options
-from pipeline.errors import JobError
-from pipeline.patience import Patience, checked, from_environment
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
+from culm.pipeline.patience import Patience, checked, from_environment
+from culm.pipeline.rpc.channel import channel_options, server_options
 from tests.hostile.bad_nodes import WHERE, Later, Seen, bad_job, run
 
 

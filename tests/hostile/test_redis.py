@@ -14,10 +14,10 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from culm.certs import issue, make_authority
-from culm.ports import free_port
-from culm.redis_binary import Found, RedisUnavailable, candidates, choose
-from culm.redis_server import DISABLED, EmbeddedRedis
+from culm.commands.certs import issue, make_authority
+from culm.local.ports import free_port
+from culm.local.redis_binary import Found, RedisUnavailable, candidates, choose
+from culm.local.redis_server import DISABLED, EmbeddedRedis
 
 PATIENCE = 60.0
 
@@ -134,7 +134,7 @@ def with_tls(tmp_path: Path) -> Iterator[tuple[int, Path]]:
 
 STORE = """
 import asyncio, sys
-from coordinator.redis_store import RedisStore
+from culm.coordinator.edges.redis_store import RedisStore
 
 async def main() -> None:
     store = RedisStore(sys.argv[1], "r", "a", 3.0)

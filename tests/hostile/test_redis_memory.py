@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from coordinator.redis_store import RedisStore
-from culm.cluster import LocalCluster
-from culm.plain_loop import run_plain
-from culm.redis_server import EmbeddedRedis
-from culm.training import train
-from pipeline.job import load_job
-from pipeline.terms import TERM_LIMIT
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.coordinator.edges.redis_store import RedisStore
+from culm.local.cluster import LocalCluster
+from culm.local.redis_server import EmbeddedRedis
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
+from culm.pipeline.terms import TERM_LIMIT
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 240

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from culm.cluster import LocalCluster
-from culm.outcome import Outcome
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.clip import clip_scale
-from pipeline.data import Microbatches
-from pipeline.digest import weights_sha256
-from pipeline.identity import identity_from, identity_to
-from pipeline.job import Job
-from pipeline.manifest import find_checkpoints, read_manifest, write_manifest
-from pipeline.model import ModelSource
-from pipeline.parts import parse_allowed
-from pipeline.streams import seed_all, stream_seed
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import Outcome
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.digest import weights_sha256
+from culm.pipeline.checkpoints.manifest import find_checkpoints, read_manifest, write_manifest
+from culm.pipeline.clip import clip_scale
+from culm.pipeline.identity import identity_from, identity_to
+from culm.pipeline.job import Job
+from culm.pipeline.parts import parse_allowed
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.streams import seed_all, stream_seed
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 STEPS = 4  # of the run that writes the checkpoint

@@ -9,11 +9,11 @@ import psutil
 import pytest
 import tomli_w
 
-from culm.serve import _Plain
-from pipeline import storage
-from pipeline.errors import JobError
-from pipeline.job import Job, job_to_toml, parse_job
-from pipeline.text import refuse_secrets, shown_url, told, without_secrets
+from culm.commands.serve import _Plain
+from culm.pipeline.checkpoints import storage
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, job_to_toml, parse_job
+from culm.pipeline.text import refuse_secrets, shown_url, told, without_secrets
 from tests.hostile.commands import environment, in_process
 from tests.hostile.test_bad_jobs import job_with
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.training import train
-from pipeline.errors import JobError
-from pipeline.job import Job, load_job
-from pipeline.storage import probe
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
-from stage_server.checkpointer import Checkpointer, Share
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.pipeline.checkpoints.storage import probe
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.stage_server.checkpointer import Checkpointer, Share
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -13,24 +13,24 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from coordinator.events import Joined, Left
-from coordinator.joining import MOST_JOINING, Joining
-from coordinator.leader import MOST_ORDERS, Leader, OrderStream
-from coordinator.machine import advance, begin
-from coordinator.service import Service
-from coordinator.settings import CoordinatorSettings
-from coordinator.store import MemoryStore
-from pipeline.admission import OTHERS, THREADS, Admission, AdmissionInterceptor, AioAdmissionInterceptor
-from pipeline.channel import server_options
-from pipeline.exposition import AT_ONCE, Exposition
-from pipeline.job import load_job
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
-from protos import stage_pb2
-from protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
-from stage_server.bell import Bell
-from stage_server.plane import deliver, encode
-from stage_server.receiver import Receiver
+from culm.coordinator.decide import advance, begin
+from culm.coordinator.edges.joining import MOST_JOINING, Joining
+from culm.coordinator.edges.leader import MOST_ORDERS, Leader, OrderStream
+from culm.coordinator.edges.service import Service
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.store import MemoryStore
+from culm.coordinator.events import Joined, Left
+from culm.pipeline.job import load_job
+from culm.pipeline.rpc.admission import OTHERS, THREADS, Admission, AdmissionInterceptor, AioAdmissionInterceptor
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.rpc.exposition import AT_ONCE, Exposition
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.streams.plane import deliver, encode
+from culm.stage_server.streams.receiver import Receiver
 from tests.integration.test_receiver import Taker
 
 JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml", ["pipeline.stages=2"])
@@ -158,7 +158,7 @@ def test_idle_connections_hold_up_no_scrape(exposition: Exposition, monkeypatch:
 
 
 def test_a_caller_who_says_a_word_now_and_then_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.exposition.SECONDS", 0.2)
+    monkeypatch.setattr("culm.pipeline.rpc.exposition.SECONDS", 0.2)
     exposition = Exposition("0")
     host, _, port = exposition.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=DEADLINE_SECONDS) as slow:

@@ -11,14 +11,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.outcome import RunFailed
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.channel import details
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
-from stage_server.turn import Turn
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import RunFailed
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.rpc.channel import details
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.stage_server.turn import Turn
 from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
 
 

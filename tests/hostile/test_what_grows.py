@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from coordinator import redis_store
-from coordinator.billing import Billing
-from coordinator.machine import begin
-from coordinator.redis_store import RedisStore
-from coordinator.state import Node, Phase, Settings
-from culm.redis_server import EmbeddedRedis
-from pipeline.ledger import Ledger
-from pipeline.times import TimeSplit
+from culm.coordinator.decide import begin
+from culm.coordinator.edges import redis_store
+from culm.coordinator.edges.billing import Billing
+from culm.coordinator.edges.redis_store import RedisStore
+from culm.coordinator.state import Node, Phase, Settings
+from culm.local.redis_server import EmbeddedRedis
+from culm.pipeline.money.ledger import Ledger
+from culm.pipeline.times import TimeSplit
 
 
 def test_a_run_that_is_done_logs_no_usage() -> None:

@@ -49,7 +49,7 @@ def the_one_line(done: subprocess.CompletedProcess[str]) -> str:
 def test_run_prints_its_result_as_json_and_writes_the_weights(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
-    from pipeline.digest import weights_sha256
+    from culm.pipeline.checkpoints.digest import weights_sha256
 
     done = culm("run", DIGITS, "--set", "job.steps=5", "--json", "--out", "w.safetensors", folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -68,7 +68,7 @@ def test_run_prints_its_result_as_json_and_writes_the_weights(tmp_path: Path) ->
     [
         (["job.stepz=1"], "did you mean steps?"),
         (["job.steps=some"], "job.steps"),
-        (["model.layers=examples.digits_mlp:nothing"], "has no 'nothing'"),
+        (["model.layers=culm.examples.digits_mlp:nothing"], "has no 'nothing'"),
         (["model.layers=nowhere_at_all:layers"], "cannot be imported"),
         (["pipeline.stages=40"], "set it to"),
         (["model.layers=tests.integration.bad_models:tuples"], "returned a tuple"),

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from redis import Redis
 
-from culm.redis_server import EmbeddedRedis
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.redis_server import EmbeddedRedis
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from tests.fake_node import FakeNode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,9 +22,9 @@ EXAMPLE = ROOT / "examples" / "digits_mlp.toml"
 DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
 SERVE = """
 import logging, os, sys
-from coordinator.service import main
-from coordinator.settings import CoordinatorSettings
-from pipeline.job import load_job
+from culm.coordinator.edges.service import main
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.pipeline.job import load_job
 logging.basicConfig(level="INFO", stream=sys.stderr)
 job, listen, redis_url = sys.argv[1:]
 sys.exit(main(CoordinatorSettings(load_job(job), listen, redis_url, name=str(os.getpid()))))

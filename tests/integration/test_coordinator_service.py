@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from coordinator import service
-from coordinator.leader import Leader
-from coordinator.service import Service, _lead
-from coordinator.settings import CoordinatorSettings
-from coordinator.state import Phase
-from coordinator.store import MemoryStore
-from pipeline.channel import channel_options, server_options
-from pipeline.job import load_job, parse_job
-from pipeline.messages import plan_to_proto
-from pipeline.version import PROTOCOL_VERSION
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
+from culm.coordinator.edges import service
+from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.service import Service, _lead
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.store import MemoryStore
+from culm.coordinator.state import Phase
+from culm.pipeline.job import load_job, parse_job
+from culm.pipeline.messages import plan_to_proto
+from culm.pipeline.rpc.channel import channel_options, server_options
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
 from tests.fake_node import FakeNode
 
 if TYPE_CHECKING:
-    from protos.coordinator_pb2_grpc import CoordinatorAsyncStub  # in the stubs' types only
+    from culm.protos.coordinator_pb2_grpc import CoordinatorAsyncStub  # in the stubs' types only
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = load_job(ROOT / "examples" / "digits_mlp.toml", ["pipeline.stages=2", "job.steps=2"])

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.devices import device_of
-from pipeline.errors import JobError
-from pipeline.job import load_job
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import load_job
+from culm.pipeline.user_code.devices import device_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

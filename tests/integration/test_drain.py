@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from culm.client import connect
-from culm.cluster import LocalCluster
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
 from tests.metadata_server import MetadataServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.paced import job_file
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.plain_loop import PlainResult, run_plain
-from culm.training import train
-from pipeline.job import Job, load_job
-from protos import coordinator_pb2 as pb
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import PlainResult, run_plain
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
 STAGES, MICROBATCHES = 3, 6

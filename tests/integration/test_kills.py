@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from culm.client import connect
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.outcome import Outcome, RunFailed
-from culm.plain_loop import PlainResult, run_plain
-from culm.training import train
-from pipeline.job import Job, load_job
-from pipeline.places import KINDS
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.outcome import Outcome, RunFailed
+from culm.local.training import train
+from culm.oracle.plain_loop import PlainResult, run_plain
+from culm.pipeline.job import Job, load_job
+from culm.pipeline.places import KINDS
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOAK = os.environ.get("CULM_SOAK") == "1"

@@ -9,19 +9,19 @@ import grpc
 import pytest
 import torch
 
-from pipeline.channel import server_options
-from pipeline.keys import Key, Kind
-from pipeline.plan import Member, PlanOrder
-from pipeline.values import Value
-from protos import stage_pb2
-from stage_server.bell import Bell
-from stage_server.faults import Faults
-from stage_server.loan import Loan
-from stage_server.nearby import Offer
-from stage_server.plane import deliver, encode
-from stage_server.receiver import Receiver
-from stage_server.sender import MOVED, Sender
-from stage_server.slots import LEAST
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.plan import Member, PlanOrder
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.tensors.values import Value
+from culm.protos import stage_pb2
+from culm.stage_server.compute.loan import Loan
+from culm.stage_server.faults import Faults
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.one_machine.nearby import Offer
+from culm.stage_server.one_machine.slots import LEAST
+from culm.stage_server.streams.plane import deliver, encode
+from culm.stage_server.streams.receiver import Receiver
+from culm.stage_server.streams.sender import MOVED, Sender
 
 PATIENCE = 30.0
 ORDER = (1, 1)

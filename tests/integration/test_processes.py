@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from culm.processes import Child
+from culm.local.processes import Child
 
 ROUNDS, TOGETHER = 6, 12
 WORDS = ["stage", "--coordinator", "127.0.0.1:1", "--name", "alone"]  # waits for a coordinator that never comes

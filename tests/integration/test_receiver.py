@@ -8,17 +8,17 @@ import grpc
 import pytest
 import torch
 
-from pipeline.channel import server_options
-from pipeline.keys import Key, Kind
-from pipeline.messages import key_to_proto
-from pipeline.plan import PlanOrder
-from pipeline.values import Value
-from pipeline.wire import chunks, header_of
-from protos import stage_pb2, tensor_pb2
-from stage_server.bell import Bell
-from stage_server.loan import Loan
-from stage_server.plane import deliver, encode
-from stage_server.receiver import Receiver
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.messages import key_to_proto
+from culm.pipeline.plan import PlanOrder
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import chunks, header_of
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.compute.loan import Loan
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.streams.plane import deliver, encode
+from culm.stage_server.streams.receiver import Receiver
 
 PATIENCE = 30.0
 KEY = Key(0, 0, 0, Kind.ACTIVATION, 0, 0)

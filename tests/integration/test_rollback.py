@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.outcome import Outcome
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import Job, load_job
-from pipeline.manifest import find_checkpoints
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.local.cluster import LocalCluster
+from culm.local.outcome import Outcome
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.manifest import find_checkpoints
+from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS, STAGES, EVERY, STRIKE = 60, 3, 10, 25

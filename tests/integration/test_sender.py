@@ -9,18 +9,18 @@ import grpc
 import pytest
 import torch
 
-from pipeline.channel import server_options
-from pipeline.keys import Key, Kind
-from pipeline.messages import key_from_proto
-from pipeline.plan import Member, PlanOrder
-from pipeline.values import Value
-from pipeline.wire import CHUNK_BYTES
-from protos import stage_pb2
-from protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
-from stage_server.faults import Faults
-from stage_server.nearby import Opened
-from stage_server.sender import Sender
-from stage_server.slots import SLOTS
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.messages import key_from_proto
+from culm.pipeline.plan import Member, PlanOrder
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import CHUNK_BYTES
+from culm.protos import stage_pb2
+from culm.protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
+from culm.stage_server.faults import Faults
+from culm.stage_server.one_machine.nearby import Opened
+from culm.stage_server.one_machine.slots import SLOTS
+from culm.stage_server.streams.sender import Sender
 
 PATIENCE = 30.0
 BREAKS = 3

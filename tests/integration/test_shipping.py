@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from benchmarks.paced import job_file
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import load_job
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
 
 ROOT = Path(__file__).parents[2]
 STAGES, MICROBATCHES = 3, 8

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from coordinator.redis_store import RedisStore
-from coordinator.store import LostLease, MemoryStore, Store
-from culm.redis_server import EmbeddedRedis
+from culm.coordinator.edges.redis_store import RedisStore
+from culm.coordinator.edges.store import LostLease, MemoryStore, Store
+from culm.local.redis_server import EmbeddedRedis
 
 DEADLINE_SECONDS = 10.0
 LEASE_SECONDS = 30.0

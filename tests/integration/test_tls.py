@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from culm.certs import INITIAL, issue, make_authority
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
-from ui.source import Live
+from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.ui.source import Live
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

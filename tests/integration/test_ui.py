@@ -6,18 +6,18 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
-from culm.cluster import LocalCluster
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import load_job
-from protos import coordinator_pb2 as pb
-from protos.coordinator_pb2_grpc import CoordinatorStub
-from ui.source import Live
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.ui.source import Live
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = """
-from ui.screens import topology
-from ui.source import Live
+from culm.ui.screens import topology
+from culm.ui.source import Live
 topology.show(Live({address!r}))
 """
 

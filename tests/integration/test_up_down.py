@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from culm import clusters
-from culm.clusters import KEEPER, Process, Record
+from culm.local import clusters
+from culm.local.clusters import KEEPER, Process, Record
 
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "digits_mlp.toml")

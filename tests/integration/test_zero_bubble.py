@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from culm.cluster import LocalCluster
-from culm.kills import Kill
-from culm.plain_loop import run_plain
-from culm.training import train
-from pipeline.job import load_job
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import load_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

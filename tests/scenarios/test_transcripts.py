@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import commands as cmd
-from coordinator import events as ev
-from coordinator import state as co
-from coordinator.failures import START, Work
-from coordinator.machine import advance, begin, validate
-from pipeline.patience import Patience
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.failures import START, Work
+from culm.pipeline.patience import Patience
 
 FOLDER = Path(__file__).parent / "transcripts"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from coordinator import commands as cmd
-from coordinator import events as ev
-from coordinator import state as co
-from coordinator.machine import advance
-from simulator.cluster import Broken, Cluster
-from simulator.ending import Afterlife
-from stage_server.worker import Worker
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.simulator.histories.cluster import Broken, Cluster
+from culm.simulator.histories.ending import Afterlife
+from culm.stage_server.worker.worker import Worker
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from coordinator import state as co
-from simulator.cluster import Cluster
-from simulator.ending import Afterlife
-from simulator.start_up import NOTHING, Fault, Wrong
+from culm.coordinator import state as co
+from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.ending import Afterlife
+from culm.simulator.histories.start_up import NOTHING, Fault, Wrong
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 

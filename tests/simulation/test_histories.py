@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from coordinator import events as ev
-from pipeline.schedule import Instruction
-from simulator.cluster import Cluster
-from simulator.faults import Kill
+from culm.coordinator import events as ev
+from culm.pipeline.schedule import Instruction
+from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.faults import Kill
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 

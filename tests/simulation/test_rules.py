@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from coordinator import commands as cmd
-from coordinator import events as ev
-from coordinator import state as co
-from coordinator.machine import advance
-from pipeline.clip import SKIPPED
-from pipeline.keys import Key, Kind
-from pipeline.manifest import MANIFEST, Manifest, manifest_from_json
-from pipeline.origin import Origin
-from pipeline.plan import Plan
-from pipeline.schedule import Schedule
-from simulator.arithmetic import Number
-from simulator.cluster import Cluster
-from simulator.hostile_peer import Checks
-from simulator.storage import SimulatedStorage
-from stage_server.instructions import CommitOrder, Install
-from stage_server.outbox import Outbox
-from stage_server.worker import Worker
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.pipeline.checkpoints.manifest import MANIFEST, Manifest, manifest_from_json
+from culm.pipeline.clip import SKIPPED
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan
+from culm.pipeline.schedule import Schedule
+from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.hostile_peer import Checks
+from culm.simulator.histories.storage import SimulatedStorage
+from culm.stage_server.worker.instructions import CommitOrder, Install
+from culm.stage_server.worker.outbox import Outbox
+from culm.stage_server.worker.worker import Worker
 from tests.simulation.test_start_up import one_machine
 from tests.simulation.test_storage import history_of_storage
 from tests.simulation.test_targets import history_of_two_losses

@@ -7,21 +7,21 @@ from statistics import mean
 
 import pytest
 
-from coordinator import commands as cmd
-from coordinator import events as ev
-from coordinator import state as co
-from coordinator.machine import advance, validate
 from culm.__main__ import main
-from simulator.account import Row, Use
-from simulator.bamboo import Bamboo
-from simulator.compare import culm, rows
-from simulator.culm_run import CulmRun
-from simulator.market import Zone, hourly, zoned
-from simulator.pace import Choice
-from simulator.peers import CHECKPOINTS, OOBLECK_LIKE, RULES, VARUNA, Peer, Rule, on_demand, rate
-from simulator.profile import Cluster, Layer, Profile, of_published
-from simulator.trace import Change
-from simulator.workload import PUBLISHED
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance, validate
+from culm.simulator.markets.account import Row, Use
+from culm.simulator.markets.bamboo import Bamboo
+from culm.simulator.markets.compare import culm, rows
+from culm.simulator.markets.culm_run import CulmRun
+from culm.simulator.markets.market import Zone, hourly, zoned
+from culm.simulator.markets.pace import Choice
+from culm.simulator.markets.peers import CHECKPOINTS, OOBLECK_LIKE, RULES, VARUNA, Peer, Rule, on_demand, rate
+from culm.simulator.markets.profile import Cluster, Layer, Profile, of_published
+from culm.simulator.markets.trace import Change
+from culm.simulator.markets.workload import PUBLISHED
 
 BERT = PUBLISHED["bert"]
 HOUR = 3600.0

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from coordinator import state as co
-from simulator.cluster import Cluster
-from simulator.start_up import Fault, Wrong
+from culm.coordinator import state as co
+from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.start_up import Fault, Wrong
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 KINDS = ("never starts", "starts late", "raises once", "dies once", "one bad machine", "stalls", "cannot die", "late")

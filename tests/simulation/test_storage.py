@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator import commands as cmd
-from coordinator import events as ev
-from coordinator import state as co
-from coordinator.machine import advance
-from simulator.cluster import Cluster
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.simulator.histories.cluster import Cluster
 
 Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
 SOAK = os.environ.get("CULM_SOAK") == "1"

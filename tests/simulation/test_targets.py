@@ -5,14 +5,14 @@ import random
 
 import pytest
 
-from coordinator import commands as cmd
-from coordinator import events as ev
-from coordinator import state as co
-from coordinator.machine import advance
-from pipeline.plan import Plan
-from simulator.arithmetic import Number
-from simulator.cluster import Cluster
-from stage_server.worker import Worker
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.pipeline.plan import Plan
+from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.cluster import Cluster
+from culm.stage_server.worker.worker import Worker
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 

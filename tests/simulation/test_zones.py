@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from coordinator import state as co
-from coordinator.zones import apart
-from simulator.cluster import Cluster
+from culm.coordinator import state as co
+from culm.coordinator.zones import apart
+from culm.simulator.histories.cluster import Cluster
 
 
 def two_zones(seed: int, steps: int) -> Cluster:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stage_server.pipe import Reader, Writer, pipe
+from culm.stage_server.one_machine.pipe import Reader, Writer, pipe
 
 
 @pytest.fixture

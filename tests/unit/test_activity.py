@@ -2,11 +2,11 @@
 
 import pytest
 
-from pipeline.keys import Key, Kind
-from pipeline.schedule import Instruction
-from pipeline.values import Value
-from stage_server.activity import Activity
-from stage_server.instructions import Load, Run
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.schedule import Instruction
+from culm.pipeline.tensors.values import Value
+from culm.stage_server.watching.activity import Activity
+from culm.stage_server.worker.instructions import Load, Run
 
 GRADIENT = Key(0, 0, 0, Kind.GRADIENT, 1, 3)
 LOAD = Load(1, 0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage_server.address import advertised
+from culm.stage_server.address import advertised
 
 
 @pytest.mark.parametrize(

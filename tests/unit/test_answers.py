@@ -2,10 +2,10 @@
 
 import pytest
 
-from pipeline.keys import Key, Kind
-from pipeline.messages import key_from_proto
-from protos import stage_pb2, tensor_pb2
-from stage_server.answers import AFTERWARDS, MANY, Answer, Answers, SenderOpened
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.messages import key_from_proto
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.streams.answers import AFTERWARDS, MANY, Answer, Answers, SenderOpened
 
 KEYS = [Key(0, 0, 0, Kind.ACTIVATION, 0, m) for m in range(MANY)]
 SYNCED = stage_pb2.Synced(term=1, generation=2)

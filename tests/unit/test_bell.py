@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from stage_server.bell import Bell
-from stage_server.pipe import Reader, Writer
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.one_machine.pipe import Reader, Writer
 
 pytestmark = pytest.mark.skipif(not hasattr(select, "epoll"), reason="needs Linux")
 PATIENCE = 30.0

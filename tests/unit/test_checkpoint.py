@@ -18,9 +18,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from culm.__main__ import main
-from pipeline.checkpoint import export, read_layer, write_layer
-from pipeline.errors import JobError
-from pipeline.manifest import (
+from culm.pipeline.checkpoints.checkpoint import export, read_layer, write_layer
+from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
     Manifest,
@@ -32,9 +31,10 @@ from pipeline.manifest import (
     retain,
     write_manifest,
 )
-from pipeline.storage import open_fs, put
-from pipeline.values import Value
-from stage_server.layer import HeldLayer
+from culm.pipeline.checkpoints.storage import open_fs, put
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.values import Value
+from culm.stage_server.compute.layer import HeldLayer
 
 LAYERS: list[Callable[[], nn.Module]] = [
     lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
@@ -130,7 +130,7 @@ def test_two_writers_of_a_layer_and_leftovers_do_no_harm(url: str) -> None:
 KILLED_WRITER = """
 import os, signal, sys
 from fsspec.implementations.local import LocalFileOpener
-from pipeline.storage import put
+from culm.pipeline.checkpoints.storage import put
 
 def torn(self, data):
     self.f.write(data[: len(data) // 2])

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from pipeline.clip import SKIPPED, clip_scale, fault_in, mean
-from stage_server.layer import all_finite
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
+from culm.stage_server.compute.layer import all_finite
 
 NAN, INF = math.nan, math.inf
 

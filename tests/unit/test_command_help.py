@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from culm.__main__ import all_parsers, make_parser
-from culm.completion import SHELLS, script
+from culm.commands.completion import SHELLS, script
 
 EXAMPLE = re.compile(r"^(?:example: |  )(culm .*)$", re.MULTILINE)
 PARSERS = {parser.prog: parser for parser in all_parsers(make_parser())}

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.paced import WIDTH, job_file
-from pipeline.job import load_job
-from pipeline.model import ModelSource
-from pipeline.schedule import Instruction
-from pipeline.values import Value
-from stage_server.compute import Compute
-from stage_server.instructions import Apply, Arrange, Run
+from culm.pipeline.job import load_job
+from culm.pipeline.schedule import Instruction
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.compute import Compute
+from culm.stage_server.worker.instructions import Apply, Arrange, Run
 
 OWN, STANDBY = 1, 2
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from culm.__main__ import MODULES, make_parser
-from culm.certs import SERVERS
-from pipeline.job import load_job
+from culm.commands.certs import SERVERS
+from culm.pipeline.job import load_job
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

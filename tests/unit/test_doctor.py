@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from culm import checks, doctor
 from culm.__main__ import main
-from culm.checks import Finding, Verdict
-from culm.validity import validity
+from culm.commands import doctor
+from culm.terminal import checks
+from culm.terminal.checks import Finding, Verdict
+from culm.terminal.validity import validity
 
 # Made for this test: CN=culm, valid from 2026-11-21 07:01:02 to 2126-10-28 07:01:02 UTC; its key was thrown away.
 CERTIFICATE = """-----BEGIN CERTIFICATE-----

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.effects import GIVE_WAY, in_turn, pause_before
-from pipeline.plan import Plan, StagePlan, Standby
+from culm.coordinator.edges.effects import GIVE_WAY, in_turn, pause_before
+from culm.pipeline.plan import Plan, StagePlan, Standby
 
 
 def test_owners_are_told_in_the_order_of_their_stages_and_the_others_after_them() -> None:

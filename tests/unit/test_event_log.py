@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from coordinator import event_log
-from coordinator.commands import Commit
-from coordinator.decisions import commit_record
-from coordinator.event_log import EventLog
-from coordinator.store import MemoryStore, StoreAway
+from culm.coordinator.commands import Commit
+from culm.coordinator.decisions import commit_record
+from culm.coordinator.edges import event_log
+from culm.coordinator.edges.event_log import EventLog
+from culm.coordinator.edges.store import MemoryStore, StoreAway
 
 PLAN = {"steps": "9", "stage_count": "1", "stages": "[]", "samples_per_step": "8", "tokens_per_step": "0"}
 

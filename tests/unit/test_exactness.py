@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from culm.plain_loop import run_plain
-from pipeline.clip import clip_scale
-from pipeline.data import Microbatches
-from pipeline.digest import weights_sha256
-from pipeline.job import Job, parse_job
-from pipeline.model import ModelSource
-from pipeline.partition import partition
-from pipeline.schedule import timetable
-from pipeline.values import Value
-from stage_server.layer import HeldLayer
-from stage_server.stage import Stage
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.digest import weights_sha256
+from culm.pipeline.clip import clip_scale
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.partition import partition
+from culm.pipeline.schedule import timetable
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.stage import Stage
 
 
 class Block(nn.Sequential):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import JobError
-from pipeline.job import job_to_toml, load_job, parse_job
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import job_to_toml, load_job, parse_job
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from culm.kills import parse_kill
-from pipeline.errors import JobError
-from pipeline.job import load_job
+from culm.local.kills import parse_kill
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import load_job
 
 JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
 

@@ -39,13 +39,13 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
 @pytest.mark.parametrize(
     ("without", "module"),
     [
-        (TORCH, "coordinator.service"),
-        (f"{TORCH},redis", "culm.progress"),
-        ("torch,safetensors,redis", "ui.screens.overview"),
-        ("torch,safetensors,redis", "ui.recorded"),
-        ("redis", "stage_server.service"),
-        (f"{TORCH},redis,grpc", "simulator.plan"),
-        ("redis", "culm.gathering"),
+        (TORCH, "culm.coordinator.edges.service"),
+        (f"{TORCH},redis", "culm.terminal.progress"),
+        ("torch,safetensors,redis", "culm.ui.screens.overview"),
+        ("torch,safetensors,redis", "culm.ui.recorded"),
+        ("redis", "culm.stage_server.service"),
+        (f"{TORCH},redis,grpc", "culm.simulator.markets.plan"),
+        ("redis", "culm.local.gathering"),
     ],
 )
 def test_a_service_needs_no_more_than_it_uses(without: str, module: str) -> None:

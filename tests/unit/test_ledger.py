@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from pipeline.counterfactual import History, with_checkpoints
-from pipeline.eventlog import event_to_line, events_of_lines
-from pipeline.ledger import USES, Ledger
-from protos import coordinator_pb2 as pb
+from culm.pipeline.money.counterfactual import History, with_checkpoints
+from culm.pipeline.money.eventlog import event_to_line, events_of_lines
+from culm.pipeline.money.ledger import USES, Ledger
+from culm.protos import coordinator_pb2 as pb
 
 START = 1_000_000.0
 USAGE: dict[str, object] = dict.fromkeys(USES, 0.0)
@@ -261,7 +261,7 @@ def test_a_ledger_goes_on_from_its_document() -> None:
 
 
 def test_nodes_that_come_and_go_for_ever_are_bounded_and_all_of_them_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.ledger.LIVES_KEPT", 10)
+    monkeypatch.setattr("culm.pipeline.money.ledger.LIVES_KEPT", 10)
     log = Log()
     for i in range(100):
         log.joins(100.0 * i, f"n{i}", 3.6)

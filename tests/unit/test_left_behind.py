@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from coordinator import origins
-from coordinator.commands import Command, Publish
-from coordinator.events import Available, Event, Joined, Tick
-from coordinator.machine import advance, begin, validate
-from coordinator.membership import roll_back
-from coordinator.settings import CoordinatorSettings
-from coordinator.state import Phase, Settings, State
-from pipeline.identity import Identity
-from pipeline.job import job_to_toml, load_job
-from pipeline.manifest import File, Found, Manifest, folder_of, write_manifest
-from pipeline.origin import Origin
-from pipeline.plan import Plan
+from culm.coordinator.commands import Command, Publish
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.edges import origins
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.events import Available, Event, Joined, Tick
+from culm.coordinator.membership import roll_back
+from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.checkpoints.manifest import File, Found, Manifest, folder_of, write_manifest
+from culm.pipeline.identity import Identity
+from culm.pipeline.job import job_to_toml, load_job
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
 SETTINGS = Settings(stages=2, microbatches=2, steps=90)

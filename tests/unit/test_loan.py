@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.values import Value
-from pipeline.wire import Assembler, chunks, header_of
-from stage_server.layer import HeldLayer
-from stage_server.loan import Loan
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import Assembler, chunks, header_of
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.loan import Loan
 
 CHUNK = 100
 

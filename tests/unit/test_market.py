@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.market import Zone, hourly, zoned
-from simulator.trace import Change
+from culm.simulator.markets.market import Zone, hourly, zoned
+from culm.simulator.markets.trace import Change
 
 
 def follow(changes: list[Change]) -> int:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.keys import Key, Kind
-from pipeline.messages import key_from_proto, key_to_proto, plan_from_proto, plan_to_proto
-from pipeline.plan import Member, Plan, StagePlan, Standby
-from pipeline.plan_change import OtherPlan, change_of, whole
-from protos import coordinator_pb2, tensor_pb2
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.messages import key_from_proto, key_to_proto, plan_from_proto, plan_to_proto
+from culm.pipeline.plan import Member, Plan, StagePlan, Standby
+from culm.pipeline.plan_change import OtherPlan, change_of, whole
+from culm.protos import coordinator_pb2, tensor_pb2
 
 SMALL = st.integers(0, 2**32 - 1)
 LARGE = st.integers(0, 2**64 - 1)

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from protos import stage_pb2
-from stage_server.nearby import Offer, Opened, of_one_machine
+from culm.protos import stage_pb2
+from culm.stage_server.one_machine.nearby import Offer, Opened, of_one_machine
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stage_server.notices import Notice
-from stage_server.notices.file import NoticeFile, time_of_end
+from culm.stage_server.notices import Notice
+from culm.stage_server.notices.file import NoticeFile, time_of_end
 
 NOW = 1_000_000.0
 

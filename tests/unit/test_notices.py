@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.machine import Machine
-from stage_server.notices import Notice, NoticeSource, NoticeWatcher, find_machine, make_sources
-from stage_server.notices.aws import instance_action, rebalance_recommendation
-from stage_server.notices.azure import Azure, scheduled_events
-from stage_server.notices.gcp import Gcp, preemption
-from stage_server.notices.metadata import MetadataService
-from stage_server.notices.polled import NoAnswer, PolledSource
+from culm.pipeline.machine import Machine
+from culm.stage_server.notices import Notice, NoticeSource, NoticeWatcher, find_machine, make_sources
+from culm.stage_server.notices.aws import instance_action, rebalance_recommendation
+from culm.stage_server.notices.azure import Azure, scheduled_events
+from culm.stage_server.notices.gcp import Gcp, preemption
+from culm.stage_server.notices.metadata import MetadataService
+from culm.stage_server.notices.polled import NoAnswer, PolledSource
 from tests.metadata_server import PATIENCE, MetadataServer, nobody
 
 NOW = 1_000_000.0

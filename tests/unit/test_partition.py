@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.partition import partition
+from culm.pipeline.partition import partition
 
 
 def test_equal_layers_are_shared_out_evenly() -> None:

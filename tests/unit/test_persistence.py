@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.events import Available, Event, Heartbeat, Joined, Left, Ready
-from coordinator.links import part
-from coordinator.machine import advance, begin, validate
-from coordinator.persistence import from_document, to_document, without_volatile
-from coordinator.state import Phase, Settings, State
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
+from culm.coordinator.events import Available, Event, Heartbeat, Joined, Left, Ready
+from culm.coordinator.links import part
+from culm.coordinator.state import Phase, Settings, State
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=5, clip_norm=0.1)
 COSTS = (3.0, 1.0, 0.1, 2.0)

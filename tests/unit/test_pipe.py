@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stage_server.pipe import LENGTH, LONGEST, WHOLE, Reader, Writer, open_pipe, pipe
+from culm.stage_server.one_machine.pipe import LENGTH, LONGEST, WHOLE, Reader, Writer, open_pipe, pipe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "eventfd"), reason="needs Linux")
 PATIENCE = 30.0
@@ -125,7 +125,7 @@ def test_a_message_is_written_at_once_whole_or_not_at_all(ends: tuple[Reader, Wr
 
 def test_a_killed_writer_ends_its_messages() -> None:
     script = (
-        "import os, signal, sys; from stage_server.pipe import LENGTH, Writer, pipe\n"
+        "import os, signal, sys; from culm.stage_server.one_machine.pipe import LENGTH, Writer, pipe\n"
         "reading, writing = pipe()\n"
         "print(os.getpid(), writing, flush=True)\n"
         "sys.stdin.readline()\n"

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement import Burdens, place, promote, repair, settle
-from pipeline.plan import StagePlan, Stages, Standby
+from culm.coordinator.placement import Burdens, place, promote, repair, settle
+from culm.pipeline.plan import StagePlan, Stages, Standby
 
 COSTS = (1.0,) * 12
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from pipeline.errors import JobError
-from pipeline.job import load_job
-from simulator.market import Zone, shifted, zoned
-from simulator.plan import Outlook, Way, best, outlook, short_list, simulate, ways, why
-from simulator.profile import Cluster, Layer, Profile, profile_to_json, read_profile
-from simulator.trace import Change
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import load_job
+from culm.simulator.markets.market import Zone, shifted, zoned
+from culm.simulator.markets.plan import Outlook, Way, best, outlook, short_list, simulate, ways, why
+from culm.simulator.markets.profile import Cluster, Layer, Profile, profile_to_json, read_profile
+from culm.simulator.markets.trace import Change
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
 PROFILE = Profile("small", (Layer(0.01, 0.02, 1000),) * 6, 8, 32, 400, 3, 6, source="made up")

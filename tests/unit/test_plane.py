@@ -7,8 +7,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import stage_pb2, tensor_pb2
-from stage_server.plane import decode, encode, encode_chunk, read_varint, varint
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.streams.plane import decode, encode, encode_chunk, read_varint, varint
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from([127, 128, 16383, 16384, 1 << 20]))
 

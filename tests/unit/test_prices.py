@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
-from culm.prices import as_toml, on_demand_price
-from pipeline.errors import JobError
-from pipeline.machine import Machine
-from pipeline.prices import load_prices
+from culm.commands.prices import as_toml, on_demand_price
+from culm.pipeline.errors import JobError
+from culm.pipeline.machine import Machine
+from culm.pipeline.money.prices import load_prices
 
 DATED = 'date = 2026-11-01\nsource = "here"\n'
 

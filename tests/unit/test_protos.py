@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protos.generate import differing
+from culm.protos.generate import differing
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_committed_stubs_are_up_to_date() -> None:
-    command = [sys.executable, "-m", "protos.generate", "--check"]
+    command = [sys.executable, "-m", "culm.protos.generate", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 

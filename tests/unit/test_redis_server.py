@@ -13,15 +13,15 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from culm.redis_binary import RedisUnavailable
-from culm.redis_server import EmbeddedRedis
+from culm.local.redis_binary import RedisUnavailable
+from culm.local.redis_server import EmbeddedRedis
 
 DEADLINE_SECONDS = 10.0
 
 LAUNCHER = """
 import sys
 from pathlib import Path
-from culm.redis_server import EmbeddedRedis
+from culm.local.redis_server import EmbeddedRedis
 with EmbeddedRedis(Path(sys.argv[1])) as server:
     print(server.pid, flush=True)
     sys.stdin.read()

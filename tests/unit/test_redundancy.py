@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.redundancy import Observed, choose, prices
-from pipeline.plan import Redundancy
+from culm.coordinator.redundancy import Observed, choose, prices
+from culm.pipeline.plan import Redundancy
 
 LAZY = Redundancy()
 # Forward 10 ms, backward 20 ms, four stages, eight microbatches.

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from coordinator.placement import place
-from coordinator.repartition import Situation, propose, step_cost
+from culm.coordinator.placement import place
+from culm.coordinator.repartition import Situation, propose, step_cost
 
 CALM = Situation(
     layer_costs=(1e6,) * 12,

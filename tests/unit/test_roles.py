@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.roles import ALLOWED, NOBODY, ROLES, Identity, identity_of, refusal, stranger
-from protos import coordinator_pb2, stage_pb2
+from culm.pipeline.rpc.roles import ALLOWED, NOBODY, ROLES, Identity, identity_of, refusal, stranger
+from culm.protos import coordinator_pb2, stage_pb2
 
 
 def peer(*uris: str, names: tuple[str, ...] = ()) -> dict[str, list[bytes]]:

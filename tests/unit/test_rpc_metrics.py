@@ -9,12 +9,12 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pipeline.channel import server_options
-from pipeline.rpc_metrics import AioInterceptor, Interceptor, RpcMetrics, code_of
-from protos import coordinator_pb2 as pb
-from protos import stage_pb2
-from protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub, add_CoordinatorServicer_to_server
-from protos.stage_pb2_grpc import StageServicer, StageStub, add_StageServicer_to_server
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.rpc.rpc_metrics import AioInterceptor, Interceptor, RpcMetrics, code_of
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub, add_CoordinatorServicer_to_server
+from culm.protos.stage_pb2_grpc import StageServicer, StageStub, add_StageServicer_to_server
 
 STAGE, COORDINATOR = "culm.v1.Stage", "culm.v1.Coordinator"
 

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator import membership
-from coordinator.commands import Command, Dismiss, LeadAnew, Persist, Publish, Record
-from coordinator.events import Available, Draining, Event, Heartbeat, Joined, Left, PeerLost, StreamBroken, Tick
-from coordinator.machine import advance, begin, validate
-from coordinator.membership import FENCED_KEPT, fence
-from coordinator.persistence import from_document, to_document
-from coordinator.state import Phase, Settings, State
-from pipeline.plan import Plan
-from pipeline.terms import LEAP, TERM_LIMIT, is_believable
+from culm.coordinator import membership
+from culm.coordinator.commands import Command, Dismiss, LeadAnew, Persist, Publish, Record
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.edges.persistence import from_document, to_document
+from culm.coordinator.events import Available, Draining, Event, Heartbeat, Joined, Left, PeerLost, StreamBroken, Tick
+from culm.coordinator.membership import FENCED_KEPT, fence
+from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.plan import Plan
+from culm.pipeline.terms import LEAP, TERM_LIMIT, is_believable
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=9)
 COSTS = (1.0, 1.0, 1.0)

@@ -1,7 +1,8 @@
 """Rule 17: after the last commit a seeded copy counts once its node says, under the present plan, that it is there."""
 
-from coordinator.commands import Command, Dismiss
-from coordinator.events import (
+from culm.coordinator.commands import Command, Dismiss
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.events import (
     Available,
     CaughtUp,
     Draining,
@@ -13,8 +14,7 @@ from coordinator.events import (
     StreamBroken,
     Tick,
 )
-from coordinator.machine import advance, begin, validate
-from coordinator.state import Phase, Settings, State
+from culm.coordinator.state import Phase, Settings, State
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=1, nodes=3)
 COSTS = (1.0,) * 4

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from coordinator.commands import Ask, Command, Commit, SendCommit
-from coordinator.events import Available, Event, Heartbeat, Joined, Ready, Tick
-from coordinator.machine import advance, begin, validate
-from coordinator.persistence import from_document, to_document
-from coordinator.state import Settings, State
-from pipeline.plan import Plan
+from culm.coordinator.commands import Ask, Command, Commit, SendCommit
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.edges.persistence import from_document, to_document
+from culm.coordinator.events import Available, Event, Heartbeat, Joined, Ready, Tick
+from culm.coordinator.state import Settings, State
+from culm.pipeline.plan import Plan
 
 SETTINGS = Settings(stages=2, microbatches=1, steps=9)
 COSTS = (1.0, 1.0)

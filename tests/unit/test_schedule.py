@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.schedule import (
+from culm.pipeline.schedule import (
     Instruction,
     Schedule,
     bubble_fraction,

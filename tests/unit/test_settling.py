@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import events as ev
-from coordinator.machine import advance, begin
-from coordinator.persistence import from_document, to_document
-from coordinator.settling import HOUR, next_look, quiet, seconds_between_losses
-from coordinator.slowness import Pace, told
-from coordinator.state import Settings, State
+from culm.coordinator import events as ev
+from culm.coordinator.decide import advance, begin
+from culm.coordinator.edges.persistence import from_document, to_document
+from culm.coordinator.settling import HOUR, next_look, quiet, seconds_between_losses
+from culm.coordinator.slowness import Pace, told
+from culm.coordinator.state import Settings, State
 
 BEGUN = begin(Settings(4, 8, 100, settle_seconds=30.0))
 

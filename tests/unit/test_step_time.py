@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.schedule import Schedule, inputs_of
-from simulator.step_time import Durations, StepRun, calm
+from culm.pipeline.schedule import Schedule, inputs_of
+from culm.simulator.markets.step_time import Durations, StepRun, calm
 
 F, B = 0.01, 0.02
 

@@ -4,15 +4,15 @@ from dataclasses import astuple, dataclass
 
 import pytest
 
-from pipeline.keys import Key, Kind
-from pipeline.messages import times_from_proto, times_to_proto
-from pipeline.plan import Member, Plan, StagePlan
-from pipeline.schedule import Instruction, Schedule
-from pipeline.times import TimeSplit
-from stage_server.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
-from stage_server.times import Phase, Times, phase_of, redundant_share
-from stage_server.traffic import Traffic
-from stage_server.worker import Worker
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.messages import times_from_proto, times_to_proto
+from culm.pipeline.plan import Member, Plan, StagePlan
+from culm.pipeline.schedule import Instruction, Schedule
+from culm.pipeline.times import TimeSplit
+from culm.stage_server.watching.times import Phase, Times, phase_of, redundant_share
+from culm.stage_server.watching.traffic import Traffic
+from culm.stage_server.worker.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
+from culm.stage_server.worker.worker import Worker
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import JobError
-from simulator.trace import Change, at_most, read_trace, write_trace
+from culm.pipeline.errors import JobError
+from culm.simulator.markets.trace import Change, at_most, read_trace, write_trace
 
 
 def written(tmp_path: Path, text: str) -> Path:

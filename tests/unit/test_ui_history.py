@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.eventlog import event_to_line
-from protos import coordinator_pb2 as pb
-from ui.charts import loss_curve, time_split, timeline
-from ui.history import History
-from ui.recorded import Recorded, Replay
-from ui.ring import in_words, ring_svg
-from ui.words import milliseconds, money, seconds_left, size, span
+from culm.pipeline.money.eventlog import event_to_line
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.charts import loss_curve, time_split, timeline
+from culm.ui.history import History
+from culm.ui.recorded import Recorded, Replay
+from culm.ui.ring import in_words, ring_svg
+from culm.ui.words import milliseconds, money, seconds_left, size, span
 
 START = 1_000_000.0
 WHOLE = [[0, 2, ["n0"], [["n1", True]]], [2, 4, ["n1"], [["n0", True]]]]

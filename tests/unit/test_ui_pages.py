@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from pipeline.eventlog import event_to_line
+from culm.pipeline.money.eventlog import event_to_line
 from tests.unit.test_ui_history import START, a_run_with_a_loss
 
 PATIENCE = 60.0
 SCRIPT = """
 from pathlib import Path
-from ui.recorded import Recorded
-from ui.screens import {page}
+from culm.ui.recorded import Recorded
+from culm.ui.screens import {page}
 {page}.show(Recorded(Path({log!r}), clock=iter([0.0] + [{at}] * 100).__next__))
 """
 

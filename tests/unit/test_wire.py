@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pipeline.values import Value
-from pipeline.wire import Assembler, chunks, header_of
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 
 DTYPES = [
     torch.float32,

@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pipeline.keys import Key, Kind
-from pipeline.plan import Member, Plan, StagePlan, Standby
-from pipeline.schedule import Instruction, Schedule
-from stage_server.instructions import (
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.plan import Member, Plan, StagePlan, Standby
+from culm.pipeline.schedule import Instruction, Schedule
+from culm.stage_server.worker.instructions import (
     Apply,
     Arrange,
     CommitOrder,
@@ -19,7 +19,7 @@ from stage_server.instructions import (
     Run,
     Send,
 )
-from stage_server.worker import Worker
+from culm.stage_server.worker.worker import Worker
 
 
 @dataclass(frozen=True)

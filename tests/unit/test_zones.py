@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement import natural_order, place, promote, repair, settle
-from coordinator.zones import NO_ZONES, Zones, apart, crossing, in_words, several
-from pipeline.plan import Stages
+from culm.coordinator.placement import natural_order, place, promote, repair, settle
+from culm.coordinator.zones import NO_ZONES, Zones, apart, crossing, in_words, several
+from culm.pipeline.plan import Stages
 
 COSTS = (1e6,) * 24
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from culm.processes import Child
-from culm.redis_binary import find_redis_server
-from pipeline.job import Job, job_to_toml
+from culm.local.processes import Child
+from culm.local.redis_binary import find_redis_server
+from culm.pipeline.job import Job, job_to_toml
 from tests.wan.network import Network
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from culm.processes import Child
+from culm.local.processes import Child
 
 PREFIX = "culm-wan"
 START_SECONDS = 20.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.plain_loop import PlainResult, run_plain
-from pipeline.job import Job, load_job
+from culm.oracle.plain_loop import PlainResult, run_plain
+from culm.pipeline.job import Job, load_job
 from tests.wan.cluster import COORDINATOR, ROOT, SILENCE, WideCluster
 from tests.wan.network import Network
 

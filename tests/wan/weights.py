@@ -2,9 +2,9 @@
 
 import sys
 
-from culm.client import connect
-from culm.gathering import gather
-from pipeline.digest import weights_sha256
+from culm.local.gathering import gather
+from culm.pipeline.checkpoints.digest import weights_sha256
+from culm.terminal.client import connect
 
 
 def main(coordinator: str) -> None:

@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from protos import coordinator_pb2 as pb
-from ui.charts import bars
-from ui.screens.parts import banner, tiles
-from ui.source import Source
-from ui.words import clock, literal, money, size, span
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.charts import bars
+from culm.ui.screens.parts import banner, tiles
+from culm.ui.source import Source
+from culm.ui.words import clock, literal, money, size, span
 
 
 @st.fragment(run_every=2.0)

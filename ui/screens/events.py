@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from protos import coordinator_pb2 as pb
-from ui.screens.parts import banner
-from ui.source import Source
-from ui.words import clock
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.screens.parts import banner
+from culm.ui.source import Source
+from culm.ui.words import clock
 
 SHOWN = 500
 

@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from protos import coordinator_pb2 as pb
-from ui.charts import time_split
-from ui.screens.parts import banner, preempt
-from ui.source import Source
-from ui.words import money, size
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.charts import time_split
+from culm.ui.screens.parts import banner, preempt
+from culm.ui.source import Source
+from culm.ui.words import money, size
 
 
 @st.fragment(run_every=1.0)

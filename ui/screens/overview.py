@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from ui.charts import loss_curve
-from ui.screens.parts import banner, tiles
-from ui.source import Source
-from ui.words import counted, literal, money, seconds_left, span
+from culm.ui.charts import loss_curve
+from culm.ui.screens.parts import banner, tiles
+from culm.ui.source import Source
+from culm.ui.words import counted, literal, money, seconds_left, span
 
 
 @st.fragment(run_every=1.0)

@@ -2,9 +2,9 @@
 
 import streamlit as st
 
-from protos import coordinator_pb2 as pb
-from ui.source import Look, Source
-from ui.words import literal
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.source import Look, Source
+from culm.ui.words import literal
 
 
 def banner(look: Look) -> None:

@@ -2,11 +2,11 @@
 
 import streamlit as st
 
-from ui.charts import timeline
-from ui.history import Preemption
-from ui.screens.parts import banner, tiles
-from ui.source import Source
-from ui.words import clock, milliseconds, span
+from culm.ui.charts import timeline
+from culm.ui.history import Preemption
+from culm.ui.screens.parts import banner, tiles
+from culm.ui.source import Source
+from culm.ui.words import clock, milliseconds, span
 
 SHOWN = 40  # in the chart
 

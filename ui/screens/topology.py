@@ -2,10 +2,10 @@
 
 import streamlit as st
 
-from ui.ring import ring_svg
-from ui.screens.parts import banner, preempt
-from ui.source import Source
-from ui.words import literal
+from culm.ui.ring import ring_svg
+from culm.ui.screens.parts import banner, preempt
+from culm.ui.source import Source
+from culm.ui.words import literal
 
 
 @st.fragment(run_every=0.5)

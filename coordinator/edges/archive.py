@@ -1,0 +1,108 @@
+"""What the leader does with the storage of checkpoints: off the event loop, and again until the storage answers."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator.edges.background import Background
+from culm.pipeline.checkpoints.manifest import (
+    CheckpointCorrupt,
+    Manifest,
+    OriginUnseen,
+    complete,
+    read_origin,
+    retain,
+    shows_others,
+)
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.origin import Origin
+
+log = logging.getLogger("culm.coordinator")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to complete a checkpoint
+PATIENCE = 10.0  # seconds that the storage has to show an origin
+
+
+class Archive:
+    """Carries commands out that concern checkpoints, and tells what came of them."""
+
+    def __init__(self, job: Job, take: Callable[[ev.Event], None], background: Background) -> None:
+        self._job = job
+        self._take = take
+        self._newest = -1  # the step of the last manifest that was ordered
+        self._looking: asyncio.Task[tuple[ev.Sight, str]] | None = None
+        self._background = background
+
+    def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
+        """Returns at once."""
+        if isinstance(command, cmd.WriteManifest):
+            self._newest = max(self._newest, command.step)
+            self._background.begin(self._complete(command))
+        elif isinstance(command, cmd.Retain):
+            self._background.begin(self._retain(command))
+        else:
+            self._background.begin(self._examine(command.origin))
+
+    @property
+    def _url(self) -> str:
+        assert self._job.checkpoint is not None
+        return self._job.checkpoint.url
+
+    async def _complete(self, command: cmd.WriteManifest) -> None:
+        """Writes the manifest, as often as it takes; one that a newer has overtaken is given up."""
+        facts = command.loss, command.files, command.identity, job_to_toml(self._job)
+        manifest = Manifest(self._job.job.name, command.step, command.fingerprint, *facts)
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                checkpoint = await asyncio.to_thread(complete, self._url, manifest)
+            except (OSError, JobError) as error:
+                self._take(ev.CheckpointFault("", command.step, in_a_line(error)))
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, 2 * pause)
+                if self._newest > command.step:
+                    return
+                continue
+            self._take(ev.Checkpointed(checkpoint))
+            return
+
+    async def _retain(self, command: cmd.Retain) -> None:
+        try:
+            await asyncio.to_thread(retain, self._url, command.step, command.kept)
+        except (OSError, JobError) as error:
+            log.warning("old checkpoints stay for now: %s", in_a_line(error))
+
+    async def _examine(self, origin: Origin) -> None:
+        sight, why = ev.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
+        if self._looking is None or self._looking.done():  # a thread that is stuck there stays the only one
+            self._looking = self._background.begin(asyncio.to_thread(look, origin))
+            await asyncio.wait({self._looking}, timeout=PATIENCE)
+            if self._looking.done():
+                sight, why = self._looking.result()
+        self._take(ev.Examined(origin, sight, why))
+
+
+def look(origin: Origin) -> tuple[ev.Sight, str]:
+    """Whether the storage has this very checkpoint, and if not, whether that is for good; with the reason."""
+    try:
+        read_origin(origin)
+    except OriginUnseen as unseen:
+        try:
+            if shows_others(origin):
+                return ev.Sight.WRONG, str(unseen)
+        except (OSError, JobError) as error:
+            return ev.Sight.AWAY, in_a_line(error)
+        return ev.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} shows nothing at all, as without its mount"
+    except CheckpointCorrupt as corrupt:
+        return ev.Sight.WRONG, corrupt.problem
+    except (OSError, JobError) as error:
+        return ev.Sight.AWAY, in_a_line(error)
+    return ev.Sight.THERE, ""
+
+
+def in_a_line(error: Exception) -> str:
+    """A storage's own words may take several lines, or say nothing."""
+    return " ".join(str(error).split())[:500] or type(error).__name__

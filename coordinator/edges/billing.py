@@ -1,0 +1,129 @@
+"""Puts on record what the ledger needs: what each node costs an hour, and where its time and its bytes went."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from culm.coordinator.commands import Record
+from culm.coordinator.state import Node, Phase, State
+from culm.pipeline.errors import JobError
+from culm.pipeline.money.ledger import SENT, USES, Ledger
+from culm.pipeline.money.prices import PriceTable, load_prices
+
+log = logging.getLogger("culm.coordinator")
+
+FIRST_SECONDS, LAST_SECONDS = 5.0, 60.0  # between records of usage: more often at the start of a run
+SHARE = 20  # of the run's age that they are apart
+LOOK_SECONDS = 1.0  # between looks at all nodes, as long as the same ones are there
+
+
+class Billing:
+    """Looks at the state again and again and says what to record. Re-reads the price table when its file changes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._prices = load_prices(path)
+        self._changed_at = self._file_time()
+        self._tariff: dict[str, str] = {}
+        self._seen: Mapping[str, Node] = {}  # the nodes as they were the last time
+        self._members: object = None  # what changes with them
+        self._next_look = 0.0
+        self._reported: dict[tuple[str, int], float] = {}  # finished seconds of the last record, per incarnation
+        self._begun: float | None = None
+        self._next = 0.0
+
+    def records(self, state: State, ledger: Ledger, now: float) -> Iterator[Record]:
+        """What is new, at ``now`` in seconds of any clock that never goes back; after the run's end nothing is."""
+        if state.phase is Phase.DONE:
+            return
+        before, self._seen = self._seen, state.nodes
+        members = (len(state.nodes), len(state.fenced), state.changed_at)
+        if members == self._members and now < self._next_look:
+            return
+        self._members, self._next_look = members, now + LOOK_SECONDS
+        yield from self._priced(state, ledger)
+        for name, node in before.items():
+            here = state.nodes.get(name)
+            if here is None or here.incarnation != node.incarnation:
+                yield from self._usage(node)
+                self._reported.pop((node.node, node.incarnation), None)
+        self._begun = now if self._begun is None else self._begun
+        if now >= self._next:
+            self._next = now + min(max((now - self._begun) / SHARE, FIRST_SECONDS), LAST_SECONDS)
+            yield from self.usage(state)
+
+    def usage(self, state: State) -> Iterator[Record]:
+        """What is known and not yet on record of how the nodes' time went."""
+        for node in state.nodes.values():
+            yield from self._usage(node)
+
+    def _usage(self, node: Node) -> Iterator[Record]:
+        times = {use: getattr(node.times, use) for use in USES}
+        total, key = sum(times.values()), (node.node, node.incarnation)
+        if total <= self._reported.get(key, 0.0):
+            return
+        self._reported[key] = total
+        facts = {"node": node.node, "incarnation": str(node.incarnation)}
+        facts |= {use: f"{seconds:.3f}" for use, seconds in times.items()}
+        facts |= {f"{SENT}{peer}": str(count) for peer, count in node.sent_bytes.items()}
+        busy = sum(times[use] for use in ("forward", "backward", "redundant", "apply"))
+        text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
+        yield Record("usage", text, facts)
+
+    def _priced(self, state: State, ledger: Ledger) -> Iterator[Record]:
+        changed = self._reread()
+        tariff = {
+            "fixed_per_hour": repr(self._prices.fixed_per_hour),
+            "restart_seconds": repr(self._prices.restart.seconds),
+            "checkpoint_seconds": repr(self._prices.restart.checkpoint_every),
+        }
+        if tariff != self._tariff:
+            self._tariff = tariff
+            yield Record("tariff", f"{self._prices.fixed_per_hour:.4f} $/h beside the nodes", tariff)
+        for node in state.nodes.values():
+            life = ledger.life_of(node.node)
+            if life is None or life.incarnation != node.incarnation or (life.priced and not changed):
+                continue
+            record = _price(self._prices, node)
+            if record is not None and not (life.priced and life.per_hour == float(record.fields["per_hour"])):
+                yield record
+
+    def _reread(self) -> bool:
+        """Whether the price table is another one now. One that cannot be read is reported and the old one stays."""
+        at = self._file_time()
+        if at == self._changed_at:
+            return False
+        self._changed_at = at
+        try:
+            self._prices = load_prices(self._path)
+        except JobError as error:
+            log.warning("the prices stay as they were: %s", error)
+            return False
+        return True
+
+    def _file_time(self) -> int:
+        try:
+            return Path(self._path).stat().st_mtime_ns if self._path else 0
+        except OSError:
+            return 0
+
+
+def _price(prices: PriceTable, node: Node) -> Record | None:
+    row = prices.machine(node.machine)
+    if row is None:
+        return None
+    machine = node.machine
+    per_hour = row.of(machine.market)
+    assert per_hour is not None
+    facts = {
+        "node": node.node,
+        "incarnation": str(node.incarnation),
+        "per_hour": repr(per_hour),
+        "on_demand_per_hour": repr(prices.on_demand(machine) or 0.0),
+        "per_gb_zones": repr(prices.per_gb(machine.provider, "zones")),
+        "per_gb_regions": repr(prices.per_gb(machine.provider, "regions")),
+        "source": f"{row.source}, {row.date.isoformat()}",
+    }
+    what = " ".join(getattr(machine, f.name) for f in fields(machine) if getattr(machine, f.name))
+    return Record("price", f"{node.node} ({what}) costs {per_hour:g} $/h", facts)

@@ -1,0 +1,145 @@
+"""From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
+
+from collections.abc import Iterable
+
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator.failures import Work
+from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.messages import identity_from_proto, plan_from_proto, plan_to_proto, times_from_proto
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan
+from culm.pipeline.plan_change import change_of
+from culm.pipeline.text import told
+from culm.protos import coordinator_pb2 as pb
+
+GIVE_WAY = 0.002  # seconds in which the first stage's node begins the next step
+SLOT_OVER_WAY = 5  # so many times as long take a forward and its backward where others give way
+
+
+def commit_from_proto(commit: pb.Commit) -> cmd.Commit:
+    next_plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
+    return cmd.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan, commit.save)
+
+
+def addressee(command: cmd.Command) -> str | None:
+    """The node that the order is for; None: all that attend."""
+    return command.node if isinstance(command, cmd.SendPlan | cmd.SendCommit | cmd.Ask | cmd.Dismiss) else None
+
+
+def in_turn(nodes: Iterable[str], plan: Plan | None) -> list[str]:
+    """Owners in the order of their stages, then the others: a step begins with the first, which waits for that."""
+    stages = plan.stages if plan is not None else ()
+    turns = {stage.owner: s for s, stage in reversed(list(enumerate(stages)))}
+    return sorted(nodes, key=lambda node: turns.get(node, len(stages)))
+
+
+def pause_before(turn: int, slot_seconds: float) -> float:
+    """Seconds that a commit to the node of this turn waits: all wait for the first, maybe on one and the same machine.
+
+    ``slot_seconds``: what a microbatch's forward and backward took of the last step; 0.0 if that is not known. The
+    second stage has nothing to do before the first one's first forward is over.
+    """
+    return GIVE_WAY if turn and slot_seconds >= SLOT_OVER_WAY * GIVE_WAY else 0.0
+
+
+def plan_in(command: cmd.Command) -> Plan | None:
+    """The plan that the order brings, if any."""
+    if isinstance(command, cmd.Publish | cmd.SendPlan):
+        return command.plan
+    if isinstance(command, cmd.SendCommit):
+        return command.commit.next_plan
+    return command.next_plan if isinstance(command, cmd.Commit) else None
+
+
+def commit_order(commit: cmd.Commit, before: Plan | None = None) -> pb.AttendResponse:
+    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    order.save = commit.save
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(_plan(commit.next_plan, before))
+    return pb.AttendResponse(commit=order)
+
+
+def _plan(plan: Plan, before: Plan | None) -> pb.Plan:
+    change = change_of(plan, before) if before is not None else None
+    return change if change is not None else plan_to_proto(plan)
+
+
+def order_of(command: cmd.Command, before: Plan | None = None) -> pb.AttendResponse | None:
+    """The order, None for a command that is none; ``before``: the plan that was sent last, if a change will do."""
+    if isinstance(command, cmd.Publish | cmd.SendPlan):
+        return pb.AttendResponse(plan=_plan(command.plan, before))
+    if isinstance(command, cmd.Commit):
+        return commit_order(command, before)
+    if isinstance(command, cmd.SendCommit):
+        return commit_order(command.commit, before)
+    if isinstance(command, cmd.Ask):
+        return pb.AttendResponse(ask=pb.Ask())
+    if isinstance(command, cmd.Dismiss):
+        dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
+        return pb.AttendResponse(dismiss=dismiss)
+    return None
+
+
+def _failed(node: str, incarnation: int, failed: pb.Failed) -> ev.NodeFailed:
+    if not failed.HasField("work"):
+        return ev.NodeFailed(node, incarnation, told(failed.why))
+    w = failed.work
+    work = Work(w.what, w.step if w.HasField("step") else None, w.first_layer, w.end_layer) if w.what else None
+    return ev.NodeFailed(node, incarnation, told(failed.why), work)
+
+
+def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event | None:
+    """The event behind a report; None for a Join, which opens the stream, and for what this version does not know."""
+    body = request.WhichOneof("body")
+    if body == "available":
+        a = request.available
+        costs = tuple(float(x) for x in a.layer_parameters)
+        plan = plan_from_proto(a.plan) if a.HasField("plan") else None
+        commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
+        layers = frozenset(a.layers)
+        standing = (a.era, a.version, a.holds_state, plan, commit, layers, identity_from_proto(a))
+        return ev.Available(node, incarnation, costs, a.fingerprint, *standing)
+    if body == "built":
+        return ev.Built(node, incarnation, dict(request.built.initial))
+    if body == "heartbeat":
+        h = request.heartbeat
+        durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
+        where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second, h.loading_seconds)
+        return ev.Heartbeat(node, incarnation, h.version, told(h.instruction), h.finished, *durations, *where)
+    if body == "ready":
+        r = request.ready
+        norms, losses = tuple(r.squared_norms), tuple(r.losses)
+        return ev.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
+    if body == "resumed":
+        return ev.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
+    if body == "peer_lost":
+        p = request.peer_lost
+        return ev.PeerLost(node, incarnation, p.node, p.incarnation, told(p.why))
+    if body == "failed":
+        return _failed(node, incarnation, request.failed)
+    if body == "draining":
+        return ev.Draining(
+            node, told(request.draining.why), request.draining.seconds_left or None, request.draining.told
+        )
+    if body == "caught_up":
+        c = request.caught_up
+        return ev.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer, c.version, (c.term, c.generation))
+    if body == "warned":
+        return ev.Warned(node, told(request.warned.why))
+    if body == "saved":
+        files: dict[int, tuple[File, ...]] = {}
+        for f in request.saved.files:
+            files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
+        return ev.Saved(node, incarnation, request.saved.era, request.saved.step, files)
+    if body == "checkpoint_bad":
+        b = request.checkpoint_bad
+        return ev.CheckpointBad(node, Origin(b.step, b.folder, b.sha256), told(b.why))
+    if body == "unread":
+        u = request.unread
+        return ev.Unread(node, incarnation, u.era, Origin(u.step, u.folder, u.sha256), told(u.why), u.absent)
+    if body == "checkpoint_fault":
+        return ev.CheckpointFault(node, request.checkpoint_fault.step, told(request.checkpoint_fault.why))
+    if body == "leave":
+        return ev.Left(node, incarnation, told(request.leave.why))
+    return None

@@ -1,0 +1,334 @@
+"""The event log: what a leader puts on record, what it keeps of that, and what its successor reads of it.
+
+Everything is bounded: of what happened the newest is kept as it is, commits, which are many, are kept as numbers. What
+is derived from the log (the ledger's figures, exposure windows, the loss curve) decides nothing: an event that cannot
+be read is set aside and told once. A summary of it goes to the store now and then. A successor leads first; meanwhile
+it reads the summary and the events after it, page by page, and events of its own wait to be counted.
+"""
+
+import asyncio
+import base64
+import json
+import logging
+import math
+import zlib
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from heapq import merge
+from itertools import takewhile
+from typing import Any
+
+from culm.coordinator.edges.store import Store, StoreAway
+from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.money.ledger import Ledger
+from culm.protos import coordinator_pb2 as pb
+
+log = logging.getLogger("culm.coordinator")
+
+FIXED_FIELDS = ("sequence", "time", "kind", "text", "step", "generation")
+OFTEN = ("commit", "usage")  # kinds of events that go to the stream "metrics"
+TERM_BITS = 32  # of an event's number, above its place among those of one leader
+KEPT = 10_000  # events that are no commits and no usage
+USAGE_KEPT = 1_000
+COMMITS_KEPT = 1 << 16
+SUMMARY_EVERY = 1_000  # events between two summaries
+READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
+
+Event = pb.ListEventsResponse
+
+
+class Commits:
+    """The commits on record as numbers, ascending. Of too many every second of the older half is left out: the loss
+    curve keeps its shape.
+    """
+
+    def __init__(self) -> None:
+        self.sequences = array("Q")
+        self._generations = array("Q")
+        self._steps = array("Q")
+        self._times = array("d")
+        self._losses = array("d")
+        self._scales = array("d")
+
+    def _columns(self) -> "tuple[array[Any], ...]":
+        return (self.sequences, self._generations, self._steps, self._times, self._losses, self._scales)
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def add(self, event: Event) -> bool:
+        """False if it is no commit as this version writes them, and has to be kept as it is."""
+        fields = event.fields
+        try:
+            step, loss, scale = int(fields["step"]), float.fromhex(fields["loss_hex"]), float(fields["scale"])
+        except (KeyError, ValueError, OverflowError):
+            return False
+        row = (event.sequence, event.generation, step, event.time, loss, scale)
+        if step < 0 or len(fields) != len(_fields(step, loss, scale)):
+            return False
+        for column, value in zip(self._columns(), row, strict=True):
+            column.append(value)
+        if len(self) > COMMITS_KEPT:
+            for column in self._columns():
+                del column[1 : COMMITS_KEPT // 2 : 2]
+        return True
+
+    def since(self, sequence: int) -> Iterator[Event]:
+        """From this number on."""
+        for i in range(bisect_left(self.sequences, sequence), len(self)):
+            yield self._event(i)
+
+    def _event(self, i: int) -> Event:
+        step, loss = self._steps[i], self._losses[i]
+        return Event(
+            sequence=self.sequences[i],
+            time=self._times[i],
+            kind="commit",
+            text=f"step {step} committed, loss {loss:.4f}",
+            step=step + 1,
+            generation=self._generations[i],
+            fields=_fields(step, loss, self._scales[i]),
+        )
+
+    def to_text(self) -> str:
+        columns = b"".join(column.tobytes() for column in self._columns())
+        return base64.b64encode(zlib.compress(columns, 1)).decode()
+
+    def read(self, text: str) -> None:
+        """Takes what ``to_text`` gave in place of what is here."""
+        data = zlib.decompress(base64.b64decode(text))
+        size = len(data) // len(self._columns())
+        for i, column in enumerate(self._columns()):
+            del column[:]
+            column.frombytes(data[i * size : (i + 1) * size])
+
+
+def _fields(step: int, loss: float, scale: float) -> dict[str, str]:
+    return {"step": str(step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(scale)}
+
+
+@dataclass(slots=True)
+class Windows:
+    """The times that a stage was without a hot standby. Seconds."""
+
+    count: int = 0
+    longest: float = 0.0
+    total: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count, self.total = self.count + 1, self.total + seconds
+        self.longest = max(self.longest, seconds)
+
+
+class EventLog:
+    """Of one leader: its own events, and those before as far as they could be read."""
+
+    def __init__(self, store: Store, term: int, clock: Callable[[], float]) -> None:
+        self.grown = asyncio.Event()  # set at the next event, and then another one
+        self.whole = asyncio.Event()  # set when the events before are here, or cannot be had
+        self.ledger = Ledger()
+        self.windows: dict[int, Windows] = {}
+        self.last_commit: dict[str, str] = {}  # the fields of the last one on record
+        self._taken: dict[str, str] = {}  # the fields of the last one that was counted
+        self._store = store
+        self._clock = clock  # unix seconds
+        self._newest = max(0, term - 1) << TERM_BITS
+        # By number, as bytes: a tenth of what the messages take.
+        self._notable: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
+        self._usage: deque[tuple[int, bytes]] = deque(maxlen=USAGE_KEPT)
+        self._commits = Commits()
+        self._reader = Reader("the run's figures")
+        self._waiting: list[Event] = []  # own ones, until those before are here
+        self._unsummed = 0  # events since the last summary
+
+    def record(self, kind: str, text: str, fields: Mapping[str, str], step: int, generation: int) -> None:
+        """Puts an event on record; a commit that is there already is told by the nodes of a leader that died."""
+        if kind == "commit" and dict(fields) == self.last_commit:
+            return
+        self._newest += 1  # higher than any of a leader before, also where its last ones were never written
+        event = Event(
+            sequence=self._newest,
+            time=self._clock(),
+            kind=kind,
+            text=text,
+            step=step,
+            generation=generation,
+            fields=dict(fields),
+        )
+        log.log(logging.DEBUG if kind in OFTEN else logging.INFO, "%s: %s", kind, text)
+        self._store.append("metrics" if kind in OFTEN else "events", entry_of(event))
+        self.last_commit = _last_commit(event, self.last_commit)
+        if self.whole.is_set():
+            self._take(event)
+        else:
+            self._waiting.append(event)
+        self.grown.set()
+        self.grown = asyncio.Event()
+        self._unsummed += 1
+        if self._unsummed >= SUMMARY_EVERY and self.whole.is_set():
+            self.sum_up()
+
+    def _take(self, event: Event) -> None:
+        if event.kind == "commit" and dict(event.fields) == self._taken:
+            return  # told again before it was known that it is on record
+        self._taken = _last_commit(event, self._taken)
+        self._keep(event)
+        self._count(event)
+
+    def _keep(self, event: Event) -> None:
+        if event.kind == "usage":
+            self._usage.append((event.sequence, event.SerializeToString()))
+        elif event.kind != "commit" or not self._commits.add(event):
+            self._notable.append((event.sequence, event.SerializeToString()))
+
+    def _count(self, event: Event) -> None:
+        self._reader.read(event, self.ledger.take)
+        if event.kind == "hot":
+            self._reader.read(event, self._note_window)
+
+    def _note_window(self, event: Event) -> None:
+        stage, seconds = int(event.fields["stage"]), float(event.fields["exposure_ms"]) / 1e3
+        self.windows.setdefault(stage, Windows()).add(seconds)
+
+    def since(self, sequence: int) -> Iterator[Event]:
+        """What is kept, from this number on, in order."""
+        others = (_since(kept, sequence) for kept in (self._notable, self._usage))
+        return merge(*others, self._commits.since(sequence), key=lambda event: event.sequence)
+
+    # ---- what a successor needs --------------------------------------------------------------------------------------
+
+    def sum_up(self) -> None:
+        """Has the figures written as they are now: a successor need not read the events that they come from."""
+        if not self.whole.is_set():
+            return
+        self._unsummed = 0
+        try:
+            summary = {
+                "sequence": self._newest,
+                "ledger": self.ledger.to_document(),
+                "windows": {s: [w.count, w.longest, w.total] for s, w in self.windows.items()},
+                "commits": self._commits.to_text(),
+            }
+        except Exception:
+            log.exception("the run's figures are not summed up: a later coordinator reads the events themselves")
+            return
+        self._store.put("summary", json.dumps(summary))
+
+    async def read_before(self, last: Mapping[str, str]) -> None:
+        """Reads what leaders before put on record; decisions need none of it, so they go on meanwhile.
+
+        ``last``: the fields of the last commit, {} if there is none: that leader may have died before it was on record.
+        """
+        summed = 0
+        try:
+            summed = self._read_summary(await self._patiently(partial(self._store.get, "summary")))
+            entries = []
+            for stream in ("events", "metrics"):
+                async for page in self._pages(stream):
+                    entries.extend(page)
+            before = {event.sequence: event for event in map(self._event_of, entries) if event is not None}
+            for sequence in sorted(number for number in before if number < self._first_own):
+                event = before[sequence]
+                if sequence > summed:
+                    self._take(event)
+                elif event.kind != "commit":
+                    self._keep(event)
+                if len(self._notable) % 500 == 0:
+                    await asyncio.sleep(0)
+        except StoreAway as error:
+            log.warning("could not read earlier events from the store, they will be missing: %s", error)
+        except Exception:
+            log.exception("could not read earlier events, they will be missing")
+        self.whole.set()
+        own, self._waiting = self._waiting, []
+        known = {e.fields["step"] for e in self._commits.since(0)} if last else set()
+        told = any(e.kind == "commit" and dict(e.fields) == dict(last) for e in own)
+        for event in own:
+            self._take(event)
+        if last and not told and last["step"] not in known:
+            text = f"step {last['step']} committed, loss {float(last['loss']):.4f}"
+            self.record("commit", text, last, int(last["step"]) + 1, 0)
+
+    @property
+    def _first_own(self) -> int:
+        return self._waiting[0].sequence if self._waiting else self._newest + 1
+
+    def _read_summary(self, text: str | None) -> int:
+        """The number of the last event that it counts; 0 if there is none, or none that can be read."""
+        if not text:
+            return 0
+        try:
+            summary = json.loads(text)
+            ledger = Ledger.from_document(summary["ledger"])
+            windows = {int(s): Windows(*w) for s, w in summary["windows"].items()}
+            self._commits.read(summary["commits"])
+            sequence = int(summary["sequence"])
+        except Exception as error:
+            log.warning("the summary of the run's figures cannot be read (%s): they begin with what is kept", error)
+            self._commits = Commits()
+            return 0
+        self.ledger, self.windows = ledger, windows
+        return sequence
+
+    def _event_of(self, entry: Mapping[str, str]) -> Event | None:
+        try:
+            return event_of(entry)
+        except (KeyError, ValueError, OverflowError, TypeError) as error:
+            self._reader.set_aside(f"an entry of the kind {entry.get('kind', '?')!r}", error)
+            return None
+
+    async def _pages(self, stream: str) -> Any:
+        after = ""
+        while True:
+            page = await self._patiently(partial(self._store.read, stream, after))
+            if not page:
+                return
+            yield [entry for _, entry in page]
+            after = page[-1][0]
+
+    async def _patiently(self, read: Callable[[], Any]) -> Any:
+        for attempt in range(READ_ATTEMPTS):
+            try:
+                return await read()
+            except StoreAway:
+                if attempt == READ_ATTEMPTS - 1:
+                    raise
+                await asyncio.sleep(READ_PAUSE)
+        return None
+
+
+def _since(kept: "deque[tuple[int, bytes]]", sequence: int) -> list[Event]:
+    """Those from this number on; read from the end, since a follower has most of them."""
+    newer = [data for _, data in takewhile(lambda entry: entry[0] >= sequence, reversed(kept))]
+    return [Event.FromString(data) for data in reversed(newer)]
+
+
+def _last_commit(event: Event, before: dict[str, str]) -> dict[str, str]:
+    """The fields of the last commit; after a rollback the same one may come again."""
+    return dict(event.fields) if event.kind == "commit" else {} if event.kind == "rollback" else before
+
+
+def entry_of(event: Event) -> dict[str, Any]:
+    """As the store keeps it."""
+    fixed = {name: getattr(event, name) for name in FIXED_FIELDS}
+    return {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
+
+
+def event_of(entry: Mapping[str, str]) -> Event:
+    """What ``entry_of`` was made from. Raises KeyError or ValueError for what is none."""
+    at = float(entry["time"])
+    if not math.isfinite(at):
+        raise ValueError(f"{at} is no time")
+    return Event(
+        sequence=int(entry["sequence"]),
+        time=at,
+        kind=entry["kind"],
+        text=entry["text"],
+        step=int(entry["step"]),
+        generation=int(entry["generation"]),
+        fields={k.removeprefix("fields."): v for k, v in entry.items() if k.startswith("fields.")},
+    )

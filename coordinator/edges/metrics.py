@@ -1,0 +1,114 @@
+"""What the coordinator tells Prometheus: its status as it is, and what its event log adds up to."""
+
+import threading
+from collections import Counter as Count
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from culm.pipeline.money.eventlog import Reader
+from culm.protos import coordinator_pb2 as pb
+
+NODE_STATES = ("joining", "spare", "active", "draining", "detached")
+STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
+RESUME_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+Look = Callable[[int], tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]]
+
+
+class Tally:
+    """Adds up the event log, which outlives a coordinator: so a successor's numbers go on where these end."""
+
+    def __init__(self) -> None:
+        self.losses = Counter("culm_losses", "Nodes lost.", registry=None)
+        self.rollbacks = Counter("culm_rollbacks", "Times that both copies of a stage were lost.", registry=None)
+        self.redone = Counter(
+            "culm_redone_instructions", "Instructions of lost nodes that heirs ran again.", registry=None
+        )
+        self.resumes = Histogram(
+            "culm_resume_seconds",
+            "From the loss of a node to its heir's first instruction.",
+            registry=None,
+            buckets=RESUME_BUCKETS,
+        )
+        self.steps = Histogram("culm_step_seconds", "From one commit to the next.", registry=None, buckets=STEP_BUCKETS)
+        self._begun: float | None = None  # the running step, in unix time: by the commit before, or by the first plan
+        self._next: int | None = None  # the running step's number; None: any
+
+    def take(self, event: pb.ListEventsResponse) -> None:
+        fields = event.fields
+        if event.kind == "commit":
+            self._commit(int(fields["step"]), event.time)
+        elif event.kind == "plan" and self._begun is None:
+            self._begun = event.time
+        elif event.kind == "lost":
+            self.losses.inc()
+        elif event.kind == "recovered":
+            self.redone.inc(int(fields["redone"]))
+            self.resumes.observe(float(fields["resume_ms"]) / 1e3)
+        elif event.kind == "rollback":
+            self.rollbacks.inc()
+            self._begun = self._next = None
+
+    def _commit(self, step: int, at: float) -> None:
+        # A leader that died may have left commits off the record: then it is not known when this step began.
+        if self._begun is not None and self._next in (None, step):
+            self.steps.observe(max(0.0, at - self._begun))
+        self._begun, self._next = at, step + 1
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in (self.losses, self.rollbacks, self.redone, self.resumes, self.steps):
+            yield from metric.collect()
+
+
+class RunCollector(Collector):
+    """The run's metrics. ``look(n)`` gives the status and the events after the number ``n``. See docs/metrics.md."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self._tally = Tally()
+        self._reader = Reader("the run's metrics")
+        self._seen = 0  # the number of the last event
+        self._turn = threading.Lock()  # two may ask at once
+
+    def collect(self) -> Iterator[Metric]:
+        with self._turn:
+            status, events = self._look(self._seen)
+            for event in events:
+                self._reader.read(event, self._tally.take)
+                self._seen = event.sequence
+            totals = list(self._tally.collect())
+        return iter((*totals, *gauges(status)))
+
+
+def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
+    """The status as metrics."""
+    yield GaugeMetricFamily("culm_step", "Steps committed.", status.step)
+    yield GaugeMetricFamily("culm_steps", "Steps that the job asks for.", status.steps)
+    yield GaugeMetricFamily("culm_loss", "Loss of the last committed step; NaN before the first.", status.loss)
+    yield GaugeMetricFamily(
+        "culm_samples_per_second", "Samples a second over the last steps.", status.samples_per_second
+    )
+    yield GaugeMetricFamily("culm_term", "Term of the leading coordinator.", status.term)
+    yield GaugeMetricFamily("culm_generation", "Generation of the present plan.", status.generation)
+    yield GaugeMetricFamily("culm_checkpoint_step", "Steps in the newest whole checkpoint.", status.checkpoint)
+    yield GaugeMetricFamily("culm_cost_dollars", "What the run has cost so far.", status.cost)
+    yield GaugeMetricFamily(
+        "culm_stalled_seconds",
+        "Since the last commit, where that is much longer than usual; 0 else.",
+        status.stalled_seconds,
+    )
+    yield GaugeMetricFamily("culm_waiting", "1 while the run waits for nodes, 0 else.", status.phase == "waiting")
+    nodes = GaugeMetricFamily("culm_nodes", "Nodes that take part, by state.", labels=("state",))
+    counts = Count(node.state for node in status.nodes)
+    for state in NODE_STATES:
+        nodes.add_metric((state,), counts[state])
+    yield nodes
+    exposure = GaugeMetricFamily(
+        "culm_exposure_seconds", "For how long the stage has been without a hot standby.", labels=("stage",)
+    )
+    for stage, seconds in sorted(status.exposure.items()):
+        exposure.add_metric((str(stage),), seconds)
+    yield exposure

@@ -1,0 +1,117 @@
+"""From which checkpoint a run goes on: what its job says otherwise than the one that wrote it is named.
+
+A store that knows nothing is no proof that nobody trained: it may have lost its memory, and every node with it. So
+whole checkpoints of this very job at its own URL count before step 0 (rule 14), and nodes that hold state count before
+those (rule 15). ``--new-run`` says that nobody has led the run before; then it begins anew, and writes over them.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from culm.coordinator.agreement import Agreement
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.state import State
+from culm.pipeline.checkpoints.manifest import Found, Manifest, find_checkpoints
+from culm.pipeline.errors import JobError
+from culm.pipeline.identity import Identity, refuse_changes
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.text import shown_url, without_secrets
+
+log = logging.getLogger("culm.coordinator")
+
+
+def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Agreement:
+    """What the nodes of the new run have to agree with. Raises JobError for a job that would give other bits.
+
+    What the job file cannot tell (code, files, versions, hardware, the layers) is compared when nodes join.
+    """
+    where = f"--resume {without_secrets(url)}"
+    job = settings.job
+    if manifest.step >= job.job.steps:
+        what = f"the checkpoint is of step {manifest.step}, and the job has {job.job.steps} steps"
+        raise JobError(what, where, "set job.steps to more, or resume from an earlier checkpoint")
+    if not manifest.job_toml:
+        log.warning("the checkpoint does not say which job wrote it: only the shapes of its layers are compared")
+        return Agreement()
+    try:
+        then = parse_job(manifest.job_toml, "the checkpoint's job")
+    except JobError as error:
+        raise JobError(f"its job cannot be read: {error}", where, "resume with the version that wrote it") from error
+    refuse_changes(then, job, settings.allow, where)
+    return Agreement(checkpoint=Identity(manifest.identity.parts, manifest.identity.outlines).without(settings.allow))
+
+
+def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
+    """Raises JobError where the job would give other bits than the one with which the run began. ``written``: as TOML.
+
+    Its nodes compute by that one, and the coordinator by this: clip_norm and nonfinite take effect here.
+    """
+    where = f"run {settings.run}"
+    try:
+        then = parse_job(written, "the run's job")
+    except JobError as error:
+        log.warning("the job with which %s began cannot be read, and is not compared: %s", where, error)
+        return
+    refuse_changes(then, settings.job, (), where, "the run", "set it back, or begin another run with --run NAME")
+
+
+def left_behind(settings: CoordinatorSettings) -> list[Found]:
+    """The whole checkpoints of this very job at its own URL, oldest first.
+
+    Only their manifests are read: the nodes compare every file. Raises OSError where the storage does not answer.
+    """
+    job = settings.job
+    if job.checkpoint is None:
+        return []
+    url = job.checkpoint.url
+    allowed = settings.allow if not settings.resume else frozenset()  # else it is said of the one that is resumed
+    ours: list[Found] = []
+    for found in find_checkpoints(url):
+        if found.manifest is None or found.step > job.job.steps:
+            continue
+        why = _of_another_job(found.manifest, job, allowed)
+        if not why and ours and _identity(ours[0]).parts != _identity(found).parts:
+            why = f"it was made otherwise than the one of step {ours[0].step}"
+        if why:
+            log.warning("%s is not this run's, which will write over it: %s", shown_url(found.url), why)
+        else:
+            ours.append(found)
+    return ours[::-1]
+
+
+def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> State:
+    """The state of a run of which only checkpoints are left; one that is resumed from a newer one stays as it is."""
+    if not ours or ours[-1].step <= state.committed:
+        return state
+    newest = ours[-1]
+    log.warning(
+        "the store knows nothing of this run, and %s is a whole checkpoint of this job: unless nodes know more, it goes"
+        " on from step %d; to begin anew, and write over it, start with --new-run, or name another url",
+        shown_url(newest.url),
+        newest.step,
+    )
+    return replace(
+        state,
+        committed=newest.step,
+        origin=newest.origin,
+        checkpoints=tuple(found.origin for found in ours),
+        agreement=Agreement(checkpoint=_identity(newest).without(allow)),
+    )
+
+
+def _identity(found: Found) -> Identity:
+    return found.manifest.identity if found.manifest is not None else Identity()
+
+
+def _of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str:
+    """How the checkpoint's job differs from this one, or nothing."""
+    if manifest.job != job.job.name:
+        return f"its job is {manifest.job}"
+    if not manifest.job_toml:
+        return "it does not say which job wrote it"
+    try:
+        refuse_changes(parse_job(manifest.job_toml, "the checkpoint's job"), job, allowed, "")
+    except JobError as error:
+        return error.what
+    return ""

@@ -1,0 +1,172 @@
+"""What outlives a coordinator: the parts of its state that a successor needs, as plain JSON-able data."""
+
+from dataclasses import replace
+from typing import Any
+
+from culm.coordinator import links
+from culm.coordinator.agreement import agreement_from, agreement_to
+from culm.coordinator.commands import Commit
+from culm.coordinator.failures import Failures
+from culm.coordinator.state import Ending, Node, Phase, Settings, State, Storage, Watch
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Member, Plan, Redundancy, stages_from_lists, stages_to_lists
+
+Document = dict[str, Any]
+
+
+def to_document(state: State) -> Document:
+    """The state without what nodes repeat when they attach again."""
+    return {
+        "term": state.term,
+        "phase": state.phase.value,
+        "era": state.era,
+        "committed": state.committed,
+        "generation": state.generation,
+        "plan": _plan_to(state.plan) if state.plan else None,
+        "layer_costs": list(state.layer_costs),
+        "fingerprint": state.fingerprint,
+        "agreement": agreement_to(state.agreement),
+        "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
+        "fenced_up_to": state.fenced_up_to,
+        "last_commit": _commit_to(state.last_commit) if state.last_commit else None,
+        "exposed": sorted(state.exposed_since),
+        "origin": _origin_to(state.origin),
+        "resumed": state.resumed,
+        "checkpoints": [_origin_to(checkpoint) for checkpoint in state.checkpoints],
+        "ending": [state.ending.fetched, state.ending.released],
+        "draining": {n.node: [n.incarnation, n.draining] for n in state.nodes.values() if n.draining},
+        "parted": {node: parted.peer for node, parted in state.parted.items()},
+    }
+
+
+def from_document(document: Document, settings: Settings, term: int, now: float, leader: int = 0) -> State:
+    """The state under a new term; the plan's members count as detached since now and may come back."""
+    plan = _plan_from(document["plan"]) if document["plan"] else None
+    nodes = {
+        m.node: replace(
+            Node(m.node, m.incarnation, m.address, 0, m.zone, False, None, now, now),
+            draining=_draining(document, m),
+        )
+        for m in (plan.members.values() if plan else ())
+        if (m.node, m.incarnation) not in {(a, b) for a, b in document["fenced"]}
+    }
+    return State(
+        settings=settings,
+        term=term,
+        leader=leader,
+        # A job at fault may have been mended since: a coordinator that starts again tries again.
+        phase=_going_on(Phase(document["phase"]), plan),
+        era=document["era"],
+        committed=document["committed"],
+        generation=document["generation"],
+        plan=plan,
+        layer_costs=tuple(document["layer_costs"]),
+        fingerprint=document["fingerprint"],
+        agreement=agreement_from(document.get("agreement")),
+        nodes=nodes,
+        fenced=frozenset((node, incarnation) for node, incarnation in document["fenced"]),
+        fenced_up_to=document.get("fenced_up_to", 0),
+        last_commit=_commit_from(document["last_commit"]) if document["last_commit"] else None,
+        exposed_since=dict.fromkeys(document["exposed"], now),
+        origin=Origin(*document["origin"]),
+        resumed=document["resumed"],
+        checkpoints=tuple(Origin(*checkpoint) for checkpoint in document["checkpoints"]),
+        parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
+        ending=_ending_from(document, now),
+        took_over_at=now,
+        changed_at=now,
+        detail=_detail_of(document),
+    )
+
+
+def _origin_to(origin: Origin) -> list[int | str]:
+    return [origin.step, origin.folder, origin.sha256]
+
+
+def _ending_from(document: Document, now: float) -> Ending:
+    """Who fetched the weights, and whether the nodes were let go, is decided once; the time to fetch begins anew."""
+    fetched, released = document.get("ending", ["", ""])
+    return Ending(now if Phase(document["phase"]) is Phase.DONE else None, fetched, released)
+
+
+def _detail_of(document: Document) -> str:
+    released: str = document.get("ending", ["", ""])[1]
+    return released or "waiting for the nodes to attach again"
+
+
+def _draining(document: Document, member: Member) -> str:
+    """Why the node is to go. A process that was started again meanwhile is not meant."""
+    incarnation, why = document.get("draining", {}).get(member.node, (0, ""))
+    return why if incarnation == member.incarnation else ""
+
+
+def _going_on(phase: Phase, plan: Plan | None) -> Phase:
+    if phase is not Phase.FAILED:
+        return phase
+    return Phase.RUNNING if plan is not None else Phase.WAITING
+
+
+def _plan_to(plan: Plan) -> Document:
+    return {
+        "term": plan.term,
+        "leader": plan.leader,
+        "generation": plan.generation,
+        "era": plan.era,
+        "step": plan.step,
+        "reason": plan.reason,
+        "origin": _origin_to(plan.origin),
+        "stages": stages_to_lists(plan.stages),
+        "target": stages_to_lists(plan.target),
+        "redundancy": [plan.redundancy.eager, plan.redundancy.ship_every] if plan.redundancy is not None else None,
+        "members": [[m.node, m.incarnation, m.address, m.zone] for m in plan.members.values()],
+    }
+
+
+def _plan_from(document: Document) -> Plan:
+    stages, target = stages_from_lists(document["stages"]), stages_from_lists(document["target"])
+    members = {m[0]: Member(*m) for m in document["members"]}
+    order = (document["term"], document["generation"], document["era"], document["step"])
+    chosen = Redundancy(*document["redundancy"]) if document.get("redundancy") else None
+    origin, maker = Origin(*document["origin"]), document.get("leader", 0)
+    return Plan(*order, stages, members, document["reason"], origin, target, chosen, maker)
+
+
+def _commit_to(commit: Commit) -> Document:
+    return {
+        "term": commit.term,
+        "era": commit.era,
+        "step": commit.step,
+        "scale": commit.scale.hex(),
+        "loss": commit.loss.hex(),
+        "next_plan": _plan_to(commit.next_plan) if commit.next_plan else None,
+        "save": commit.save,
+    }
+
+
+def _commit_from(document: Document) -> Commit:
+    scale, loss = float.fromhex(document["scale"]), float.fromhex(document["loss"])
+    plan = _plan_from(document["next_plan"]) if document["next_plan"] else None
+    return Commit(document["term"], document["era"], document["step"], scale, loss, plan, document.get("save", False))
+
+
+def without_volatile(state: State) -> State:
+    """The state as it looks after a round trip, for comparison."""
+    return replace(
+        state,
+        nodes={},
+        evidence={},
+        facts={},
+        following={},
+        norms={},
+        losses=(),
+        open_losses=(),
+        storage=Storage(),
+        review=None,
+        watch=Watch(),
+        ending=replace(state.ending, done_at=None),
+        stopping=None,
+        took_over_at=None,
+        failures=Failures(),
+        changed_at=0.0,
+        losses_at=(),
+    )

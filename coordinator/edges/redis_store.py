@@ -1,0 +1,302 @@
+"""The store in Redis: leader lease with a fencing term, state, heartbeats, event and metric streams.
+
+Every write goes through a script that checks holder and term, in one queue, so that an outage delays writes, keeps
+their order and loses none. What waits goes together; heartbeats, which nobody waits for, are gathered beside the queue.
+"""
+
+import asyncio
+import json
+import logging
+from collections import OrderedDict
+from itertools import islice
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from culm.coordinator.edges.persistence import Document
+from culm.coordinator.edges.store import LENGTHS, PAGE, LostLease, StoreAway
+from culm.pipeline.terms import TERM_LIMIT
+
+log = logging.getLogger("culm.store")
+
+PATIENCE = 1.0  # seconds that an orderly end waits for what is to be written
+TOGETHER = 256  # writes that go at once
+QUEUED = 20_000  # writes that an outage may delay; beyond that the oldest entries of streams are given up
+BEATS_SECONDS = 0.25  # in which heartbeats are gathered
+
+# A holder that was killed and started again takes its own lease over at once. ARGV: holder, lease in ms, a term to go
+# above, the limit of terms. A kept term that is none of these numbers counts for nothing.
+ACQUIRE = """
+local held = redis.call('GET', KEYS[1])
+if held and string.sub(held, 1, #ARGV[1] + 1) ~= ARGV[1] .. ':' then return 0 end
+local kept = tonumber(redis.call('GET', KEYS[2]) or '0') or -1
+if kept < 0 or kept ~= math.floor(kept) or kept + 1 >= tonumber(ARGV[4]) then kept = 0 end
+local term = string.format('%d', math.max(kept, tonumber(ARGV[3])) + 1)
+redis.call('SET', KEYS[2], term)
+redis.call('SET', KEYS[1], ARGV[1] .. ':' .. term, 'PX', ARGV[2])
+return tonumber(term)
+"""
+# A lease that ran out while nobody took it goes on. A Redis that lost its memory, or came back with an older one,
+# learns the term again: a lease of a lower term is of that older memory, or its holder will have to go (rule 15).
+# KEYS: lease, term. ARGV: holder and term, term, lease in ms.
+LEADING = """
+local held = redis.call('GET', KEYS[1])
+local newest = tonumber(redis.call('GET', KEYS[2]) or '0') or 0
+local mine = tonumber(ARGV[2])
+if newest > mine or (newest == mine and held and held ~= ARGV[1]) then return redis.error_reply('FENCED') end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+if newest < mine then redis.call('SET', KEYS[2], ARGV[2]) end
+"""
+# KEYS also: written. ARGV also, of each write: serial number, how many words, the words. Writes whose answer was lost
+# are sent again: their serial numbers tell which have been done. The first that fails ends the turn.
+WRITE = f"""{LEADING}
+local done = redis.call('HGET', KEYS[3], ARGV[1])
+if not done then redis.call('DEL', KEYS[3]) end
+local at = 4
+while at <= #ARGV do
+  local words = tonumber(ARGV[at + 1])
+  if words > 0 and tonumber(ARGV[at]) > tonumber(done or '0') then
+    local answer = redis.pcall(unpack(ARGV, at + 2, at + 1 + words))
+    if type(answer) == 'table' and answer.err then return answer end
+    redis.call('HSET', KEYS[3], ARGV[1], ARGV[at])
+  end
+  at = at + 2 + words
+end
+return 1
+"""
+# ARGV also, of each heartbeat: its key, how many ms it lives.
+BEAT = f"""{LEADING}
+for at = 4, #ARGV, 2 do redis.call('SET', ARGV[at], '1', 'PX', ARGV[at + 1]) end
+return 1
+"""
+RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+
+
+class RedisStore:
+    """One run's keys, all under ``culm:{run}:``."""
+
+    def __init__(self, url: str, run: str, holder: str, lease_seconds: float) -> None:
+        self._redis = redis.Redis.from_url(
+            url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0), decode_responses=True
+        )
+        self._prefix = f"culm:{run}:"
+        self._keys = [f"{self._prefix}leader", f"{self._prefix}term", f"{self._prefix}written"]
+        self._holder = holder
+        self._lease_ms = int(lease_seconds * 1000)
+        self._term = 0
+        self._queue: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # by serial number
+        self._serial = 0
+        self._sending = 0  # serial number of the newest write that may be on its way
+        self._texts: dict[str, int] = {}  # key -> serial number of the SET that waits: only the newest counts
+        self._given_up = 0  # entries, since there were too many
+        self._turn = asyncio.Lock()  # of the writer, which is not to meet a change of the term
+        self._beats: dict[str, float] = {}  # node -> seconds for which it counts as heard
+        self._beats_due = False
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._lost: LostLease | None = None
+        self._away = False
+        self._writer: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def _lease(self) -> str:
+        return f"{self._holder}:{self._term}"
+
+    async def acquire(self, above: int = 0) -> int:
+        async with self._turn:
+            # What waits was decided under the term before: of that only what happened counts.
+            for serial in self._texts.values():
+                self._queue.pop(serial, None)
+            self._texts.clear()
+            self._term = await self._acquired(max(above, _term_in(await self.load())))
+            self._lost = None
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write())
+        return self._term
+
+    async def _acquired(self, above: int) -> int:
+        told = ""
+        while True:
+            try:
+                kept = await self._redis.get(self._keys[1])
+                words = (self._holder, self._lease_ms, str(above), str(TERM_LIMIT))
+                term = await self._redis.eval(ACQUIRE, 2, *self._keys[:2], *words)
+                obstacle = "another coordinator leads this run: waiting for its lease to end"
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                kept, term, obstacle = None, 0, f"waiting for Redis: {error}"
+            if self._closing:
+                raise asyncio.CancelledError  # it was, and that was lost, as in close
+            if term:
+                if kept is not None and not (kept.isascii() and kept.isdigit() and int(kept) + 1 < TERM_LIMIT):
+                    key = self._keys[1]
+                    log.warning("%s in Redis was %.40r, which is no term: it is %d from now on", key, kept, term)
+                return int(term)
+            if obstacle != told:
+                log.warning("%s", obstacle)
+                told = obstacle
+            await asyncio.sleep(0.2)
+
+    async def renew(self) -> None:
+        if self._lost is not None:
+            raise self._lost
+        if self._writer is not None and self._writer.done():
+            self._writer.result()  # it raised what nobody expected
+        if not self._queue:
+            self._put(())
+
+    async def load(self) -> Document | None:
+        while True:
+            try:
+                text = await self._redis.get(f"{self._prefix}state")
+                break
+            except (RedisConnectionError, RedisTimeoutError) as error:
+                log.warning("waiting for Redis, to read the state: %s", error)
+                await asyncio.sleep(0.2)
+        return json.loads(text) if text else None
+
+    def save(self, document: Document) -> None:
+        self.put("state", json.dumps(document))
+
+    def put(self, name: str, text: str) -> None:
+        key = f"{self._prefix}{name}"
+        before = self._texts.get(key, 0)
+        if before > self._sending:  # else it may be on its way already
+            self._queue.pop(before, None)
+        self._put(("SET", key, text))
+        self._texts[key] = self._serial
+
+    async def get(self, name: str) -> str | None:
+        try:
+            found: Any = await self._redis.get(f"{self._prefix}{name}")
+        except RedisError as error:
+            raise StoreAway(str(error)) from error
+        return None if found is None else str(found)
+
+    def heartbeat(self, node: str, ttl_seconds: float) -> None:
+        if self._away:  # an old sign of life is of no use later
+            return
+        if not self._beats:
+            asyncio.get_running_loop().call_later(BEATS_SECONDS, self._let_beat)
+        self._beats[node] = ttl_seconds
+        self._drained.clear()
+
+    def _let_beat(self) -> None:
+        self._beats_due = True
+        self._wake.set()
+
+    def append(self, stream: str, entry: dict[str, Any]) -> None:
+        fields = [str(x) for pair in entry.items() for x in pair]
+        limit = ("MAXLEN", "~", str(LENGTHS[stream]))
+        self._put(("XADD", f"{self._prefix}{stream}", *limit, "*", *fields))
+
+    async def read(self, stream: str, after: str = "") -> list[tuple[str, dict[str, str]]]:
+        first = f"({after}" if after else "-"
+        try:
+            found: Any = await self._redis.xrange(f"{self._prefix}{stream}", min=first, count=PAGE)
+        except RedisError as error:
+            raise StoreAway(str(error)) from error
+        return [(number, entry) for number, entry in found]
+
+    def _put(self, command: tuple[str, ...]) -> None:
+        self._serial += 1
+        self._queue[self._serial] = command
+        if len(self._queue) > QUEUED:
+            self._give_up()
+        self._drained.clear()
+        self._wake.set()
+
+    def _give_up(self) -> None:
+        """The oldest entry that is surely not on its way."""
+        for serial, command in self._queue.items():
+            if serial > self._sending and command[:1] == ("XADD",):
+                del self._queue[serial]
+                self._given_up += 1
+                return
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            while (self._queue or self._beats_due) and not (self._closing and self._away):
+                async with self._turn:
+                    await (self._send_beats() if self._beats_due else self._send_writes())
+            if not self._beats:
+                self._drained.set()
+            if self._closing:
+                return
+            self._wake.clear()
+
+    async def _send_writes(self) -> None:
+        """What waits, in its order; while Redis is away the first of it alone, to see whether it is back."""
+        writes = list(islice(self._queue.items(), 1 if self._away else TOGETHER))
+        if not writes:
+            return
+        self._sending = writes[-1][0]
+        words = [word for serial, command in writes for word in (str(serial), str(len(command)), *command)]
+        done = await self._evaluate(WRITE, self._keys, words)
+        self._sending = 0
+        if done:
+            for serial, _ in writes:
+                self._queue.pop(serial, None)
+
+    async def _send_beats(self) -> None:
+        beats, self._beats, self._beats_due = self._beats, {}, False
+        words = [
+            word
+            for node, seconds in beats.items()
+            for word in (f"{self._prefix}heartbeat:{node}", str(int(seconds * 1000)))
+        ]
+        if beats:
+            await self._evaluate(BEAT, self._keys[:2], words)
+
+    async def _evaluate(self, script: str, keys: list[str], words: list[str]) -> bool:
+        """Whether it was done; if not, after a pause."""
+        try:
+            lease = (self._lease, str(self._term), str(self._lease_ms))
+            await self._redis.eval(script, len(keys), *keys, *lease, *words)
+        except RedisError as error:
+            if isinstance(error, ResponseError) and "FENCED" in str(error):
+                self._lost = LostLease("another coordinator leads with a higher term")
+                self._queue.clear()
+                self._texts.clear()
+                self._beats.clear()
+                self._beats_due = False
+                return False
+            if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
+                log.warning("Redis takes no writes, they are queued: %s", error)
+            self._away = True
+            await asyncio.sleep(0.1)
+            return False
+        if self._away:
+            log.info("Redis is back: %d writes catch up", len(self._queue))
+            if self._given_up:
+                log.warning("%d entries of the event log were given up while Redis was away", self._given_up)
+            self._given_up = 0
+        self._away = False
+        return True
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        if self._writer is not None:
+            # It is asked to end, not cancelled: in Python 3.11 a cancellation while the client sends can be lost.
+            await asyncio.wait({self._writer}, timeout=PATIENCE)
+            self._writer.cancel()
+        try:
+            await self._redis.eval(RELEASE, 1, self._keys[0], self._lease)
+        except RedisError:
+            log.info("the lease runs out by itself: Redis is away")
+        await self._redis.aclose()
+
+
+def _term_in(document: Document | None) -> int:
+    """The highest term that the state tells of."""
+    term = document.get("term", 0) if document is not None else 0
+    return term if isinstance(term, int) and 0 <= term < TERM_LIMIT else 0

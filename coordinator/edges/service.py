@@ -1,0 +1,360 @@
+"""The coordinator process: the gRPC service over the leader, its clock and its lease."""
+
+import asyncio
+import errno
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from culm.coordinator import events as ev
+from culm.coordinator.bounds import drain_problem, join_problem, kill_problem, problem
+from culm.coordinator.edges.effects import event_of
+from culm.coordinator.edges.joining import Joining
+from culm.coordinator.edges.leader import Leader, OrderStream
+from culm.coordinator.edges.metrics import RunCollector
+from culm.coordinator.edges.redis_store import RedisStore
+from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.store import LostLease, MemoryStore, Store
+from culm.coordinator.state import Phase
+from culm.pipeline.job import job_to_toml
+from culm.pipeline.messages import machine_from_proto
+from culm.pipeline.places import parse_place
+from culm.pipeline.rpc.admission import MOST_STREAMS, AioAdmissionInterceptor
+from culm.pipeline.rpc.channel import server_options
+from culm.pipeline.rpc.exposition import Exposition
+from culm.pipeline.rpc.roles import AioRoleInterceptor, peer_of, stranger
+from culm.pipeline.rpc.rpc_metrics import AioInterceptor, RpcMetrics
+from culm.pipeline.rpc.seldom import Seldom
+from culm.pipeline.rpc.tls import add_port
+from culm.pipeline.terms import is_believable
+from culm.pipeline.version import PROTOCOL_VERSION
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+
+log = logging.getLogger("culm.coordinator")
+SELDOM = Seldom(log)
+
+TICK_SECONDS = 0.05
+GARBAGE_SECONDS = 60.0  # between two whole collections
+MOST_YOUNG = (
+    5_000  # objects made and not freed since the last collection: a flood of short streams makes a hundred each
+)
+GRACE_SECONDS = 1.0
+JOIN_SECONDS = 10.0  # from a stream's beginning to its first message
+MOST_SAID = 500  # characters of a refusal: what came may be long
+WHO_LENGTH = 200  # characters of a text that a caller may add to the event log
+SCRAPE_SECONDS = 5.0  # that whoever asks for the metrics waits for the event loop
+
+
+class Service(CoordinatorServicer):
+    """Decodes, makes one call, encodes."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self._settings = leader.settings
+        self._joining = Joining()
+        self._job_toml = job_to_toml(leader.settings.job)
+
+    def _welcome(self) -> pb.AttendResponse:
+        patience = self._settings.patience
+        welcome = pb.Welcome(job_toml=self._job_toml, term=self._leader.term, heartbeat_seconds=patience.heartbeat)
+        welcome.patience_seconds = patience.seconds
+        return pb.AttendResponse(welcome=welcome)
+
+    async def Attend(  # type: ignore[override]  # noqa: N802
+        self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        try:
+            async with asyncio.timeout(JOIN_SECONDS):
+                first = await context.read()
+        except TimeoutError:
+            await self._refuse(context, f"no join within {JOIN_SECONDS:g} s")
+        if first is grpc.aio.EOF or not isinstance(first, pb.AttendRequest) or not first.HasField("join"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an Attend stream begins with Join")
+        assert isinstance(first, pb.AttendRequest)
+        join = first.join
+        if wrong := join_problem(join) or stranger(context.auth_context(), join.node):
+            await self._refuse(context, f"a join: {wrong}")
+        if join.protocol_version != PROTOCOL_VERSION:
+            why = (
+                f"{join.node} speaks protocol {join.protocol_version}, this coordinator {PROTOCOL_VERSION}: "
+                "install the same version of culm on both"
+            )
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+            return
+        if join.run and join.run != self._settings.run:
+            why = f"{join.node} is for the run {join.run}, the coordinator there serves {self._settings.run}"
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+            return
+        if self._leader.outranked is not None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this coordinator waits for a higher term")
+        if not is_believable(join.term, self._leader.term):
+            await self._refuse(context, self._unbelievable(join))
+        stream = OrderStream(join.node, join.incarnation, asyncio.Queue(), join.takes_changes)
+        stream.put(self._welcome())
+        if not self._leader.attach(stream):
+            why = f"another process already runs as {join.node}: give this one its own --name"
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+            return
+        if wait := self._joining.problem(self._leader.state, join.node, peer_of(context)):
+            self._leader.detach(stream, "it has to wait")
+            SELDOM.say(peer_of(context), f"{join.node} has to wait: {wait}")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, wait)
+        machine = machine_from_proto(join.machine)
+        joined = ev.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine, join.term)
+        task = asyncio.current_task()
+        assert task is not None
+        stream.cut = task.cancel
+        # Not cancelled at the end: gRPC would keep what it was about to read for ever. It ends with the call.
+        self._leader.background.begin(self._read(stream, joined, context))
+        try:
+            while (next_one := await stream.queue.get()) is not None:
+                pause, order = next_one
+                if pause:
+                    await asyncio.sleep(pause)
+                await context.write(order)
+        finally:
+            stream.cut, stream.over = None, True
+            self._leader.detach(stream, "it broke")
+        if stream.wrong:
+            await self._refuse(context, f"{join.node}: {stream.wrong}")
+
+    async def _refuse(self, context: "grpc.aio.ServicerContext[object, object]", wrong: str) -> None:
+        """Ends the call, which changes nothing else (rule 18)."""
+        SELDOM.say(peer_of(context), f"its stream is ended: {wrong}")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong[:MOST_SAID])
+
+    def _unbelievable(self, join: pb.Join) -> str:
+        said = f"{join.node!r} says that it has seen term {join.term}, and this run is at {self._leader.term}"
+        mend = f"if it is right, set culm:{self._settings.run}:term in Redis to that and start the coordinator again"
+        return f"{said}: that is too far ahead to be believed; {mend}"
+
+    async def _read(
+        self, stream: OrderStream, joined: ev.Joined, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        """Turns what the node reports into events, until its stream ends."""
+        why = "it broke"
+        try:
+            self._leader.take(joined)
+            while (request := await context.read()) is not grpc.aio.EOF and not stream.over:
+                if not isinstance(request, pb.AttendRequest):
+                    stream.wrong = "bytes that are no AttendRequest"
+                    return
+                stream.wrong = problem(self._leader.state, request)
+                if stream.wrong:
+                    why = "what it said fits no node of this run"
+                    return
+                event = event_of(stream.node, stream.incarnation, request)
+                if isinstance(event, ev.Heartbeat):
+                    self._leader.heard(event)
+                elif event is not None:
+                    self._leader.take(event)
+            why = "it ended"
+        except (grpc.RpcError, grpc.aio.UsageError):
+            log.debug("the order stream of %s broke", stream.node)
+        finally:
+            self._leader.detach(stream, why)
+            stream.queue.put_nowait(None)
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.GetStatusResponse:
+        return self._leader.status()
+
+    async def ListEvents(  # noqa: N802
+        self, request: pb.ListEventsRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[pb.ListEventsResponse]:
+        following = request.from_sequence
+        while True:
+            log_of_now = self._leader.log
+            grown = log_of_now.grown
+            await log_of_now.whole.wait()
+            for event in log_of_now.since(following):
+                yield event
+                following = event.sequence + 1
+            if not request.follow:
+                return
+            await grown.wait()
+
+    async def GetCost(  # noqa: N802
+        self, request: pb.GetCostRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.GetCostResponse:
+        return self._leader.cost()
+
+    async def Kill(  # noqa: N802
+        self, request: pb.KillRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.KillResponse:
+        if wrong := kill_problem(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+        if not self._settings.allow_kill:
+            mend = "start the coordinator with --allow-kill"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this coordinator does not kill nodes: {mend}")
+        try:
+            at_once = not request.at or not parse_place(request.at)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        node = self._leader.state.nodes.get(request.node)
+        if node is None or not self._leader.send(request.node, pb.AttendResponse(die=pb.Die(at=request.at))):
+            known = ", ".join(self._leader.state.nodes) or "none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} is attached; there are: {known}")
+        assert node is not None
+        if at_once:
+            self._leader.take(ev.Condemned(node.node, node.incarnation))
+        return pb.KillResponse(pid=node.pid)
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.DrainResponse:
+        if wrong := drain_problem(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+        if request.node not in self._leader.state.nodes:
+            known = ", ".join(self._leader.state.nodes) or "none"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} takes part; there are: {known}")
+        self._leader.take(ev.Draining(request.node, request.why or "an operator asked for it"))
+        return pb.DrainResponse()
+
+    async def NoteFetched(  # noqa: N802
+        self, request: pb.NoteFetchedRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> pb.NoteFetchedResponse:
+        if self._leader.state.phase is not Phase.DONE:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is not done: there are no final weights")
+        self._leader.take(ev.Fetched(request.who[:WHO_LENGTH] or "by somebody who did not say"))
+        return pb.NoteFetchedResponse()
+
+
+def _taken(listen: str) -> bool:
+    """Whether somebody listens there. Asked first because gRPC, when it fails, writes lines of its own."""
+    host, _, port = listen.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host.strip("[]"), int(port)), family=family):
+            return False
+    except (OSError, ValueError, OverflowError) as error:
+        return isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+
+
+async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
+    """Serves until ``stop`` is set or another coordinator leads; the exit code. Neither ends a node."""
+    store: Store = MemoryStore()
+    if settings.redis_url:
+        store = RedisStore(settings.redis_url, settings.run, settings.name, settings.patience.lease)
+    leader = Leader(settings, store)
+    try:
+        exposition = Exposition(settings.metrics) if settings.metrics else None
+    except (OSError, ValueError) as error:
+        print(f"culm coordinator: {error}", file=sys.stderr)
+        return 2
+    interceptors: list[grpc.aio.ServerInterceptor] = [AioRoleInterceptor(settings.run), AioAdmissionInterceptor()]
+    if exposition is not None:
+        interceptors.append(AioInterceptor(RpcMetrics(exposition.registry)))
+    server = grpc.aio.server(interceptors=interceptors, options=[*server_options(settings.patience), *MOST_STREAMS])
+    host, _, _ = settings.listen.rpartition(":")
+    taken = _taken(settings.listen)
+    try:
+        port = 0 if taken else add_port(server, settings.listen, settings.insecure)
+    except RuntimeError:
+        port = 0
+    if not port:
+        mend = f"{'port in use' if taken else 'it is no address of this host'}; choose another with --listen"
+        print(f"culm coordinator: cannot listen on {settings.listen}: {mend}", file=sys.stderr)
+        return 2
+    stopped = asyncio.create_task(stop.wait())
+    leading = asyncio.create_task(leader.lead())
+    await asyncio.wait({leading, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if not leading.done():  # told to stop while another coordinator leads
+        leading.cancel()
+        await leader.close()
+        return 0
+    await leading
+    add_CoordinatorServicer_to_server(Service(leader), server)
+    servicer = health.aio.HealthServicer()
+    await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    if settings.reflection:
+        names = [d.full_name for d in pb.DESCRIPTOR.services_by_name.values()]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
+    await server.start()
+    if exposition is not None:
+        _expose(leader, exposition)
+    print(f"culm coordinator listening on {host}:{port}", flush=True)
+    lead = asyncio.create_task(_lead(leader, store))
+    await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    if lead.done():
+        print(f"culm coordinator: {lead.exception()}; this one steps down", file=sys.stderr)
+        leader.end_streams()
+        code = 1
+    else:
+        lead.cancel()
+        # A stop is not an end (rule 17): the nodes are told nothing, keep what they hold and wait for the next one.
+        log.info("told to stop: the nodes keep their state and wait for a coordinator of the run %s", settings.run)
+        leader.end_streams()
+    await server.stop(GRACE_SECONDS)
+    await leader.close()
+    if exposition is not None:
+        exposition.close()
+    return code
+
+
+def _expose(leader: Leader, exposition: Exposition) -> None:
+    """Has the run's metrics read on the event loop, where the leader lives, and not on the thread that asks."""
+    loop = asyncio.get_running_loop()
+
+    async def look(seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
+        return leader.status(), list(leader.log.since(seen + 1)) if leader.log.whole.is_set() else []
+
+    def ask(seen: int) -> tuple[pb.GetStatusResponse, Sequence[pb.ListEventsResponse]]:
+        return asyncio.run_coroutine_threadsafe(look(seen), loop).result(SCRAPE_SECONDS)
+
+    exposition.registry.register(RunCollector(ask))
+    exposition.announce()
+
+
+async def _lead(leader: Leader, store: Store) -> None:
+    """Time passes and the lease is kept, until another leads. A decision that raised ends it too."""
+    loop = asyncio.get_running_loop()
+    last, collected = 0.0, loop.time()
+    # A whole collection takes 0.15 s with a thousand nodes, and Python's own is due while a loss is answered: when most
+    # objects are made.
+    gc.disable()
+    try:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if leader.failure is not None:
+                raise leader.failure
+            if leader.outranked is not None:
+                await leader.lead()
+            leader.take(ev.Tick())
+            if loop.time() - last > leader.settings.patience.lease / 4:
+                last = loop.time()
+                await store.renew()
+            if gc.get_count()[0] > MOST_YOUNG:
+                gc.collect(0)  # of these alone: about a millisecond
+            if loop.time() - collected > GARBAGE_SECONDS:
+                collected = loop.time()
+                gc.collect()
+    finally:
+        gc.enable()
+
+
+async def _serve_until_told(settings: CoordinatorSettings) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return await serve(settings, stop)
+
+
+def main(settings: CoordinatorSettings) -> int:
+    """Serves until it is told to stop. Exit codes as for every ``culm`` command."""
+    try:
+        return asyncio.run(_serve_until_told(settings))
+    except LostLease as error:
+        print(f"culm coordinator: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,60 @@
+"""What a coordinator is told when it starts."""
+
+from dataclasses import dataclass
+
+from culm.coordinator.state import Settings
+from culm.pipeline.job import Job
+from culm.pipeline.patience import Patience
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
+
+    job: Job
+    listen: str = "127.0.0.1:7070"
+    redis_url: str = ""  # empty: nothing outlives this process
+    run: str = "culm"
+    name: str = "coordinator"
+    nodes: int = 0
+    spares: int = 1
+    settle_seconds: float = 30.0
+    new_run: bool = True  # nobody has led it before: no node can hold more than the store knows
+    resume: str = ""  # URL of checkpoints to go on from
+    allow: frozenset[str] = frozenset()  # parts of its identity in which the run may differ from that checkpoint
+    allow_kill: bool = False
+    reflection: bool = False
+    metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
+    prices: str = ""  # path of the user's price table
+    patience_seconds: float | None = None  # in place of the job's
+    insecure: bool = False  # listen without TLS where others reach it
+
+    @property
+    def patience(self) -> Patience:
+        """For everything that may fall silent: nodes, links, the lease."""
+        return Patience(self.job.resilience.patience if self.patience_seconds is None else self.patience_seconds)
+
+    def decisions(self) -> Settings:
+        """The part that decisions depend on."""
+        job = self.job
+        return Settings(
+            stages=job.pipeline.stages,
+            microbatches=job.pipeline.microbatches,
+            steps=job.job.steps,
+            samples_per_step=job.samples_per_step,
+            tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),
+            clip_norm=job.train.clip_norm,
+            nonfinite=job.train.nonfinite,
+            same_hardware=job.job.hardware == "same",
+            redundancy=job.resilience.redundancy != "off",
+            auto=job.resilience.redundancy == "auto",
+            nodes=self.nodes,
+            most_stages=job.pipeline.most_stages or 0,
+            spares=self.spares,
+            settle_seconds=self.settle_seconds,
+            seed_bytes_per_second=float(job.resilience.seed_bytes_per_second),
+            keep_after_done=job.job.keep_after_done,
+            checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
+            checkpoints_kept=job.checkpoint.keep if job.checkpoint is not None else 3,
+            patience=self.patience,
+        )

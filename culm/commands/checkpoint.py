@@ -1,0 +1,132 @@
+"""``culm checkpoint``: what there is, whether it is whole, and a file that plain PyTorch loads."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
+from culm.pipeline.errors import JobError
+from culm.terminal import flags
+
+Action = Callable[[argparse.Namespace], int]
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "checkpoint",
+        help="list, verify and export checkpoints",
+        description="Looks at the checkpoints under a URL: file://, s3://, gs://, az://, or a plain path.",
+        epilog="example: culm checkpoint export file:///tmp/culm --out model.safetensors",
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    examples = "example: culm checkpoint {} file:///tmp/culm"
+    ls = actions.add_parser("ls", help="all that are there, newest first", epilog=examples.format("ls"))
+    ls.set_defaults(command=partial(_reached, _ls))
+    verify = actions.add_parser("verify", help="compare every file with its hash", epilog=examples.format("verify"))
+    verify.set_defaults(command=partial(_reached, _verify))
+    export = actions.add_parser(
+        "export",
+        help="write one safetensors file, keys as of an nn.Sequential's state dict",
+        epilog=f"{examples.format('export')} --out model.safetensors",
+    )
+    export.add_argument("--out", required=True, type=flags.new_file, metavar="FILE")
+    export.set_defaults(command=partial(_reached, _export))
+    for action in (ls, verify, export):
+        action.add_argument("url", type=flags.url, metavar="URL")
+        action.add_argument("--json", action="store_true")
+    for action in (verify, export):
+        action.add_argument("--step", type=flags.whole(0, 10**12), metavar="N", help="default: the newest")
+
+
+def _chosen(arguments: argparse.Namespace) -> Found:
+    """The checkpoint that is meant. Raises JobError when there is none."""
+    found = find_checkpoints(arguments.url)
+    wanted = [f for f in found if arguments.step is None or f.step == arguments.step]
+    if not wanted:
+        there = ", ".join(str(f.step) for f in found) or "none"
+        what = "no checkpoint" if arguments.step is None else f"no checkpoint of step {arguments.step}"
+        raise JobError(what, arguments.url, f"steps that are there: {there}")
+    whole = [f for f in wanted if f.manifest is not None]
+    return (whole or wanted)[0]
+
+
+def _reached(action: Action, arguments: argparse.Namespace) -> int:
+    try:
+        return action(arguments)
+    except OSError as error:
+        what = " ".join(str(error).split())  # a storage's own words may take several lines
+        mend = "check the address, the network and your credentials"
+        raise JobError(f"it cannot be read ({what})", arguments.url, mend) from error
+
+
+def _row(found: Found) -> dict[str, object]:
+    """``ls`` by the names that scripts rely on. ``completed`` is ISO 8601 in UTC; what is not known is None."""
+    manifest = found.manifest
+    completed = completed_at(found.url) if manifest is not None else None
+    return {
+        "step": found.step,
+        "url": found.url,
+        "whole": manifest is not None,
+        "problem": found.problem,
+        "job": manifest.job if manifest else None,
+        "layers": len(manifest.files) if manifest else None,
+        "bytes": manifest.size if manifest else None,
+        "completed": completed.isoformat(timespec="seconds") if completed else None,
+        "loss": manifest.loss if manifest and math.isfinite(manifest.loss) else None,
+    }
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    found = find_checkpoints(arguments.url)
+    if arguments.json:
+        print(json.dumps([_row(f) for f in found]))
+        return 0
+    if not found:
+        print(f"no checkpoints at {arguments.url}")
+        return 0
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("step", "layers", "MB", "completed", "loss", "state", box=None, padding=(0, 2))
+    for f in found:
+        if f.manifest is None:
+            table.add_row(str(f.step), "", "", "", "", f"[yellow]incomplete: {escape(f.problem)}")
+        else:
+            completed = completed_at(f.url)
+            when = f"{completed.astimezone():%Y-%m-%d %H:%M}" if completed else "-"
+            size = f"{f.manifest.size / 1e6:.1f}"
+            loss = f"{f.manifest.loss:.4f}"
+            table.add_row(str(f.step), str(len(f.manifest.files)), size, when, loss, "[green]complete")
+    Console().print(table)
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    chosen = _chosen(arguments)
+    wrong = problems(chosen.url, chosen.manifest) if chosen.manifest is not None else [chosen.problem]
+    if arguments.json:
+        print(json.dumps({"step": chosen.step, "url": chosen.url, "problems": wrong}))
+    else:
+        print("\n".join(wrong) if wrong else f"{chosen.url}: every file has its hash")
+    return 1 if wrong else 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from culm.pipeline.checkpoints.checkpoint import export
+
+    chosen = _chosen(arguments)
+    try:
+        export(chosen.url, arguments.out)
+    except CheckpointCorrupt as error:
+        print(f"culm checkpoint: {error.problem}; export the one before with --step", file=sys.stderr)
+        return 1
+    print(
+        json.dumps({"step": chosen.step, "out": arguments.out})
+        if arguments.json
+        else f"{arguments.out}: step {chosen.step}"
+    )
+    return 0

@@ -1,0 +1,137 @@
+"""``culm cost``: what the run has cost so far, and for what."""
+
+import argparse
+import gzip
+import json
+import time
+from collections.abc import Iterator
+
+import grpc
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.money.eventlog import Reader, events_of_lines
+from culm.pipeline.money.ledger import Ledger
+from culm.pipeline.rpc.channel import details
+from culm.pipeline.text import cleaned
+from culm.protos import coordinator_pb2 as pb
+from culm.terminal import flags
+from culm.terminal.client import connect
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "cost",
+        help="what the run has cost, and for what",
+        description="Asks the coordinator what the run has cost, or works it out from an event log. See docs/cost.md.",
+        epilog="examples:\n  culm cost --coordinator 127.0.0.1:7070\n  culm cost --log run.jsonl",
+    )
+    flags.add_coordinator(parser)
+    parser.add_argument("--log", default="", metavar="FILE", help="of culm events --json, also gzipped: ask nobody")
+    parser.add_argument("--as-of", type=flags.number(), default=None, metavar="TIME", help="unix time; only with --log")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=cost)
+
+
+def cost(arguments: argparse.Namespace) -> int:
+    figures = _replayed(arguments.log, arguments.as_of) if arguments.log else _asked(arguments.coordinator)
+    if arguments.json:
+        print(json.dumps(as_json(figures)))
+        return 0
+    from rich.console import Console
+
+    for line in in_words(figures):
+        print(line)
+    if figures.nodes:
+        Console().print(_table(figures))
+    return 0
+
+
+def _asked(coordinator: str) -> pb.GetCostResponse:
+    channel, stub = connect(coordinator)
+    with channel:
+        try:
+            return cleaned(stub.GetCost(pb.GetCostRequest(), timeout=5.0))
+        except grpc.RpcError as error:
+            mend = "look at the coordinator's log"
+            raise JobError(f"the coordinator does not answer: {details(error)}", coordinator, mend) from error
+
+
+def _replayed(path: str, as_of: float | None) -> pb.GetCostResponse:
+    """From the log alone; as of its last event if no time is given."""
+    ledger, reader, last = Ledger(), Reader("the figures"), 0.0
+    for event in events_of_lines(_lines(path), path):
+        if as_of is not None and event.time > as_of:
+            break
+        reader.read(event, ledger.take)
+        last = event.time
+    return ledger.figures(as_of if as_of is not None else last)
+
+
+def _lines(path: str) -> Iterator[str]:
+    opened = gzip.open if path.endswith(".gz") else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            yield from file
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
+        mend = "make one: culm events --json > FILE"
+        raise JobError(f"the event log cannot be read ({reason})", path, mend) from error
+
+
+def as_json(figures: pb.GetCostResponse) -> dict[str, object]:
+    """All figures under the names of GetCostResponse."""
+    from google.protobuf.json_format import MessageToDict
+
+    document: dict[str, object] = MessageToDict(
+        figures, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    return {**document, "samples": figures.samples, "tokens": figures.tokens, "crossing_bytes": figures.crossing_bytes}
+
+
+def in_words(figures: pb.GetCostResponse) -> list[str]:
+    """The figures, a line each; what cannot be known is left out."""
+    lines = [f"so far          ${figures.dollars:.4f}, now ${figures.dollars_per_hour:.4f} an hour"]
+    if figures.samples:
+        lines.append(f"1,000 samples   ${figures.dollars_per_thousand_samples:.5f}")
+    if figures.tokens:
+        lines.append(f"million tokens  ${figures.dollars_per_million_tokens:.4f}")
+    if figures.value:
+        lines.append(f"value           {figures.value:.3f} samples/s for $1 an hour")
+    if figures.seconds:
+        goodput = figures.useful_seconds / figures.seconds
+        lines.append(f"goodput         {goodput:.2%} of {figures.seconds:.0f} s")
+    uses = {use: dollars for use, dollars in figures.dollars_by_use.items() if dollars > 0}
+    if uses:
+        ordered = sorted(uses.items(), key=lambda item: -item[1])
+        lines.append("spent on        " + ", ".join(f"{use} ${dollars:.4f}" for use, dollars in ordered))
+    if figures.crossing_bytes:
+        gb = figures.crossing_bytes / 1e9
+        lines.append(f"between zones   {gb:.3f} GB, ${figures.transfer_dollars:.4f}")
+    if figures.interruptions:
+        seconds, dollars = (sum(getattr(x, name) for x in figures.interruptions) for name in ("seconds", "dollars"))
+        lines.append(f"interruptions   {len(figures.interruptions)}, {seconds:.1f} s lost, ${dollars:.4f}")
+    if figures.on_demand_dollars:
+        saved = figures.on_demand_dollars - figures.dollars
+        lines.append(f"on demand       ${figures.on_demand_dollars:.4f}: ${saved:.4f} saved")
+    if figures.checkpoint_dollars:
+        saved = figures.checkpoint_dollars - figures.dollars
+        lines.append(f"by checkpoints  ${figures.checkpoint_dollars:.4f}: ${saved:.4f} saved")
+    if figures.unpriced:
+        names = ", ".join(figures.unpriced)
+        lines.append(f"without a price {names}: they count as free; see --prices of the coordinator")
+    return lines
+
+
+def _table(figures: pb.GetCostResponse) -> object:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("node", "machine", "market", "from", "to", "$/h", "$", box=None, pad_edge=False)
+    for node in figures.nodes:
+        machine = " ".join(filter(None, (node.machine.provider, node.machine.instance_type, node.machine.zone)))
+        ended = time.strftime("%H:%M:%S", time.localtime(node.ended)) if node.ended else "now"
+        begun = time.strftime("%H:%M:%S", time.localtime(node.joined))
+        price = f"{node.price_per_hour:.4f}"
+        row = (node.node, machine, node.machine.market, begun, ended, price, f"{node.dollars:.4f}")
+        table.add_row(*map(Text, row))  # no markup: these are others' words
+    return table

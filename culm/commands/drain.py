@@ -1,0 +1,60 @@
+"""``culm drain``: a node hands its work over and goes."""
+
+import argparse
+import sys
+import time
+
+import grpc
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.rpc.channel import details
+from culm.protos import coordinator_pb2 as pb
+from culm.terminal import flags
+from culm.terminal.client import connect
+
+POLL_SECONDS = 0.1
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "drain",
+        help="let a node hand over and go",
+        description="Hands a node's work over at the next commit, redoing nothing, and waits until the node has gone.",
+        epilog="example: culm drain n2 --coordinator 127.0.0.1:7070",
+    )
+    parser.add_argument("node", type=flags.name, metavar="NODE")
+    flags.add_coordinator(parser)
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as the coordinator knows")
+    parser.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help="how long to wait")
+    parser.set_defaults(command=drain)
+
+
+def drain(arguments: argparse.Namespace) -> int:
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            before = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+            stub.Drain(pb.DrainRequest(node=arguments.node), timeout=5.0)
+        except grpc.RpcError as error:
+            mend = "see culm status for the nodes"
+            raise JobError(details(error), f"--coordinator {arguments.coordinator}", mend) from error
+        incarnation = next((n.incarnation for n in before.nodes if n.id == arguments.node), None)
+        if arguments.no_wait:
+            print(f"{arguments.node} is draining")
+            return 0
+        print(f"{arguments.node} hands over at the next commit", file=sys.stderr)
+        deadline = time.monotonic() + arguments.timeout
+        while time.monotonic() < deadline:
+            try:
+                status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+            except grpc.RpcError as error:
+                mend = "look at the coordinator's log"
+                raise JobError(f"the coordinator went: {details(error)}", arguments.coordinator, mend) from error
+            if all((n.id, n.incarnation) != (arguments.node, incarnation) for n in status.nodes):
+                print(f"{arguments.node} has left")
+                return 0
+            time.sleep(POLL_SECONDS)
+    print(
+        f"culm drain: {arguments.node} is still there after {arguments.timeout:g} s; see culm events", file=sys.stderr
+    )
+    return 1

@@ -1,0 +1,170 @@
+"""``culm plan``: how many machines to rent for a job, how to run it, what it will cost and when it will end."""
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+
+from culm.commands.run import end_on_sigterm, read_job
+from culm.pipeline.errors import JobError
+from culm.simulator.markets.account import Row
+from culm.simulator.markets.plan import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
+from culm.simulator.markets.profile import Cluster, Profile, of_job, read_profile
+from culm.terminal import flags
+from culm.terminal.market import add_market_arguments, read_market, read_prices
+from culm.terminal.progress import counted
+
+FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
+MOST_MACHINES, MOST_NUMBERS = 10_000, 1000
+CHUNK = 4  # runs that a process is given at once
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="how many machines to rent, how to run the job, what it will cost and when it will end",
+        description="Simulates every way to run the job over the same random markets, with Culm's own decisions, and "
+        "names the best: the cheapest that is done by the deadline, or without one where dollars times days are "
+        "fewest. See docs/simulator.md.",
+        epilog="examples:\n"
+        "  culm plan examples/stdlib_gpt.toml --nodes 4-8 --prices 0.91 --hazard 0.10\n"
+        "  culm plan JOB.toml --profile v100.json --nodes 8,12,16 --machine p3.2xlarge --trace p3.csv --deadline 3",
+    )
+    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument("--nodes", required=True, metavar="N[-M][,...]", help="numbers of machines to consider")
+    parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured here")
+    add_market_arguments(parser)
+    parser.add_argument("--deadline", type=flags.number(above=True), metavar="DAYS")
+    parser.add_argument(
+        "--seeds", type=flags.whole(1, 100_000), default=20, metavar="N", help="random markets; default: 20"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=plan)
+
+
+def plan(arguments: argparse.Namespace) -> int:
+    machines = _numbers(arguments.nodes)
+    prices = read_prices(arguments)
+    job = read_job(arguments.job, arguments.set)
+    if arguments.profile is not None:
+        given = read_profile(arguments.profile)
+        profile = of_job(job, given.layers, given.source)
+    else:
+        from culm.commands.profile import ROUNDS, measure
+
+        profile = measure(job, ROUNDS)
+    cluster = Cluster(
+        seed_bytes_per_second=job.resilience.seed_bytes_per_second,
+        per_gb_between_zones=arguments.traffic,
+        per_hour=prices[0],
+    )
+    tried = ways(profile, machines)
+    if not tried:
+        where = f"the model has {len(profile.layers)} layers"
+        raise JobError(f"no number of machines can run it: {where}", "--nodes", "ask for other numbers")
+    seconds = longest(profile, cluster, tried)
+    draw = read_market(arguments, prices, max(machines), seconds)
+    end_on_sigterm()
+    one = partial(_one, profile, cluster, draw, seconds)
+    found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
+    listed = [x for x in found if x.markets == arguments.seeds]
+    chosen = best(listed, arguments.deadline)
+    if arguments.json:
+        told = {
+            "seeds": arguments.seeds,
+            "ways": [asdict(x) for x in found],
+            "best": asdict(chosen) if chosen else None,
+        }
+        print(json.dumps(told))
+    else:
+        _show(listed, chosen)
+    return 0 if chosen is not None else 1
+
+
+def _numbers(text: str) -> list[int]:
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        bounds = [first, last if dash else first]
+        if not all(re.fullmatch(r"[0-9]{1,6}", bound.strip()) for bound in bounds):
+            raise JobError(f"{part!r} is no number of machines", "--nodes", "write 8, 4-8 or 4,8,16")
+        numbers += range(int(bounds[0]), int(bounds[1]) + 1)
+        if not numbers or min(numbers) < 1 or max(numbers) > MOST_MACHINES or len(numbers) > MOST_NUMBERS:
+            mend = f"write 8, 4-8 or 4,8,16: up to {MOST_NUMBERS} numbers from 1 to {MOST_MACHINES}"
+            raise JobError(f"{text!r} names no machines", "--nodes", mend)
+    return numbers
+
+
+def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tuple[int, Way]) -> Row:
+    """In a process of its own: a way over the market of a seed."""
+    seed, way = run
+    return simulate(profile, cluster, way, draw(seed), seconds)
+
+
+def _all(
+    one: Callable[[tuple[int, Way]], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None
+) -> list[Outlook]:
+    """Every way over the first markets, and those that look good there over the others as well."""
+    rows: dict[Way, list[Row]] = {way: [] for way in tried}
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for markets in (range(min(seeds, FIRST_LOOK)), range(FIRST_LOOK, seeds)):
+            runs = list(product(markets, tried))
+            found = pool.map(one, runs, chunksize=CHUNK)
+            for done, ((seed, way), row) in enumerate(zip(runs, found, strict=True), 1):
+                rows[way].append(row)
+                counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each: {done / len(runs):.0%}")
+            outlooks = [outlook(way, of_way, steps) for way, of_way in rows.items()]
+            tried = short_list(outlooks, deadline_days)
+    counted("")
+    return outlooks
+
+
+def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    heads = ("nodes", "stages", "redundancy", "saves", "time", "$", "rollback")
+    title = "the ten best; ranges are of eight markets in ten"
+    table = Table(*heads, box=None, pad_edge=False, title=title, title_justify="left")
+    nearest: dict[tuple[int, int, str], Outlook] = {}  # of those that differ in their checkpoints alone the best
+    for x in sorted(found, key=lambda x: (x is not chosen, -x.done, x.cost * x.days)):
+        nearest.setdefault((x.way.machines, x.way.stages, x.way.redundancy), x)
+    for x in list(nearest.values())[:10]:
+        way, (cheap, dear) = x.way, x.cost_range
+        setting = (f"{way.machines}", f"{way.stages}", way.redundancy, f"{way.checkpoint_steps or 'never'}")
+        figures = (_span(*x.days_range), f"{cheap:.4g}-{dear:.4g}", f"{x.rollback_risk:.0%}")
+        table.add_row(*setting, *figures, style="bold" if x is chosen else "")
+    for column in table.columns:
+        column.no_wrap = True
+    console = Console(highlight=False)
+    console.print(table)
+    if chosen is None:
+        console.print("No way ends in every market, or by the deadline: consider more machines, or a later one.")
+        return
+    way = chosen.way
+    every = way.checkpoint_steps
+    saves = f"a checkpoint every {every} steps" if every else "no checkpoint, since it is done before the first"
+    console.print(
+        f"\nRent {way.machines}: {way.stages} stages and {way.spares} spare(s), redundancy {way.redundancy!r}, "
+        f"{saves}. Done in {_span(chosen.days, chosen.days)} for ${chosen.cost:.2f}; a run goes back to a checkpoint "
+        f"in {chosen.rollback_risk * chosen.markets:.0f} of {chosen.markets} markets."
+    )
+    for reason in why(chosen, found):
+        console.print(f"  {reason}", markup=False)
+
+
+def _span(first: float, last: float) -> str:
+    """Days in a unit that fits."""
+    unit, name = next(
+        ((unit, name) for unit, name in ((1.0, "days"), (1 / 24, "h"), (1 / 1440, "min")) if last >= 2 * unit),
+        (1 / 86400, "s"),
+    )
+    one, other = f"{first / unit:.3g}", f"{last / unit:.3g}"
+    return f"{one} {name}" if one == other else f"{one}-{other} {name}"

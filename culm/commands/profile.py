@@ -1,0 +1,122 @@
+"""``culm profile``: what each layer of a job takes on this machine, for ``culm plan`` and ``culm simulate``."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from culm.commands.run import read_job
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.simulator.markets.profile import Layer, Profile, of_job, profile_to_json
+from culm.terminal import flags
+from culm.terminal.progress import counted
+
+if TYPE_CHECKING:
+    import torch
+
+ROUNDS = 5
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "profile",
+        help="what each layer of a job takes on this machine",
+        description="Runs microbatches through the model, layer by layer, and writes what each takes: seconds forward "
+        "and backward, parameters, bytes passed on. Run it on the kind of machine that is to be rented.",
+        epilog="example: culm profile examples/digits_mlp.toml --out digits.json",
+    )
+    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument(
+        "--rounds", type=flags.whole(1, 100_000), default=ROUNDS, metavar="N", help=f"microbatches; default: {ROUNDS}"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write it there; otherwise to stdout")
+    parser.set_defaults(command=profile)
+
+
+def profile(arguments: argparse.Namespace) -> int:
+    job = read_job(arguments.job, arguments.set)
+    found = measure(job, arguments.rounds)
+    if not arguments.out:
+        print(profile_to_json(found), end="")
+        return 0
+    try:
+        Path(arguments.out).write_text(profile_to_json(found), encoding="utf-8")
+    except OSError as error:
+        what, mend = f"the profile cannot be written ({error.strerror})", "give the path of a file to write"
+        raise JobError(what, arguments.out, mend) from error
+    forward, backward = (sum(getattr(layer, name) for layer in found.layers) for name in ("forward", "backward"))
+    print(
+        f"{arguments.out}: {len(found.layers)} layers, a microbatch takes {forward * 1e3:.1f} ms forward and "
+        f"{backward * 1e3:.1f} ms backward"
+    )
+    return 0
+
+
+def measure(job: Job, rounds: int) -> Profile:
+    """Medians of so many microbatches, after one that does not count. Raises JobError for a model that does not run."""
+    import torch
+
+    from culm.pipeline.user_code.data import Microbatches
+    from culm.pipeline.user_code.devices import device_of
+    from culm.pipeline.user_code.model import ModelSource
+
+    torch.set_num_threads(job.job.threads)
+    source, device = ModelSource(job), device_of(job)
+    model = [source.build(index).to(device) for index in range(source.layer_count)]
+    data = Microbatches(job, source.dataset())
+    forward: list[list[float]] = [[] for _ in model]
+    backward: list[list[float]] = [[] for _ in model]
+    sizes = [0] * len(model)
+    for number in range(rounds + 1):
+        x, target = (part.to(device) for part in data.microbatch(0, 0, number % job.pipeline.microbatches))
+        for index, ahead, back, size in _passes(model, source.loss, x, target):
+            sizes[index] = size
+            if number:  # the first one warms up
+                forward[index].append(ahead)
+                backward[index].append(back)
+        counted(f"{number} of {rounds} microbatches")
+    counted("")
+    layers = [
+        Layer(median(forward[i]), median(backward[i]), sum(p.numel() for p in layer.parameters()), sizes[i])
+        for i, layer in enumerate(model)
+    ]
+    return of_job(job, layers, f"measured: {rounds} microbatches, {job.job.threads} thread(s), {device.type}")
+
+
+def _passes(
+    model: "list[torch.nn.Module]", loss: object, x: "torch.Tensor", target: "torch.Tensor"
+) -> Iterator[tuple[int, float, float, int]]:
+    """Index, seconds forward and backward, bytes passed on, of each layer for one microbatch; the last one first."""
+    import torch
+
+    kept: list[tuple[torch.Tensor, torch.Tensor, float]] = []
+    for index, layer in enumerate(model):
+        if index > 0 and (x.is_floating_point() or x.is_complex()):
+            x = x.detach().requires_grad_()
+        began = _now(x)
+        y = layer(x)
+        if index == len(model) - 1:
+            y = loss(y, target)  # type: ignore[operator]
+        kept.append((x, y, _now(y) - began))
+        x = y
+    gradient: torch.Tensor | None = None
+    for index in reversed(range(len(model))):
+        x, y, seconds = kept[index]
+        began = _now(y)
+        if y.requires_grad and (gradient is not None or y.dim() == 0):
+            torch.autograd.backward(y, gradient)
+        yield index, seconds, _now(y) - began, y.numel() * y.element_size()
+        gradient = x.grad
+
+
+def _now(tensor: "torch.Tensor") -> float:
+    import time
+
+    if tensor.is_cuda:
+        import torch
+
+        torch.cuda.synchronize(tensor.device)
+    return time.perf_counter()

@@ -1,0 +1,165 @@
+"""``culm run``: a job on a local cluster of real processes."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, load_job
+from culm.terminal import flags, interrupts
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "run",
+        help="train a job on a local cluster",
+        description="Trains a job on real processes of this machine: a coordinator, a Redis and the nodes.",
+        epilog="example: culm run examples/digits_mlp.toml --spares 1 --kill n1@20:1B1 --out weights.safetensors",
+    )
+    add_job_arguments(parser)
+    parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 there")
+    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write the final weights as safetensors")
+    add_cluster_arguments(parser)
+    parser.add_argument("--no-respawn", action="store_true", help="leave killed nodes dead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.set_defaults(command=run)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that runs a job."""
+    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument("--nodes", type=flags.nodes, metavar="N", help="default: one for each stage")
+    parser.add_argument("--spares", type=flags.nodes, default=0, metavar="K", help="nodes beside those")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that starts one local cluster."""
+    listen = flags.optional(flags.listen_address)
+    parser.add_argument(
+        "--coordinator-address", type=listen, default="", metavar="HOST:PORT", help="where the coordinator listens"
+    )
+    url = flags.optional(flags.url)
+    parser.add_argument(
+        "--resume", type=url, default="", metavar="URL", help="go on from the newest whole checkpoint there"
+    )
+    flags.add_allowed(parser)
+
+
+def read_job(path: str, overrides: Sequence[str]) -> Job:
+    """Loads a job, whose folder is importable from then on. Raises JobError."""
+    sys.path.insert(1, str(Path(path).resolve().parent))
+    return load_job(path, overrides)
+
+
+def try_out(job: Job) -> None:
+    """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError."""
+    import torch
+
+    from culm.pipeline.checkpoints.storage import check_url
+    from culm.pipeline.user_code.check import check_job
+    from culm.pipeline.user_code.exits import ProcessEnded, caught
+    from culm.pipeline.user_code.model import ModelSource
+    from culm.stage_server.compute.copying import try_copying
+
+    torch.set_num_threads(job.job.threads)
+    try:
+        with caught():
+            check_job(job)
+            source = ModelSource(job)
+            try_copying(source.optimizer, source.parameters_like(), job.train.optimizer)
+    except ProcessEnded as error:
+        raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
+    if job.checkpoint is not None:
+        check_url(job.checkpoint.url)
+
+
+def node_count(job: Job, nodes: int | None, spares: int) -> int:
+    """How many processes to start. Raises JobError."""
+    count = (nodes if nodes is not None else job.pipeline.stages) + spares
+    if not 1 <= count <= flags.MOST_NODES:
+        mend = f"ask for 1 to {flags.MOST_NODES}"
+        raise JobError(f"{count} nodes cannot run on one machine", "--nodes and --spares", mend)
+    return count
+
+
+def end_on_sigterm() -> None:
+    """SIGTERM, and the end of its terminal (SIGHUP), end this process as Ctrl-C does: first all that it started.
+
+    Until then either ends it at once, and the kernel the process that it may have begun: see ``culm.local.preloaded``.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, interrupt)
+    interrupts.interrupt()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from culm.local import nursery
+    from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
+    from culm.local.kills import parse_kill
+    from culm.local.outcome import RunFailed
+    from culm.terminal.progress import display
+
+    job = read_job(arguments.job, arguments.set)
+    count = node_count(job, arguments.nodes, arguments.spares)
+    kills = [parse_kill(text, count, job) for text in arguments.kill]
+    nursery.warm_up()
+    try_out(job)
+    from culm.local.training import train
+    from culm.pipeline.checkpoints.digest import save_weights
+
+    end_on_sigterm()
+    cluster = LocalCluster(
+        job,
+        job_folder_of(arguments.job),
+        count,
+        kills,
+        arguments.coordinator_address or USUAL_ADDRESS,
+        respawn=not arguments.no_respawn,
+        resume=arguments.resume,
+        allow=arguments.allow,
+    )
+    print(f"logs: {cluster.folder}", file=sys.stderr)
+    try:
+        with cluster, display(job.job.name, plain=arguments.json) as shown:
+            print(f"coordinator: {cluster.address}", file=sys.stderr)
+            outcome = train(cluster, shown.watch)
+    except RunFailed as error:
+        print(f"culm run: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("culm run: interrupted; every process is ended", file=sys.stderr)
+        return 130
+    if outcome.checkpoint_fault:
+        print(f"culm run: the last checkpoint is not whole: {outcome.checkpoint_fault}", file=sys.stderr)
+    if arguments.out:
+        try:
+            save_weights(arguments.out, outcome.layers)
+        except OSError as error:  # the disk has filled up meanwhile: what was there before is still there
+            print(f"culm run: --out {arguments.out}: it cannot be written ({error})", file=sys.stderr)
+            return 1
+    if arguments.json:
+        print(json.dumps(outcome.as_json()))
+        return os.EX_OK
+    rate = job.samples_per_step * len(outcome.losses) / outcome.seconds
+    print(
+        f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s, loss {outcome.losses[-1]:.4f}"
+    )
+    for x in outcome.losses_of_nodes:
+        print(
+            f"survived the loss of {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
+            f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
+        )
+    if arguments.out:
+        print(f"weights: {arguments.out}")
+    print(f"weights_sha256 {outcome.sha256}")
+    return os.EX_OK

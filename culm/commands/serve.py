@@ -1,0 +1,261 @@
+"""``culm coordinator`` and ``culm stage``: the two services that make a cluster."""
+
+import argparse
+import logging
+import os
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.patience import USUAL, checked, from_environment
+from culm.pipeline.text import closest, plain, without_secrets
+from culm.terminal import flags, interrupts
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+MACHINE = (
+    ("--provider", "CULM_PROVIDER", "whose machine this is, such as aws, gcp or azure"),
+    ("--instance-type", "CULM_INSTANCE_TYPE", "the provider's name for a machine like this one"),
+    ("--region", "CULM_REGION", "where it is"),
+    ("--zone", "CULM_ZONE", "where it is; a stage and its standby are kept in different zones"),
+)
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    env = flags.from_environment
+    insecure = "listen without TLS where other machines reach it"
+    coordinator = commands.add_parser(
+        "coordinator",
+        help="decide who runs what",
+        description="Serves the coordinator of one run.",
+        epilog="example: culm coordinator --job examples/digits_mlp.toml --listen 127.0.0.1:7070",
+    )
+    coordinator.add_argument("--job", default=env("CULM_JOB"), help="the job file")
+    coordinator.add_argument("--set", action="append", default=[], metavar="S.K=V", help="change a key of the job")
+    listen = flags.listen_address
+    coordinator.add_argument(
+        "--listen", type=listen, default=env("CULM_LISTEN", flags.DEFAULT_COORDINATOR), metavar="HOST:PORT"
+    )
+    url = flags.optional(flags.redis_url)
+    redis = "redis:// or rediss://; default: what the file named by CULM_REDIS_URL_FILE holds, else an own one"
+    coordinator.add_argument("--redis", type=url, default=env("CULM_REDIS_URL"), metavar="URL", help=redis)
+    name = flags.optional(flags.name)
+    run = env("CULM_RUN", "culm")
+    coordinator.add_argument("--run", type=flags.name, default=run, help="prefix of the run's keys in Redis")
+    again = "one that starts again under its name takes its lease over"
+    coordinator.add_argument("--name", type=name, default=env("CULM_NAME"), help=again)
+    many = flags.whole(0, 100_000)
+    coordinator.add_argument("--nodes", type=many, default=env("CULM_NODES", "0"), help="how many to wait for")
+    spares = env("CULM_SPARES", "1")
+    coordinator.add_argument("--spares", type=many, default=spares, help="nodes that stay idle, to repair with")
+    coordinator.add_argument(
+        "--settle-seconds",
+        type=flags.seconds,
+        default=env("CULM_SETTLE_SECONDS", "30"),
+        metavar="S",
+        help="before cutting anew",
+    )
+    url = flags.optional(flags.url)
+    newest = "go on from the newest whole checkpoint"
+    coordinator.add_argument("--resume", type=url, default=env("CULM_RESUME"), metavar="URL", help=newest)
+    new_run = "nobody has led this run before: begin at once, and from step 0 whatever checkpoints its url holds"
+    coordinator.add_argument("--new-run", action="store_true", help=new_run)
+    flags.add_allowed(coordinator, env("CULM_ALLOW"))
+    flags.add_switch(coordinator, "--allow-kill", "CULM_ALLOW_KILL")
+    flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION")
+    metrics: Any = {
+        "type": flags.optional(flags.metrics_address),
+        "default": env("CULM_METRICS"),
+        "metavar": "[HOST:]PORT",
+        "help": "serve Prometheus metrics there; without HOST on loopback; default: off",
+    }
+    coordinator.add_argument("--metrics", **metrics)
+    prices = "what machines cost; default: the example prices that Culm ships, see docs/cost.md"
+    coordinator.add_argument("--prices", default=env("CULM_PRICES", ""), metavar="FILE", help=prices)
+    patience: Any = {"default": None, "metavar": "SECONDS"}
+    what = "silence after which a node that is frozen or cut off counts as lost; all other limits follow it"
+    coordinator.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else the job's", **patience)
+    flags.add_switch(coordinator, "--insecure", "CULM_INSECURE", insecure)
+    coordinator.set_defaults(command=run_coordinator)
+    stage = commands.add_parser(
+        "stage",
+        help="run stages of the model",
+        description="Serves one node: joins the coordinator and runs what it is given.",
+        epilog="example: culm stage --coordinator 127.0.0.1:7070 --name n0",
+    )
+    flags.add_coordinator(stage)
+    stage.add_argument("--listen", type=listen, default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
+    stage.add_argument(
+        "--advertise",
+        type=flags.optional(flags.host),
+        default=env("CULM_ADVERTISE", ""),
+        metavar="HOST[:PORT]",
+        help="where other nodes reach this one; default: where it listens, or whence it reaches the coordinator",
+    )
+    stage.add_argument(
+        "--name", type=name, default=env("CULM_NAME"), help="default: made from host name and process id"
+    )
+    for flag, variable, what in MACHINE:
+        known = f"{what}; default: asked of the cloud, see --notices"
+        kind = name if flag == "--zone" else flags.label
+        stage.add_argument(flag, type=kind, default=env(variable), help=known)
+    stage.add_argument(
+        "--market",
+        type=flags.one_of("", "spot", "on-demand"),
+        default=env("CULM_MARKET"),
+        metavar="MARKET",
+        help="spot or on-demand; default: asked of the cloud",
+    )
+    stage.add_argument(
+        "--notices",
+        type=flags.notices,
+        default=env("CULM_NOTICES", "auto"),
+        metavar="SOURCES",
+        help="where preemption notices come from: auto, none, or some of aws,gcp,azure,file:PATH",
+    )
+    stage.add_argument(
+        "--drain-seconds",
+        type=flags.seconds,
+        default=env("CULM_DRAIN_SECONDS", "25"),
+        metavar="SECONDS",
+        help="what SIGTERM leaves for handing over; a second one, or Ctrl-C, ends at once",
+    )
+    stage.add_argument("--run", type=name, default=env("CULM_RUN"), help="join this run alone; default: any")
+    stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
+    flags.add_switch(stage, "--reflection", "CULM_REFLECTION")
+    stage.add_argument("--metrics", **metrics)
+    stage.add_argument("--connect-timeout", type=flags.seconds, default=30.0, metavar="SECONDS")
+    stage.add_argument(
+        "--coordinator-timeout",
+        type=flags.seconds,
+        default=env("CULM_COORDINATOR_TIMEOUT", "3600"),
+        metavar="SECONDS",
+        help="how long it keeps its state and waits for a coordinator that has gone; default: 3600",
+    )
+    what = "for a coordinator that is silent, until it has told the run's patience"
+    stage.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else {USUAL:g}", **patience)
+    flags.add_switch(stage, "--insecure", "CULM_INSECURE", insecure)
+    stage.set_defaults(command=run_stage)
+
+
+def _log() -> None:
+    level = os.environ.get("CULM_LOG", "").upper() or "INFO"
+    if level not in LEVELS:
+        raise JobError(f"{plain(level)!r} is no level", "CULM_LOG", closest(level, LEVELS))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Plain("%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler])
+    # What ps shows to every user of this machine.
+    shown = [without_secrets(word) for word in sys.argv]
+    if shown != sys.argv:
+        import setproctitle
+
+        setproctitle.setproctitle(" ".join(shown))
+
+
+class _Plain(logging.Formatter):
+    """A line stays a line, whatever another process has said in it, and holds no secret."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        return without_secrets(plain(super().formatMessage(record)))
+
+
+def _redis_url_in_file(path: str) -> str:
+    """A URL with a password stays out of the environment and of ``ps``, as container secrets do."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        mend = "write the URL of Redis into that file, or name it with --redis"
+        raise JobError(f"the file cannot be read ({error})", f"CULM_REDIS_URL_FILE={path}", mend) from error
+
+
+def run_coordinator(arguments: argparse.Namespace) -> int:
+    from culm.coordinator.edges.service import main
+    from culm.coordinator.edges.settings import CoordinatorSettings
+    from culm.local.redis_server import EmbeddedRedis
+    from culm.pipeline.job import load_job
+    from culm.pipeline.parts import parse_allowed
+
+    _log()
+    if not arguments.job:
+        raise JobError("no job is named", "--job", "give the path of a JOB.toml")
+    job = load_job(arguments.job, arguments.set)
+    patience = _patience(arguments)
+    interrupts.interrupt()
+    with ExitStack() as stack:
+        url = arguments.redis or _redis_url_in_file(os.environ.get("CULM_REDIS_URL_FILE", ""))
+        if not url:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="culm-redis-"))
+            url = stack.enter_context(EmbeddedRedis(Path(folder))).url
+        return main(
+            CoordinatorSettings(
+                job=job,
+                listen=arguments.listen,
+                insecure=arguments.insecure,
+                redis_url=url,
+                run=arguments.run,
+                name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
+                nodes=arguments.nodes,
+                resume=arguments.resume,
+                new_run=arguments.new_run,
+                allow=parse_allowed(arguments.allow),
+                spares=arguments.spares,
+                settle_seconds=arguments.settle_seconds,
+                allow_kill=arguments.allow_kill,
+                reflection=arguments.reflection,
+                metrics=arguments.metrics,
+                prices=arguments.prices,
+                patience_seconds=patience,
+            )
+        )
+
+
+def _patience(arguments: argparse.Namespace) -> float | None:
+    return checked(arguments.patience, "--patience") if arguments.patience is not None else from_environment()
+
+
+def run_stage(arguments: argparse.Namespace) -> int:
+    from culm.pipeline.machine import Machine
+    from culm.stage_server.notices import find_machine
+
+    known = Machine(
+        provider=arguments.provider,
+        instance_type=arguments.instance_type,
+        region=arguments.region,
+        zone=arguments.zone,
+        market=arguments.market,
+    )
+    patience = _patience(arguments)
+    _log()
+    with ThreadPoolExecutor(1) as beside:  # the clouds are asked while torch is being imported
+        found = beside.submit(find_machine, arguments.notices)
+        from culm.stage_server.service import main
+    from culm.stage_server.settings import StageSettings
+
+    try:
+        machine = known.filled_in(found.result())
+    except ValueError as error:
+        print(f"culm stage: {error}", file=sys.stderr)
+        return 2
+    return main(
+        StageSettings(
+            coordinator=arguments.coordinator,
+            listen=arguments.listen,
+            insecure=arguments.insecure,
+            advertise=arguments.advertise,
+            name=arguments.name,
+            machine=machine,
+            run=arguments.run,
+            kill_at=tuple(arguments.kill_at),
+            connect_timeout=arguments.connect_timeout,
+            coordinator_timeout=arguments.coordinator_timeout,
+            patience=patience or USUAL,
+            reflection=arguments.reflection,
+            metrics=arguments.metrics,
+            notices=arguments.notices,
+            drain_seconds=arguments.drain_seconds,
+        )
+    )

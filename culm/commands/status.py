@@ -1,0 +1,108 @@
+"""``culm status``: where the run stands."""
+
+import argparse
+import json
+import math
+
+import grpc
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.rpc.channel import details
+from culm.pipeline.text import cleaned
+from culm.protos import coordinator_pb2 as pb
+from culm.terminal import flags
+from culm.terminal.client import connect
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "status",
+        help="where the run stands",
+        description="Asks the coordinator where the run stands.",
+        epilog="example: culm status --coordinator 127.0.0.1:7070 --json",
+    )
+    flags.add_coordinator(parser)
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=status)
+
+
+def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
+    """The status by the names that scripts rely on."""
+    return {
+        "job": response.job,
+        "phase": response.phase,
+        "detail": response.detail,
+        "checkpoint_fault": response.checkpoint_fault,
+        "generation": response.generation,
+        "term": response.term,
+        "era": response.era,
+        "step": response.step,
+        "steps": response.steps,
+        "loss": None if math.isnan(response.loss) else response.loss,
+        "samples_per_second": response.samples_per_second,
+        "cost": response.cost,
+        "stalled_seconds": response.stalled_seconds,
+        "awaited": response.awaited,
+        "nodes": [
+            {
+                "id": n.id,
+                "address": n.address,
+                "pid": n.pid,
+                "zone": n.zone,
+                "state": n.state,
+                "stages": list(n.stages),
+                "standby_of": list(n.standby_of),
+            }
+            for n in response.nodes
+        ],
+        "exposure": {str(stage): seconds for stage, seconds in sorted(response.exposure.items())},
+        "exposure_windows": {
+            str(stage): {"count": w.count, "longest_seconds": w.longest_seconds, "total_seconds": w.total_seconds}
+            for stage, w in sorted(response.exposure_windows.items())
+        },
+    }
+
+
+def status(arguments: argparse.Namespace) -> int:
+    channel, stub = connect(arguments.coordinator)
+    with channel:
+        try:
+            response = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=5.0))
+        except grpc.RpcError as error:
+            mend = "look at the coordinator's log"
+            raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
+    if arguments.json:
+        print(json.dumps(as_json(response)))
+        return 0
+    from rich.console import Console
+
+    from culm.terminal.progress import nodes_table
+
+    loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
+    print(f"{response.job}: {response.phase}, {response.detail}")
+    speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
+    print(f"step {response.step}/{response.steps}  loss {loss}  {speed}  {money}")
+    if response.checkpoint_fault:
+        print(response.checkpoint_fault)
+    Console().print(nodes_table(response))
+    if response.stalled_seconds:
+        print(f"STALLED: no commit for {response.stalled_seconds:.0f} s, waiting for {response.awaited}")
+    for line in exposure_lines(response):
+        print(line)
+    return 0
+
+
+def exposure_lines(response: pb.GetStatusResponse) -> list[str]:
+    """In words: which stages are without a hot standby now, and how long others were."""
+    lines = [
+        f"stage {stage} has been without a hot standby for {seconds:.1f} s"
+        for stage, seconds in sorted(response.exposure.items())
+        if seconds > 0
+    ]
+    for stage, past in sorted(response.exposure_windows.items()):
+        often = "once" if past.count == 1 else f"{past.count} times"
+        lines.append(
+            f"stage {stage} was without a hot standby {often}, for {past.total_seconds:.1f} s in all, "
+            f"{past.longest_seconds:.1f} s at most"
+        )
+    return lines

@@ -1,0 +1,72 @@
+"""``culm ui``: the dashboard in a browser."""
+
+import argparse
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+from culm.local.ports import is_free
+from culm.pipeline.errors import JobError
+from culm.pipeline.rpc.tls import LOOPBACK
+from culm.terminal import flags
+
+PORT = 8501
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "ui",
+        help="the dashboard in a browser",
+        description="Serves the dashboard of a run: money, topology, preemptions. It asks the coordinator alone.",
+        epilog="examples:\n"
+        "  culm ui --coordinator 127.0.0.1:7070\n"
+        "  culm ui --demo\n"
+        "  culm ui --log run.jsonl --speed 10",
+    )
+    flags.add_coordinator(parser)
+    listen = flags.from_environment("CULM_LISTEN", f"127.0.0.1:{PORT}")
+    parser.add_argument("--listen", type=flags.address, default=listen, metavar="HOST:PORT")
+    parser.add_argument("--demo", action="store_true", help="show a recorded run that Culm brings along")
+    parser.add_argument("--log", default="", metavar="FILE", help="show this recorded run, of culm events --json")
+    speed = flags.number(above=True, most=1e6)
+    parser.add_argument("--speed", type=speed, default=1.0, help="of a recorded run")
+    flags.add_switch(parser, "--insecure", "CULM_INSECURE", "listen where others reach it")
+    parser.set_defaults(command=ui)
+
+
+def installed() -> bool:
+    return importlib.util.find_spec("streamlit") is not None
+
+
+def ui(arguments: argparse.Namespace) -> int:
+    if not installed():
+        raise JobError("streamlit is not installed", "culm ui", "pip install 'culm[ui]'")
+    host, _, port = arguments.listen.rpartition(":")
+    if not arguments.insecure and not arguments.listen.startswith(LOOPBACK):
+        what = "everybody who reaches this address could watch the run, and preempt nodes if this certificate may"
+        mend = "listen on 127.0.0.1 behind something that asks who comes, or say --insecure"
+        raise JobError(what, f"--listen {arguments.listen}", mend)
+    if arguments.log and not Path(arguments.log).is_file():
+        raise JobError("there is no such file", arguments.log, "make one: culm events --json > FILE")
+    if not is_free(int(port)):
+        raise JobError("port in use", f"--listen {arguments.listen}", "choose another with --listen")
+    os.environ["CULM_COORDINATOR"] = arguments.coordinator
+    os.environ["CULM_UI_LOG"] = arguments.log or ("demo" if arguments.demo else "")
+    os.environ["CULM_UI_SPEED"] = str(arguments.speed)
+    app = Path(__file__).resolve().parent.parent / "ui" / "app.py"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(app.parent.parent), os.environ.get("PYTHONPATH"))))
+    settings = {
+        "server.address": host.strip("[]"),
+        "server.port": port,
+        "server.headless": "true",
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": "false",  # no request leaves the machine
+        "client.toolbarMode": "minimal",
+        # One theme.primaryColor for both would switch dark pages off.
+        "theme.light.primaryColor": "#2f9e6e",
+        "theme.dark.primaryColor": "#2f9e6e",
+    }
+    words = [f"--{name}={value}" for name, value in settings.items()]
+    print(f"culm ui: http://{arguments.listen}", flush=True)
+    os.execv(sys.executable, [sys.executable, "-m", "streamlit", "run", str(app), *words])

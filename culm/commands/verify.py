@@ -1,0 +1,99 @@
+"""``culm verify``: the promise, tried on the user's own job: plain loop, calm run and killed run give the same bits."""
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from culm.commands.run import add_job_arguments, end_on_sigterm, node_count, read_job, try_out
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.terminal import flags
+
+SPACING = 3  # steps between two kills, in which redundancy is repaired
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "verify",
+        help="prove that kills change nothing",
+        description="Runs the job in a plain PyTorch loop, calmly on a cluster, and with kills; compares all bits.",
+        epilog="example: culm verify examples/digits_mlp.toml --kills 5",
+    )
+    add_job_arguments(parser)
+    parser.add_argument("--kills", type=flags.whole(), default=3, metavar="N")
+    parser.add_argument("--seed", type=flags.seed, default=0, metavar="S", help="of the kills' places")
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    parser.set_defaults(command=verify)
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    from culm.local import nursery
+    from culm.local.outcome import RunFailed
+
+    job = read_job(arguments.job, arguments.set)
+    nodes = node_count(job, arguments.nodes, arguments.spares)
+    if arguments.kills * SPACING > job.job.steps:
+        mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
+        raise JobError(f"they do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
+    nursery.warm_up()
+    try_out(job)
+    from culm.oracle.plain_loop import Stopped, run_plain
+    from culm.oracle.verification import Killer, compare, train_on_cluster
+
+    killer = Killer(job, arguments.kills, arguments.seed)
+    end_on_sigterm()
+    try:
+        calm = train_on_cluster(job, arguments.job, nodes, [], "calm", arguments.json)
+        spares = nodes + min(arguments.kills, 2)
+        killed = train_on_cluster(job, arguments.job, spares, [], "killed", arguments.json, killer)
+        every = max(1, job.job.steps // 10)
+
+        def on_step(step: int, loss: float) -> None:
+            if (step + 1) % every == 0:
+                print(f"plain | step {step + 1}/{job.job.steps}  loss {loss:.4f}", file=sys.stderr, flush=True)
+
+        plain = run_plain(job, on_step)
+    except Stopped as error:
+        print(f"culm verify: the plain loop alone stops, at {error}", file=sys.stderr)
+        return 1
+    except RunFailed as error:
+        alike = "; the plain loop stops there as well" if error.code == 1 and _stops_alike(job, str(error)) else ""
+        print(f"culm verify: {error}{alike}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("culm verify: interrupted; every process is ended", file=sys.stderr)
+        return 130
+    difference = compare("calm", plain, calm) or compare("killed", plain, killed)
+    if arguments.json:
+        result: dict[str, Any] = {
+            "identical": difference is None,
+            "difference": str(difference) if difference else None,
+            "weights_sha256": plain.sha256,
+            "plain": {"seconds": plain.seconds, "weights_sha256": plain.sha256},
+            "calm": calm.as_json(),
+            "killed": killed.as_json(),
+            "kills": [str(kill) for kill in killer.done],
+        }
+        print(json.dumps(result))
+    else:
+        for x in killed.losses_of_nodes:
+            print(f"lost {x['node']} (stage {x['stage']}) in step {x['step']}: resumed after {x['resume_ms']:.0f} ms")
+        survived = f"{len(killer.done)} kills survived: {', '.join(map(str, killer.done)) or 'none asked for'}"
+        print(str(difference) if difference else f"identical {plain.sha256}\n{survived}")
+    if len(killer.done) < arguments.kills:
+        print(f"culm verify: only {len(killer.done)} kills found their moment: set more steps", file=sys.stderr)
+        return 1
+    return 1 if difference else os.EX_OK
+
+
+def _stops_alike(job: Job, words: str) -> bool:
+    """Whether the plain loop stops at the same step, for the same reason: its numbers are not finite there."""
+    from culm.oracle.plain_loop import Stopped, run_plain
+
+    try:
+        run_plain(job)
+    except Stopped as error:
+        return str(error) == words
+    return False

@@ -1,0 +1,249 @@
+"""The local launcher: an embedded Redis, a coordinator and nodes as real processes on loopback."""
+
+import os
+import re
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from culm.local import nursery
+from culm.local.kills import Kill
+from culm.local.outcome import RunFailed
+from culm.local.processes import Child
+from culm.local.redis_server import EmbeddedRedis
+from culm.pipeline import private
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.patience import VARIABLE, from_environment
+from culm.pipeline.text import LONGEST_NAME
+
+START_SECONDS = 30.0
+USUAL_ADDRESS = "127.0.0.1:7070,127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
+LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
+RESTARTS = 5
+COORDINATOR_FAILURES = 3  # in a row, that are no kill
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # nobody takes a machine so
+NODE_FAILURES = 3  # after which a node that ends by itself is not started again
+
+
+class LocalCluster:
+    """Everything of one run; leaving the context ends every process of it."""
+
+    def __init__(
+        self,
+        job: Job,
+        job_folder: Path,
+        nodes: int,
+        kills: Iterable[Kill] = (),
+        address: str = "",
+        respawn: bool = True,
+        folder: Path | None = None,
+        patience: float | None = None,
+        resume: str = "",
+        allow: str = "",
+        environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    ) -> None:
+        self.job = job
+        self.names = [f"n{i}" for i in range(nodes)]
+        self.address = address  # the first of these, separated by commas, that is free; empty: any port
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
+        self.deaths: list[tuple[str, float]] = []  # (node, unix time)
+        self._wanted = nodes
+        self._kills = list(kills)
+        self._respawn = respawn
+        self._failed: dict[str, int] = {}  # how often a node has ended by itself, by name
+        self._resume = resume
+        self._allow = allow
+        self._environments = environments  # what single processes have beside the common one, by name
+        self._children: dict[str, Child] = {}
+        self._environment = self._make_environment(job_folder, patience)
+        self._redis: EmbeddedRedis | None = None
+        self._coordinator_failures = 0
+
+    def __enter__(self) -> Self:
+        if self._wanted:
+            nursery.warm_up()  # while the others start
+        private.make_folder(self.folder)
+        private.write_text(self.folder / "job.toml", job_to_toml(self.job))
+        private.make_folder(self.folder / "redis")
+        try:
+            self._redis = EmbeddedRedis(self.folder / "redis", durable=True)
+            self._redis.start()
+            self._start_coordinator(self.address.split(",") if self.address else ["127.0.0.1:0"])
+            for name in self.names:
+                self._start_stage(name)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process: first asked, then made to."""
+        for child in self._children.values():
+            child.interrupt()
+        for child in self._children.values():
+            child.stop()
+        self._children.clear()
+        if self._redis is not None:
+            self._redis.stop()
+            self._redis = None
+
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, the coordinator and redis among them."""
+        pids = {name: child.pid for name, child in self._children.items()}
+        return {**pids, "redis": self._redis.pid} if self._redis is not None else pids
+
+    def alive(self, name: str) -> bool:
+        """Whether the process of this name runs."""
+        child = self._children.get(name)
+        return child is not None and child.returncode is None
+
+    @property
+    def redis_url(self) -> str:
+        """Of the embedded Redis, its password included."""
+        assert self._redis is not None
+        return self._redis.url
+
+    def add(self, name: str) -> None:
+        """Starts another node."""
+        self.names.append(name)
+        self._start_stage(name)
+
+    def kill(self, name: str) -> None:
+        """kill -9, as a machine that is taken away."""
+        child = self._children.get(name)
+        if child is not None:
+            child.kill()
+
+    def check(self) -> None:
+        """Starts again what was killed, a node as one that holds nothing. Raises RunFailed once no node is left."""
+        if self._redis is not None and not self._redis.alive:
+            self._redis.restart()
+        for name, child in list(self._children.items()):
+            code = child.returncode
+            if code is None:
+                continue
+            if name == "coordinator":
+                self._restart_coordinator(child, code)
+                continue
+            if code == 0:
+                del self._children[name]  # drained
+                continue
+            if code > 0 or -code in CRASHES:
+                self._ended_by_itself(name, child, code)
+                continue
+            self.deaths.append((name, child.died_at or time.time()))
+            del self._children[name]
+            if self._respawn:
+                self._start_stage(name)
+
+    @property
+    def has_nodes(self) -> bool:
+        """Whether a node's process runs, or is to be started again."""
+        return any(name in self._children for name in self.names)
+
+    def _ended_by_itself(self, name: str, child: Child, code: int) -> None:
+        """Something is wrong there. The coordinator knows whether with the job (rule 16); here it is tried again."""
+        del self._children[name]
+        self._failed[name] = self._failed.get(name, 0) + 1
+        if self._respawn and self._failed[name] <= NODE_FAILURES:
+            self._start_stage(name)
+        elif not self.has_nodes:
+            last = child.last_line()
+            raise RunFailed(last if code == 2 else f"{name} ended: {last}", max(code, 1))
+
+    def _start_coordinator(self, addresses: list[str]) -> None:
+        """At the first of the addresses that is free."""
+        for address in addresses:
+            log = self.folder / "coordinator.log"
+            before = log.stat().st_size if log.exists() else 0
+            led = before > 0  # by a coordinator before: its nodes may know more than Redis does
+            child = self._start("coordinator", [*self._coordinator_words(address), *([] if led else ["--new-run"])])
+            deadline = time.monotonic() + START_SECONDS
+            while (found := LISTENING.search(log.read_bytes()[before:])) is None and not child.wait(0.02):
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"the coordinator does not come up; see {child.log}")
+            if found is not None:
+                self.address = found[1].decode()
+                return
+        text = child.last_line().replace("--listen", "--coordinator-address")
+        raise RunFailed(text.removeprefix("culm coordinator: "), 2)
+
+    def _restart_coordinator(self, child: Child, code: int) -> None:
+        """One that was killed, told to stop, or had to step down: the next goes on from what it persisted."""
+        self._coordinator_failures = 0 if code <= 0 else self._coordinator_failures + 1
+        if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
+            raise RunFailed(child.last_line(), code)
+        self._start_coordinator([self.address] * RESTARTS)  # the port may be taken for a moment
+
+    def _coordinator_words(self, address: str) -> list[str]:
+        assert self._redis is not None
+        words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address, "--name", "local"]
+        words += ["--resume", self._resume, "--allow", self._allow]
+        return [*words, "--nodes", str(self._wanted), "--allow-kill"]
+
+    def _redis_url_file(self) -> Path:
+        """What is on a command line, everybody on the machine reads; this file only the user does."""
+        assert self._redis is not None
+        path = self.folder / "redis" / "url"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(self.redis_url)
+        return path.absolute()
+
+    def _start_stage(self, name: str) -> None:
+        words = ["stage", "--coordinator", self.address, "--name", name]
+        done = sum(dead == name for dead, _ in self.deaths)
+        own = sorted((k for k in self._kills if k.node == name), key=lambda k: k.step)
+        for kill in own[done:]:
+            words += ["--kill-at", kill.at]
+        self._start(name, words)
+
+    def _start(self, name: str, words: list[str]) -> Child:
+        log = self.folder / f"{name}.log"
+        environment = {**self._environment, **self._environments.get(name, {})}
+        if name == "coordinator":
+            environment |= {"CULM_REDIS_URL": "", "CULM_REDIS_URL_FILE": str(self._redis_url_file())}
+        if words[0] == "stage" and self.job.job.device == "cpu":  # CUDA outlives no fork
+            child = Child.fork(words, log, environment)
+        else:
+            child = Child.start([sys.executable, "-m", "culm", *words], log, environment)
+        self._children[name] = child
+        return child
+
+    def _make_environment(self, job_folder: Path, patience: float | None) -> dict[str, str]:
+        threads = str(self.job.job.threads)
+        path = [os.getcwd(), str(job_folder.resolve()), os.environ.get("PYTHONPATH", "")]
+        return {
+            # Machines that nobody sells, at prices that are made up: so that there is money to look at.
+            "CULM_PROVIDER": "example",
+            "CULM_INSTANCE_TYPE": "local",
+            "CULM_MARKET": "spot",
+            "CULM_NOTICES": "none",  # this machine's own, if it is in a cloud, are for whoever started the run
+            **os.environ,
+            # A port may pass from one run to the next while nodes of the first are still ending.
+            "CULM_RUN": f"{self.folder.name[: LONGEST_NAME - 9]}-{uuid.uuid4().hex[:8]}",
+            VARIABLE: str(patience or from_environment() or self.job.resilience.patience),
+            "CULM_METRICS": "",  # one port cannot serve every process here
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "PYTHONPATH": os.pathsep.join(p for p in path if p),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+
+def job_folder_of(path: str | Path) -> Path:
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
+        raise JobError("its folder does not exist", str(path), "give the path of a JOB.toml")
+    return folder

@@ -1,0 +1,169 @@
+"""Clusters that stay: where each has its folder, what is on record of its processes, and how they are ended.
+
+A process is known by its id and the time it was started, never by its name: ids are used again.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import psutil
+
+from culm.pipeline import private
+from culm.pipeline.errors import JobError
+from culm.pipeline.text import check_name
+
+RECORD = "cluster.json"
+KEEPER = "keeper"  # the process that starts all others and ends them
+CLOCK_SECONDS = 1.0  # by which a start time may read otherwise after the clock was set
+ASK_SECONDS = 20.0  # for the keeper, which ends its own in their time
+KILL_SECONDS = 5.0
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """``started``: unix time."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> "Process | None":
+        """The process that has this id now, if there is one."""
+        try:
+            return cls(pid, psutil.Process(pid).create_time())
+        except psutil.NoSuchProcess:
+            return None
+
+    def find(self) -> psutil.Process | None:
+        """The very process, if it still runs."""
+        try:
+            found = psutil.Process(self.pid)
+            same = abs(found.create_time() - self.started) < CLOCK_SECONDS
+        except psutil.NoSuchProcess:
+            return None
+        return found if same and _runs(found) else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of a cluster. ``address`` is empty until its coordinator listens, ``ui`` if none is started."""
+
+    name: str
+    job: str = ""
+    address: str = ""
+    ui: str = ""
+    processes: Mapping[str, Process] = field(default_factory=dict)
+
+    def running(self) -> dict[str, psutil.Process]:
+        """Those of its processes that still run, by name."""
+        found = {name: process.find() for name, process in self.processes.items()}
+        return {name: process for name, process in found.items() if process is not None}
+
+
+def clusters_folder() -> Path:
+    """``$CULM_HOME/clusters``, by default ``~/.culm/clusters``."""
+    return Path(os.environ.get("CULM_HOME") or Path.home() / ".culm") / "clusters"
+
+
+def folder_of(name: str) -> Path:
+    """Raises JobError for a name that cannot be a folder's."""
+    return clusters_folder() / check_name(name, "the cluster's name")
+
+
+def write(folder: Path, record: Record) -> None:
+    """Puts it in place at once, so that no reader finds half of it."""
+    private.write_text(folder / RECORD, json.dumps(asdict(record), indent=1))
+
+
+def read(folder: Path) -> Record | None:
+    """The cluster's record, if it has one."""
+    try:
+        document = json.loads((folder / RECORD).read_text())
+    except FileNotFoundError:
+        return None
+    processes = {name: Process(**process) for name, process in document.pop("processes").items()}
+    return Record(**document, processes=processes)
+
+
+def running_clusters() -> list[str]:
+    """The names of the clusters of which anything runs."""
+    folders = sorted(clusters_folder().glob("*/"))
+    records = [read(folder) for folder in folders]
+    return [record.name for record in records if record is not None and record.running()]
+
+
+def make_folder(name: str) -> Path:
+    """The folder of a cluster that is to come up, empty; what an ended one left there goes.
+
+    Raises JobError when a cluster of that name is up.
+    """
+    folder = folder_of(name)
+    before = read(folder)
+    if before is not None and before.running():
+        where = f" at {before.address}" if before.address else ""
+        mend = f"end it with culm down {name}, or give this one another --name"
+        raise JobError(f"a cluster of that name is up{where}", f"--name {name}", mend)
+    if before is not None:
+        shutil.rmtree(folder)
+    try:
+        private.make_folder(folder)
+        write(folder, Record(name))
+    except OSError as error:
+        raise JobError(
+            f"{error.strerror}", str(folder), "remove it, or let CULM_HOME name a folder of yours"
+        ) from error
+    return folder
+
+
+def end(folder: Path) -> list[str]:
+    """Ends every process of the cluster, the keeper first, and returns the names of those that ran."""
+    ended: dict[str, None] = {}
+    # Twice: the keeper may have started another process since the record was read.
+    for seconds in (ASK_SECONDS, KILL_SECONDS):
+        record = read(folder)
+        running = record.running() if record is not None else {}
+        ended.update(dict.fromkeys(running))
+        keeper = running.pop(KEEPER, None)
+        if keeper is not None:
+            _end([keeper], seconds)
+        _end(running.values(), KILL_SECONDS)
+    return list(ended)
+
+
+def _end(processes: Collection[psutil.Process], seconds: float) -> None:
+    """Asks each to end, and after so many seconds makes it."""
+    _tell(processes, psutil.Process.terminate)
+    _tell(processes, psutil.Process.resume)  # a frozen one cannot hear it otherwise
+    _tell(_left_after(processes, seconds), psutil.Process.kill)
+    _left_after(processes, seconds)
+
+
+def _tell(processes: Iterable[psutil.Process], signalled: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            signalled(process)
+
+
+def _left_after(processes: Collection[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that still run after so many seconds; returns at once when there are none."""
+    deadline = time.monotonic() + seconds
+    while left := [p for p in processes if _runs(p)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    return left
+
+
+def _runs(process: psutil.Process) -> bool:
+    """One that has ended and that nobody has asked about, as in a container without an init, runs no more."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,71 @@
+"""The final weights, from the nodes that hold them."""
+
+import time
+from collections.abc import Callable
+
+import grpc
+import torch
+
+from culm.local.outcome import LayerState, RunFailed
+from culm.pipeline.checkpoints.checkpoint import read_layer
+from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, read_manifest
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.stage_server.streams.fetch import fetch_layers
+
+POLL_SECONDS = 0.05
+PATIENCE = 60.0  # seconds
+
+
+def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]:
+    """The final state dicts of all layers, each from its stage's present owner.
+
+    Where the nodes were let go they are read from the checkpoint of the last step. Raises RunFailed.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        gathered: dict[int, tuple[int, Value]] = {}
+
+        def take(layer: int, version: int, state: Value, into: dict[int, tuple[int, Value]] = gathered) -> None:
+            into[layer] = (version, state)
+
+        try:
+            status = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0)
+            if status.phase == "done" and not status.plan.stages:
+                return _from_checkpoint(status)
+            address = {m.node: m.address for m in status.plan.members}
+            for stage in status.plan.stages:
+                layers = tuple(range(stage.first_layer, stage.end_layer))
+                fetch_layers(address[stage.owners[0]], layers, status.plan.era, take, at_once=True)
+        except grpc.RpcError:
+            gathered.clear()
+        if gathered and all(version == status.steps for version, _ in gathered.values()):
+            return [(layer, _state_dict(state)) for layer, (_, state) in sorted(gathered.items())]
+        if time.monotonic() > deadline:
+            raise RunFailed("the owners do not give their final weights; see their logs")
+        check()
+        time.sleep(POLL_SECONDS)
+
+
+def _from_checkpoint(status: pb.GetStatusResponse) -> list[LayerState]:
+    folder = status.checkpoint_folder
+    if status.checkpoint != status.steps:
+        newest = f"; the newest checkpoint is of step {status.checkpoint}: {folder}" if folder else ""
+        raise RunFailed(f"the nodes have gone: {status.detail}{newest}")
+    try:
+        manifest = read_manifest(folder)
+        return [(layer, _state_dict(read_layer(folder, manifest, layer))) for layer in sorted(manifest.files)]
+    except (CheckpointCorrupt, JobError, OSError) as error:
+        why = f"the nodes have gone, and the checkpoint {folder} cannot be read here: {error}"
+        raise RunFailed(f"{why}; culm checkpoint export reads it where it can be reached") from error
+
+
+def _state_dict(state: Value) -> dict[str, torch.Tensor]:
+    entries = {}
+    for name, tensor in state.tensors:
+        kind, _, rest = name.partition(".")
+        if kind in ("parameter", "buffer"):
+            entries[rest] = tensor
+    return entries

@@ -1,0 +1,103 @@
+"""The process behind ``culm up``: keeps a local cluster alive until it is told to end.
+
+It is the parent of all the others, so that they end with it, also by kill -9 (on Linux).
+"""
+
+import json
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from culm.commands.run import end_on_sigterm
+from culm.commands.ui import installed
+from culm.local import clusters
+from culm.local.cluster import USUAL_ADDRESS, LocalCluster
+from culm.local.clusters import KEEPER, Process, Record
+from culm.local.outcome import RunFailed
+from culm.local.ports import free_port, is_free
+from culm.local.processes import Child
+from culm.local.redis_binary import RedisUnavailable
+from culm.pipeline.job import load_job
+
+POLL_SECONDS = 0.2
+USUAL_UI_PORT = 8501
+
+
+def ui_command() -> list[str]:
+    """What starts the UI, or nothing where it is not installed."""
+    return [sys.executable, "-m", "culm", "ui"] if installed() else []
+
+
+class Ui:
+    """The UI's process, and its address once it answers there."""
+
+    def __init__(self, command: list[str], folder: Path, coordinator: str) -> None:
+        self._port = USUAL_UI_PORT if is_free(USUAL_UI_PORT) else free_port()
+        listen = {"CULM_COORDINATOR": coordinator, "CULM_LISTEN": f"127.0.0.1:{self._port}"}
+        self.child = Child.start(command, folder / "ui.log", {**os.environ, **listen})
+
+    @property
+    def address(self) -> str:
+        """Empty while nobody answers."""
+        if self.child.returncode is not None or is_free(self._port):
+            return ""
+        return f"http://127.0.0.1:{self._port}"
+
+
+def keep(folder: Path) -> int:
+    """Runs the cluster that ``culm up`` has described in the folder, until SIGTERM."""
+    end_on_sigterm()
+    record = clusters.read(folder)
+    if record is None:
+        return 2
+    wish = json.loads((folder / "wish.json").read_text())
+    cluster = LocalCluster(
+        load_job(folder / "job.toml", []),
+        Path(wish["job_folder"]),
+        wish["nodes"],
+        address=wish["address"] or USUAL_ADDRESS,
+        folder=folder / "run",
+        resume=wish["resume"],
+        allow=wish["allow"],
+    )
+    ui: Ui | None = None
+    try:
+        with cluster:
+            command = ui_command() if wish["ui"] else []
+            ui = Ui(command, folder, cluster.address) if command else None
+            while True:
+                cluster.check()
+                record = _noted(folder, record, cluster, ui)
+                time.sleep(POLL_SECONDS)
+    except (RunFailed, RedisUnavailable) as error:
+        print(f"culm up: {error}", file=sys.stderr)
+        return error.code if isinstance(error, RunFailed) else 2
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        if ui is not None:
+            ui.child.stop()
+
+
+def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -> Record:
+    """Puts the present processes on record where they are others than before."""
+    pids = {KEEPER: os.getpid(), **cluster.pids()}
+    if ui is not None and ui.child.returncode is None:
+        pids["ui"] = ui.child.pid
+    known = {p.pid: p for p in record.processes.values()}
+    processes = {name: known.get(pid) or Process.of(pid) for name, pid in pids.items()}
+    living = {name: process for name, process in processes.items() if process is not None}
+    noted = replace(
+        record, address=cluster.address, ui=record.ui or (ui.address if ui is not None else ""), processes=living
+    )
+    if noted != record:
+        clusters.write(folder, noted)
+    return noted
+
+
+if __name__ == "__main__":
+    # Nothing begins before this process is on record: who starts it says so. If that one dies first there is no word.
+    if sys.stdin.readline():
+        sys.exit(keep(Path(sys.argv[1])))

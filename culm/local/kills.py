@@ -1,0 +1,72 @@
+"""The faults that a user asks for: ``--kill NODE@STEP[:INSTRUCTION]``."""
+
+import re
+from dataclasses import dataclass
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.places import KINDS
+from culm.pipeline.text import plain, shortened
+
+DEFAULT = "backward"
+OF_STAGES = ("ship", "ready")  # what a node does once for a stage
+EXAMPLE = "2B3"
+DIGITS = "0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Kill -9 the node at an instruction of a step, which it does to itself."""
+
+    node: str
+    step: int
+    instruction: str
+
+    @property
+    def at(self) -> str:
+        return f"{self.step}:{self.instruction}"
+
+    def __str__(self) -> str:
+        return f"{self.node}@{self.at}"
+
+
+def parse_kill(text: str, nodes: int, job: Job) -> Kill:
+    """``n1@12:2B3``, ``1@12`` or ``n1@12:send:2B3``. Raises JobError in one line for what this job never comes to."""
+    steps = job.job.steps
+    form = "write NODE@STEP[:INSTRUCTION], such as n1@12:2B3 or n1@12:send"
+    match = re.fullmatch(r"(?:n|node-?)?([0-9]{1,9})@([0-9]{1,18})(?::(.+))?", text.strip())
+    if match is None:
+        raise JobError(f"{shortened(plain(text), 80)!r} names no kill", "--kill", form)
+    node, step, instruction = int(match[1]), int(match[2]), match[3] or DEFAULT
+    if node >= nodes:
+        raise JobError(f"there is no node n{node}", f"--kill {text}", f"name one of n0 to n{nodes - 1}")
+    if step >= steps:
+        raise JobError(f"the run has no step {step}", f"--kill {text}", f"name one of 0 to {steps - 1}")
+    _check_instruction(instruction, f"--kill {text}", job)
+    return Kill(f"n{node}", step, instruction)
+
+
+def _check_instruction(instruction: str, where: str, job: Job) -> None:
+    """Raises JobError unless some node comes to it in every step."""
+    kind, colon, label = instruction.partition(":")
+    if kind not in KINDS:
+        kind, colon, label = "", ":", instruction
+    stages = max(job.pipeline.stages, job.pipeline.most_stages or 0)
+    if not colon:
+        return
+    if kind in OF_STAGES:
+        if not re.fullmatch(r"[0-9]{1,9}", label) or int(label) >= stages:
+            what = f"{instruction!r} names no stage of the {stages} that there are"
+            raise JobError(what, where, f"write {kind}:0 to {kind}:{stages - 1}, or {kind} alone")
+        return
+    if kind == "commit" or not re.fullmatch(r"[0-9]{1,9}[A-Z][0-9]{1,9}", label):
+        what = f"{instruction!r} is no instruction"
+        raise JobError(what, where, f"write a label such as {EXAMPLE}, or one of {', '.join(KINDS)}")
+    stage = int(re.split("[A-Z]", label)[0])
+    if stage >= stages:
+        raise JobError(f"there is no stage {stage}", where, f"name one of 0 to {stages - 1}")
+    known = [str(each) for each in job.schedule.order(stage, stages)]
+    if label not in known:
+        most = job.pipeline.microbatches - 1
+        mend = f"stage {stage} runs {', '.join(sorted({f'{k.rstrip(DIGITS)}0' for k in known}))} to .. {most}"
+        raise JobError(f"stage {stage} never runs {label}", where, mend)

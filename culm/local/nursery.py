@@ -1,0 +1,103 @@
+"""Nodes of a local cluster are forked from one process that has torch in it.
+
+A process needs seconds to import torch, and more for its first optimizer step; a fork of one that has done both needs
+none, and all of them share its memory. The forks are processes as any others: they can be killed, frozen and watched.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection, forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["culm.local.preloaded"])
+# Starting a process asks after all others, and an exit code can be read once only: a second reader gets 255 for it.
+_exit_codes = threading.Lock()
+
+
+def warm_up() -> None:
+    """Has the process begin to import torch, and does not wait for it."""
+    resource_tracker.ensure_running()  # else it is started on the way, and lets the signal through again
+    with _deaf():
+        forkserver.ensure_running()
+
+
+def end() -> None:
+    """Ends the process that forks at once, while it imports: it would notice at the end only that nobody is left."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process started meanwhile hears no Ctrl-C, and would die in the middle of an import, with a traceback.
+
+    The signal stays pending for the launcher, which ends all others itself.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
+    """Starts ``culm WORDS``, which appends what it says to the log."""
+    process = _context.Process(target=_become, args=(list(words), str(log), dict(environment), os.getcwd()))
+    with _exit_codes, _deaf():  # it starts the process that forks, if that has ended
+        process.start()
+    return process
+
+
+def wait(process: BaseProcess) -> int:
+    """Waits for its end, in any thread. Returns its exit code; negative: the number of the signal that ended it."""
+    connection.wait([process.sentinel])
+    with _exit_codes:
+        process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it ends, as with its process."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _become(words: list[str], log: str, environment: dict[str, str], folder: str) -> None:
+    """In the fork: as if the command had been started as a process of its own."""
+    die_with_parent()
+    # The process that forks ends when nobody can ask it any more, and its nodes with it: they are not to keep it alive.
+    server: Any = forkserver._forkserver
+    os.close(server._forkserver_alive_fd)
+    server._forkserver_alive_fd = None
+    os.setsid()  # the terminal's Ctrl-C is for the launcher
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
+        os.dup2(output, number)
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = ["culm", *words]
+    import setproctitle
+
+    from culm.__main__ import main
+
+    setproctitle.setproctitle(" ".join(sys.argv))
+    sys.exit(main(words))

@@ -1,0 +1,89 @@
+"""Child processes that never outlive this one, and when each of them died."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from culm.local import nursery
+from culm.pipeline import private
+
+STOP_SECONDS = 5.0
+
+
+class Child:
+    """One process with its log. It ends with this process, and the terminal's Ctrl-C does not reach it."""
+
+    def __init__(self, pid: int, wait: Callable[[], int], log: Path) -> None:
+        self.pid = pid
+        self.log = log
+        self.died_at: float | None = None  # unix time
+        self.returncode: int | None = None  # negative: the number of the signal that ended it; None while it runs
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, args=(wait,), name=f"watch-{pid}", daemon=True).start()
+
+    @staticmethod
+    def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
+        """Any command."""
+        with open(log, "ab", opener=private.opener) as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=nursery.die_with_parent,
+            )
+        return Child(process.pid, process.wait, log)
+
+    @staticmethod
+    def fork(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
+        """``culm WORDS`` with torch in it from the start."""
+        log.touch(mode=private.FILE)
+        process = nursery.begin(words, log, environment)
+        assert process.pid is not None
+        return Child(process.pid, lambda: nursery.wait(process), log)
+
+    def _watch(self, wait: Callable[[], int]) -> None:
+        code = wait()
+        self.died_at = time.time()
+        self.returncode = code
+        self._ended.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._ended.wait(seconds)
+
+    def interrupt(self) -> None:
+        """Asks it to end at once, as Ctrl-C does."""
+        if self.returncode is None:
+            self._signal(signal.SIGINT)
+            self._signal(signal.SIGCONT)  # a frozen process cannot hear it otherwise
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self.returncode is None:
+            self._signal(signal.SIGKILL)
+
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Asks it to end, again and again since it may be starting still; then ends it."""
+        deadline = time.monotonic() + seconds
+        while not self.wait(0.5) and time.monotonic() < deadline:
+            self.interrupt()
+        if self.returncode is None:
+            self._signal(signal.SIGKILL)
+            self._ended.wait()
+
+    def _signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it ended this very moment
+            os.kill(self.pid, number)
+
+    def last_line(self) -> str:
+        """The last line of its log that was meant for the user, else the last line."""
+        lines = self.log.read_text(errors="replace").strip().splitlines() or [""]
+        told = [line for line in lines if line.startswith("culm ")]
+        return (told or lines)[-1]

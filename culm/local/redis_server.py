@@ -1,0 +1,231 @@
+"""The embedded Redis: a real redis-server that the launcher starts, that nobody else reaches, and that ends with it.
+
+It listens at a socket in a folder that only this user opens, at no port. It wants a password all the same, and the
+commands that write files, load code or follow another server are not there: whoever gets in by a mistake finds no more
+than the run's own keys.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import quote
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from culm.local.redis_binary import RedisUnavailable, find_redis_server
+
+PAUSE_SECONDS = 0.005
+STOP_SECONDS = 5.0
+LONGEST_SOCKET = 100  # bytes of a path; the kernel takes 107
+SOCKET = "redis.sock"
+# All of them are in Redis 6.2: a configuration that names one that a server has not is refused.
+DISABLED = [
+    "CONFIG",
+    "MODULE",
+    "DEBUG",
+    "ACL",
+    "SAVE",
+    "BGSAVE",
+    "BGREWRITEAOF",
+    "SHUTDOWN",
+    "REPLICAOF",
+    "SLAVEOF",
+    "SYNC",
+    "PSYNC",
+    "FAILOVER",
+    "CLUSTER",
+    "MIGRATE",
+    "RESTORE",
+    "SCRIPT",
+    "MONITOR",
+    "SWAPDB",
+]
+
+# Makes the server die with the process that started it, also by kill -9, then becomes the server under the same pid.
+# Not a preexec_fn: that would run in a fork of a process full of gRPC and torch threads. Linux only; elsewhere stop()
+# and a clean exit of the launcher end the server.
+EXEC_TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+if prctl is not None:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the launcher has gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class EmbeddedRedis:
+    """A Redis server of one run, as a context manager: entered, it answers; left, it is gone.
+
+    Its log is `folder`/redis.log. With `durable` it keeps its data there, too, so that one that was killed comes back
+    with all that it acknowledged; else nothing is on disk. `patience` is how many seconds it gets to answer the first
+    PING. start() raises RedisUnavailable.
+    """
+
+    def __init__(
+        self, folder: Path, patience: float = 10.0, durable: bool = False, disabled: Sequence[str] = DISABLED
+    ) -> None:
+        self._folder = folder.absolute()
+        self._durable = durable
+        self._disabled = disabled
+        self._patience = patience
+        self._password = secrets.token_urlsafe(32)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._own: str | None = None  # a folder for the socket alone, where the path of this one is too long
+        self._socket = self._folder / SOCKET
+
+    @property
+    def url(self) -> str:
+        """What redis.from_url takes, also after stop(). It holds the password: it is not for command lines."""
+        return f"unix://:{self._password}@{quote(str(self._socket))}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process. Raises RedisUnavailable when it was not started."""
+        if self._process is None:
+            raise RedisUnavailable("the embedded Redis is not started; call start() first")
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Starts the server and waits until it answers."""
+        server = find_redis_server()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.chmod(0o700)
+        if len(os.fsencode(self._socket)) > LONGEST_SOCKET:
+            self._own = tempfile.mkdtemp(prefix="culm-redis-")
+            self._socket = Path(self._own) / SOCKET
+        elif self._own is not None:
+            os.mkdir(self._own, 0o700)  # started again, where its clients look for it
+        self._begin(server)
+        return self
+
+    def restart(self) -> None:
+        """Starts the server again at the same socket, where its clients look for it. Raises RedisUnavailable."""
+        self._end()
+        self._begin(find_redis_server())
+
+    def _begin(self, server: Path) -> None:
+        self._process = self._launch(server)
+        try:
+            self._await_pong(self._process)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ends the server and waits until it is gone. Harmless when it is not running."""
+        self._end()
+        if self._own is not None:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "redis.log"
+
+    @property
+    def _configuration(self) -> Path:
+        return self._folder / "redis.conf"
+
+    def _configure(self) -> None:
+        """In a file that only this user reads: the words of a command are for everybody on the machine."""
+        lines = [
+            "port 0",
+            f"unixsocket {_quoted(self._socket)}",
+            "unixsocketperm 700",
+            f"requirepass {self._password}",
+            'save ""',
+            f"appendonly {'yes' if self._durable else 'no'}",
+            "daemonize no",
+            f"dir {_quoted(self._folder)}",
+            *(f'rename-command {command} ""' for command in self._disabled),
+        ]
+        part = self._configuration.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+        os.replace(part, self._configuration)
+
+    def _launch(self, server: Path) -> subprocess.Popen[bytes]:
+        self._configure()
+        self._socket.unlink(missing_ok=True)  # of one that was killed
+        tied = [sys.executable, "-I", "-S", "-c", EXEC_TIED_TO_PARENT, str(os.getpid())]
+        # A session of its own: Ctrl-C in the terminal ends the launcher, which then ends the server in its own time.
+        with self._log.open("wb") as log:
+            return subprocess.Popen(
+                [*tied, str(server), str(self._configuration)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _await_pong(self, process: subprocess.Popen[bytes]) -> None:
+        """Returns when this very server answers; raises RedisUnavailable when it will not."""
+        deadline = time.monotonic() + self._patience
+        while time.monotonic() < deadline:
+            if self._answering_pid() == process.pid:
+                return
+            try:
+                # Waits for the next attempt, and notices at once when the server ends.
+                code = process.wait(PAUSE_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+            said = self._log.read_text(encoding="utf-8", errors="replace").strip()
+            raise RedisUnavailable(f"redis-server ended with code {code}: {said[-500:]}; see {self._log}")
+        raise RedisUnavailable(
+            f"the embedded Redis did not answer within {self._patience:g} s; see {self._log}, "
+            "or name a running Redis with --redis URL"
+        )
+
+    def _answering_pid(self) -> int | None:
+        """The process id of the Redis that answers at the socket, or None while nobody does."""
+        with Redis.from_url(
+            self.url, socket_timeout=1.0, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0)
+        ) as client:
+            try:
+                client.ping()
+                return int(client.info("server")["process_id"])
+            except RedisError:
+                return None
+
+
+def _quoted(path: Path) -> str:
+    """As a word of a configuration."""
+    text = str(path).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'

@@ -1,0 +1,116 @@
+"""One run of a job on a local cluster, from its start to its final weights."""
+
+import math
+import time
+from collections.abc import Callable
+
+import grpc
+
+from culm.local.cluster import LocalCluster
+from culm.local.gathering import gather
+from culm.local.outcome import Outcome, RunFailed
+from culm.pipeline.checkpoints.digest import weights_sha256
+from culm.pipeline.job import Job
+from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.text import cleaned
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
+
+PROMPT_SECONDS = 0.05  # between two looks where something is to be done at a certain step
+POLL_SECONDS = 0.25
+CHECKPOINT_SECONDS = 60.0  # that the last checkpoint has to become whole
+FAULTY_SECONDS = 5.0  # the same once the run has said that it cannot be written
+
+
+Disturber = Callable[[CoordinatorStub, pb.GetStatusResponse, list[tuple[str, float]]], None]
+Watcher = Callable[[pb.GetStatusResponse, list[pb.ListEventsResponse], Outcome], None]
+
+
+def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = None) -> Outcome:
+    """Follows a started cluster to the end of its job and gathers the weights. Raises RunFailed."""
+    outcome = Outcome()
+    channel, stub = connect(cluster.address, patience=10.0)
+    seen = 0
+    begun: float | None = None
+    ended: float | None = None  # unix time, as is begun: the last checkpoint does not count
+    done_at: float | None = None
+    failed: RunFailed | None = None
+    lost: dict[str, pb.ListEventsResponse] = {}
+    reader = Reader("the losses that are shown")
+    with channel:
+        while True:
+            cluster.check()
+            try:
+                status = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=10.0))
+                events = list(map(cleaned, stub.ListEvents(pb.ListEventsRequest(from_sequence=seen + 1), timeout=10.0)))
+            except grpc.RpcError:  # the coordinator was killed: the cluster starts it again
+                time.sleep(POLL_SECONDS)
+                continue
+            seen = events[-1].sequence if events else seen
+            events = [e for e in events if reader.read(e, lambda e: _take(e, outcome, lost, cluster))]
+            for event in events:
+                if event.kind == "plan" and begun is None:
+                    begun = event.time
+                ended = event.time if event.kind == "done" else None if event.kind == "rollback" else ended
+                if event.kind == "failed":
+                    failed = RunFailed(event.text, int(event.fields.get("code", "2")))
+            if begun is not None:
+                outcome.seconds = (ended or time.time()) - begun
+            if status.phase == "done" and not _has_last_checkpoint(status, cluster.job):
+                status.detail = f"{status.detail}; waiting for the last checkpoint to be written"
+            watch(status, events, outcome)
+            if disturb is not None:
+                disturb(stub, status, cluster.deaths)
+            if status.phase == "failed":
+                raise failed or RunFailed(status.detail, 2)
+            if cluster.names and not cluster.has_nodes and status.phase != "done":
+                raise RunFailed("every node has ended; see their logs")
+            if status.phase == "done" and status.step == status.steps:
+                done_at = done_at or time.monotonic()
+                if _has_last_checkpoint(status, cluster.job):
+                    break
+                if time.monotonic() - done_at > (FAULTY_SECONDS if status.checkpoint_fault else CHECKPOINT_SECONDS):
+                    outcome.checkpoint_fault = status.checkpoint_fault or "it was still being written"
+                    break
+            time.sleep(POLL_SECONDS if disturb is None else PROMPT_SECONDS)
+        outcome.layers = gather(stub, cluster.check)
+    outcome.sha256 = weights_sha256(outcome.layers)
+    return outcome
+
+
+def _has_last_checkpoint(status: pb.GetStatusResponse, job: Job) -> bool:
+    """Whether the last checkpoint is whole, or the job asks for none at its end."""
+    return job.checkpoint is None or status.steps % job.checkpoint.every != 0 or status.checkpoint == status.steps
+
+
+def _take(
+    event: pb.ListEventsResponse, outcome: Outcome, lost: dict[str, pb.ListEventsResponse], cluster: LocalCluster
+) -> None:
+    fields = event.fields
+    if event.kind == "commit":
+        step = int(fields["step"]) - outcome.first_step
+        if not outcome.losses:
+            outcome.first_step, step = step, 0
+        del outcome.losses[step:]
+        # Commits of a coordinator that was killed while Redis was away may be on no record.
+        outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
+        outcome.losses.append(float.fromhex(fields["loss_hex"]))
+    elif event.kind == "lost":
+        lost[fields["node"]] = event
+    elif event.kind == "recovered":
+        node = fields["node"]
+        detect = float(fields["detect_ms"])
+        deaths = [at for name, at in cluster.deaths if name == node and at <= lost[node].time]
+        if deaths:  # seen by the launcher itself, more closely than by the last heartbeat
+            detect = (lost[node].time - deaths[-1]) * 1e3
+        outcome.losses_of_nodes.append(
+            {
+                "node": node,
+                "stage": int(fields["stage"]),
+                "step": int(fields["step"]),
+                "detect_ms": round(detect, 1),
+                "resume_ms": float(fields["resume_ms"]),
+                "redone": int(fields["redone"]),
+            }
+        )

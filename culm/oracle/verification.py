@@ -1,0 +1,96 @@
+"""What ``culm verify`` is made of: kills at places that a seed chooses, and the comparison of runs bit by bit."""
+
+import random
+import sys
+from dataclasses import dataclass
+
+import grpc
+
+from culm.local.kills import Kill
+from culm.local.outcome import LayerState, Outcome
+from culm.local.training import train
+from culm.oracle.plain_loop import PlainResult
+from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.job import Job
+from culm.pipeline.places import KINDS
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+
+
+class Killer:
+    """Kills the owner of a random stage at a random instruction, ``kills`` times, spread over the run.
+
+    It strikes only while every stage has a hot standby and a node is left to repair with: one loss at a time.
+    """
+
+    def __init__(self, job: Job, kills: int, seed: int) -> None:
+        self.done: list[Kill] = []
+        self._draw = random.Random(seed)
+        self._job = job
+        self._wanted = kills
+        self._armed: Kill | None = None
+
+    def watch(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        """Called again and again while the run goes on."""
+        if len(deaths) > len(self.done) and self._armed is not None:
+            self.done.append(self._armed)
+            self._armed = None
+        if self._armed is not None and status.step > self._armed.step + 1:
+            self._armed = None  # the step was over before the order came: another place
+        due = (len(self.done) + 0.5) * status.steps / max(1, self._wanted)
+        safe = status.phase == "running" and not any(status.exposure.values()) and len(status.nodes) > 2
+        if self._armed is None and len(self.done) < self._wanted and status.step >= due - 2 and safe:
+            self._arm(stub, status)
+
+    def _arm(self, stub: CoordinatorStub, status: pb.GetStatusResponse) -> None:
+        stages = len(status.plan.stages)
+        stage = self._draw.randrange(stages)
+        node = status.plan.stages[stage].owners[0]
+        place = str(self._draw.choice(self._job.schedule.order(stage, stages)))
+        kind = self._draw.choice([*KINDS, place, place, place])
+        self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
+        try:
+            stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)
+        except grpc.RpcError:
+            self._armed = None  # it is just being lost: another one
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where a run left the plain loop; layer -1 for the loss."""
+
+    run: str
+    step: int
+    layer: int
+
+    def __str__(self) -> str:
+        what = "loss" if self.layer < 0 else f"weights of layer {self.layer}"
+        return f"the {self.run} run differs: {what} after step {self.step}"
+
+
+def compare(name: str, plain: PlainResult, run: Outcome) -> Difference | None:
+    """The first loss that differs, else the first layer of the final weights."""
+    for step, loss in enumerate(plain.losses):
+        if step >= len(run.losses) or run.losses[step].hex() != loss.hex():
+            return Difference(name, step, -1)
+    return _compare_layers(name, len(plain.losses) - 1, plain.layers, run.layers)
+
+
+def _compare_layers(name: str, step: int, plain: list[LayerState], run: list[LayerState]) -> Difference | None:
+    for (index, expected), (_, got) in zip(plain, run, strict=True):
+        if hash_layer(index, expected) != hash_layer(index, got):
+            return Difference(name, step, index)
+    return None
+
+
+def train_on_cluster(
+    job: Job, path: str, nodes: int, kills: list[Kill], title: str, plain: bool, killer: Killer | None = None
+) -> Outcome:
+    """One run on a local cluster, with its progress shown."""
+    from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
+    from culm.terminal.progress import display
+
+    cluster = LocalCluster(job, job_folder_of(path), nodes, kills, USUAL_ADDRESS)
+    print(f"{title}: logs in {cluster.folder}", file=sys.stderr)
+    with cluster, display(title, plain) as shown:
+        return train(cluster, shown.watch, killer.watch if killer is not None else None)

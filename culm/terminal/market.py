@@ -1,0 +1,114 @@
+"""What ``culm plan`` is told of prices and losses, as markets that can be drawn: one a seed."""
+
+import argparse
+import random
+import sys
+from functools import partial
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.money.prices import load_prices
+from culm.simulator.markets.market import Zone, shifted, zoned
+from culm.simulator.markets.plan import Draw
+from culm.simulator.markets.trace import Change, read_trace
+from culm.terminal import flags
+
+
+def add_market_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--prices",
+        "--price",
+        default="",
+        metavar="$/H[,...]|FILE",
+        help="of a machine on the spot market, or of each zone's; or a table for --machine, before the shipped one",
+    )
+    parser.add_argument("--machine", metavar="TYPE", help="whose spot price the price table knows, such as p3.2xlarge")
+    market = parser.add_mutually_exclusive_group(required=True)
+    market.add_argument("--hazard", metavar="R[,...]", help="losses of a machine an hour, or of each zone's")
+    market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
+    parser.add_argument(
+        "--zones",
+        type=flags.whole(1, 1000),
+        metavar="Z",
+        help="that machines are spread over; default: as many as said",
+    )
+    parser.add_argument("--traffic", type=flags.number(), default=0.0, metavar="$/GB", help="of tensors between zones")
+    parser.add_argument(
+        "--bulk", type=flags.number(), default=0.0, metavar="R", help="times an hour that half a zone goes"
+    )
+    parser.add_argument(
+        "--notice", type=flags.seconds, default=0.0, metavar="S", help="seconds that machines tell it before"
+    )
+
+
+def read_prices(arguments: argparse.Namespace) -> list[float]:
+    """Dollars an hour of a machine: one price, or one for each zone. Raises JobError."""
+    text, kind = arguments.prices, arguments.machine
+    if kind is None and not text:
+        raise JobError("what a machine costs is not said", "--prices", "give a number, or a --machine that is known")
+    if kind is None:
+        return _each(text, "--prices")
+    if _is_number(text.split(",")[0]):
+        raise JobError("both say what a machine costs", "--prices and --machine", "give one of them")
+    return [_known_price(kind, text)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def read_market(arguments: argparse.Namespace, prices: list[float], machines: int, seconds: float) -> Draw:
+    """Markets of so many machines for so long. Raises JobError."""
+    if arguments.trace is not None:
+        if len(prices) > 1 or arguments.zones is not None:
+            raise JobError("the trace says which zones there are", "--trace", "give one price, and no --zones")
+        return partial(_from_trace, read_trace(arguments.trace), seconds)
+    hazards = _each(arguments.hazard, "--hazard")
+    count = arguments.zones if arguments.zones is not None else max(len(prices), len(hazards))
+    for values, name in ((prices, "--prices"), (hazards, "--hazard")):
+        if len(values) not in (1, count):
+            raise JobError(f"{len(values)} numbers for {count} zones", name, "give one, or one for each zone")
+    share = -(-machines // count)
+    zones = [
+        Zone(f"zone-{i + 1}", share, prices[i % len(prices)], hazards[i % len(hazards)], arguments.bulk)
+        for i in range(count)
+    ]
+    return partial(_drawn, zones, seconds, arguments.notice)
+
+
+def _each(text: str, name: str) -> list[float]:
+    parts = text.split(",")
+    if not all(map(_is_number, parts)):
+        raise JobError(f"{text!r} is no number", name, "write 0.91, or 0.91,0.97: one for each zone")
+    values = [float(part) for part in parts]
+    for value in values:
+        _refuse(value, name)
+    return values
+
+
+def _refuse(value: float, name: str) -> None:
+    if not 0.0 <= value < float("inf"):
+        raise JobError(f"{value} is too little" if value < 0.0 else f"{value} is no number", name, "give 0 or more")
+
+
+def _known_price(kind: str, path: str) -> float:
+    rows = [x for x in load_prices(path).rows() if x.instance_type.lower() == kind.lower() and x.spot is not None]
+    if not rows:
+        mend = "give a number or a table that has it with --prices (culm prices ls shows what is known)"
+        raise JobError(f"the spot price of {kind} is not known", "--machine", mend)
+    row = min(rows, key=lambda x: x.spot or 0.0)
+    where = " ".join(filter(None, (row.provider, row.instance_type, row.region, row.zone)))
+    print(f"{where}: {row.spot:g} $/h ({row.source}, {row.date.isoformat()})", file=sys.stderr)
+    assert row.spot is not None
+    return row.spot
+
+
+def _from_trace(changes: list[Change], seconds: float, seed: int) -> list[Change]:
+    return shifted(changes, random.Random(seed).uniform(0.0, changes[-1].at), seconds)
+
+
+def _drawn(zones: list[Zone], seconds: float, notice: float, seed: int) -> list[Change]:
+    return zoned(seed, zones, seconds, notice)

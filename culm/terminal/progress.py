@@ -1,0 +1,157 @@
+"""What a run shows while it goes on: a live display on a terminal, plain lines elsewhere."""
+
+import sys
+from collections import deque
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from culm.local.outcome import Outcome
+from culm.protos import coordinator_pb2 as pb
+
+SHOWN = {
+    "joined",
+    "plan",
+    "lost",
+    "resumed",
+    "recovered",
+    "hot",
+    "rollback",
+    "waiting",
+    "checkpoint_fault",
+    "done",
+    "failed",
+    "left",
+}
+
+
+class Display(Protocol):
+    """Shows a run."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def watch(self, status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None: ...
+
+
+class Lines:
+    """A line for each event, and about twenty for the steps of a run. To stderr, so that stdout stays for results."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._said = -1
+        self._detail = "every step is committed"  # the last one shown; this one is the event's
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def watch(self, status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
+        every = max(1, status.steps // 20)
+        for event in events:
+            if event.kind in SHOWN:
+                print(f"{self._title} | {event.text}", file=sys.stderr, flush=True)
+            elif event.kind == "commit" and int(event.fields["step"]) // every != self._said:
+                self._said = int(event.fields["step"]) // every
+                rate = f"{status.samples_per_second:.0f} samples/s"
+                loss = float(event.fields["loss"])
+                step = f"step {int(event.fields['step']) + 1}/{status.steps}"
+                print(f"{self._title} | {step}  loss {loss:.4f}  {rate}", file=sys.stderr, flush=True)
+        if status.phase == "done" and status.detail != self._detail:
+            self._detail = status.detail
+            print(f"{self._title} | {status.detail}", file=sys.stderr, flush=True)
+
+
+class Screen:
+    """The live display."""
+
+    def __init__(self, title: str) -> None:
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn(title, style="bold", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[rate]} samples/s"),
+            TimeElapsedColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("steps", total=None, loss="-", rate="-")
+        self._log: deque[str] = deque(maxlen=6)
+        self._live = Live(console=self._console, refresh_per_second=8)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def watch(self, status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
+        self._log.extend(event.text for event in events if event.kind in SHOWN)
+        loss = f"{outcome.losses[-1]:.4f}" if outcome.losses else "-"
+        self._bar.update(
+            self._task,
+            total=status.steps,
+            completed=status.step,
+            loss=loss,
+            rate=f"{status.samples_per_second:.0f}",
+        )
+        parts: list[RenderableType] = [self._bar, nodes_table(status)]
+        if outcome.losses_of_nodes:
+            parts.append(losses_table(outcome))
+        if status.phase != "running":
+            parts.append(Text(status.detail, style="yellow"))
+        parts.append(Text("\n".join(self._log), style="dim", overflow="ellipsis", no_wrap=True))
+        self._live.update(Group(*parts))
+
+
+def nodes_table(status: pb.GetStatusResponse) -> Table:
+    """Who runs what now."""
+    table = Table("node", "pid", "state", "stages", "standby of", "running", box=None, padding=(0, 2))
+    hot = {(s, b.node) for s, stage in enumerate(status.plan.stages) for b in stage.standbys if b.hot}
+    for node in sorted(status.nodes, key=lambda n: (len(n.id), n.id)):
+        standby = ", ".join(f"{s}" if (s, node.id) in hot else f"{s} (seeding)" for s in node.standby_of)
+        style = {"active": "green", "spare": "cyan"}.get(node.state, "yellow")
+        stages = ", ".join(map(str, node.stages))
+        # Not as markup: a node's name and words are its own.
+        state, words = Text(node.state, style=style), (stages, standby, node.instruction)
+        table.add_row(Text(node.id), str(node.pid), state, *map(Text, words))
+    exposed = [f"stage {s} for {x:.1f} s" for s, x in sorted(status.exposure.items()) if x > 0]
+    if exposed:
+        table.caption = f"[red]without a hot standby: {', '.join(exposed)}"
+    return table
+
+
+def losses_table(outcome: Outcome) -> Table:
+    """The losses survived."""
+    table = Table("lost", "stage", "step", "detected after", "resumed after", "redone", box=None, padding=(0, 2))
+    for x in outcome.losses_of_nodes:
+        times = (f"{x['detect_ms']:.0f} ms", f"{x['resume_ms']:.0f} ms")
+        table.add_row(Text(x["node"]), str(x["stage"]), str(x["step"]), *times, f"{x['redone']} instructions")
+    return table
+
+
+def counted(text: str) -> None:
+    """One line that is written over, and nothing unless stderr is a terminal; an empty text ends it."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}" if text else "", end="" if text else "\n", file=sys.stderr, flush=True)
+
+
+def display(title: str, plain: bool = False) -> Display:
+    """The one that fits: plain lines unless stderr is a terminal."""
+    return Lines(title) if plain or not sys.stderr.isatty() else Screen(title)

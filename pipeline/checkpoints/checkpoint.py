@@ -1,0 +1,120 @@
+"""A layer's state to and from a checkpoint: safetensors, written by its holder, refused by hash if it was changed."""
+
+import hashlib
+import json
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save, save_file
+
+from culm.pipeline import private
+from culm.pipeline.checkpoints import storage
+from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, File, Manifest, check_file, read_manifest
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.values import Value
+
+# What files of anybody's making may raise when they are parsed.
+_UNREADABLE = (SafetensorError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
+
+
+def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
+    """Writes what ``HeldLayer.export`` gave. Two holders write the same files; leftovers are overwritten.
+
+    Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
+    """
+    model: dict[str, torch.Tensor] = {}
+    rest: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in state.tensors:
+        if not _fits(tensor.dtype):
+            what = f"{name} has dtype {tensor.dtype}, which no checkpoint can hold"
+            raise JobError(what, f"layer {layer}", "give it another dtype, or leave out the [checkpoint] section")
+        kind, _, entry = name.partition(".")
+        into, key = (model, entry) if kind in MODEL_KINDS else (rest, name)
+        into[key] = _alone(tensor.detach().cpu().contiguous(), storages)
+    # safetensors keeps no order and no kind: both are needed to install the state again.
+    order = "\n".join(name for name, _ in state.tensors)
+    name = f"layer-{layer:05d}"
+    return (
+        _write(folder, f"{name}.safetensors", save(model, {"order": order})),
+        _write(folder, f"{name}.optimizer.safetensors", save(rest)),
+    )
+
+
+@cache
+def _fits(dtype: torch.dtype) -> bool:
+    """Whether safetensors can write and read it: some dtypes are written that it then cannot read."""
+    try:
+        load(save({"tensor": torch.empty(0, dtype=dtype)}))
+    except (KeyError, RuntimeError, SafetensorError):
+        return False
+    return True
+
+
+def _alone(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
+    """A copy if an earlier tensor has the same memory: safetensors refuses to write what is shared."""
+    memory = tensor.untyped_storage().data_ptr()
+    if memory in storages:
+        return tensor.clone()
+    storages.add(memory)
+    return tensor
+
+
+def _write(folder: str, name: str, data: bytes) -> File:
+    storage.put(folder, name, data)
+    return File(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
+    """The layer's whole state. Raises CheckpointCorrupt, naming the file."""
+    if layer not in manifest.files:
+        raise CheckpointCorrupt(f"{folder} has no layer {layer}")
+    in_model, in_rest = (_read(folder, file) for file in manifest.files[layer])
+    try:
+        model, rest = load(in_model), load(in_rest)
+        tensors = []
+        for name in _order(in_model):
+            kind, _, entry = name.partition(".")
+            tensors.append((name, model[entry] if kind in MODEL_KINDS else rest[name]))
+    except _UNREADABLE as error:
+        files = " and ".join(file.name for file in manifest.files[layer])
+        what = f"{type(error).__name__} {str(error)[:200]}"
+        raise CheckpointCorrupt(f"{folder}: {files} do not hold a layer's state: {what}") from error
+    return Value(tuple(tensors))
+
+
+def _read(folder: str, file: File) -> bytes:
+    try:
+        data = storage.read(folder, file.name, file.size)
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
+    check_file(folder, file, data)
+    return data
+
+
+def _order(data: bytes) -> list[str]:
+    """The names in the order of the state, from the file's header: 8 bytes of length, then JSON."""
+    length = int.from_bytes(data[:8], "little")
+    order: str = json.loads(data[8 : 8 + length])["__metadata__"]["order"]
+    return order.split("\n") if order else []
+
+
+def export(folder: str, out: str | Path) -> None:
+    """One file that plain PyTorch loads: keys ``"{layer}.{name}"``, as of an nn.Sequential's state dict.
+
+    Raises CheckpointCorrupt, and JobError if ``out`` cannot be written; it never holds half of an export.
+    """
+    manifest = read_manifest(folder)
+    entries: dict[str, torch.Tensor] = {}
+    for layer in sorted(manifest.files):
+        for name, tensor in read_layer(folder, manifest, layer).tensors:
+            kind, _, entry = name.partition(".")
+            if kind in MODEL_KINDS:
+                entries[f"{layer}.{entry}"] = tensor
+    try:
+        private.write_whole(out, lambda part: save_file(entries, part))
+    except (OSError, SafetensorError) as error:
+        raise JobError(f"it cannot be written ({error})", str(out), "choose another file") from error

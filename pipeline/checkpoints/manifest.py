@@ -1,0 +1,306 @@
+"""Checkpoints as files: what one consists of, which are whole, and which to keep. Knows nothing of tensors.
+
+    URL/step-00000050/layer-00003.safetensors             parameters and buffers
+                      layer-00003.optimizer.safetensors   the rest of the layer's state
+                      manifest.json                       written last: without it there is no checkpoint
+
+Sharded by layer, so any number of stages reads any checkpoint. All I/O goes through fsspec.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from culm.pipeline.checkpoints import storage
+from culm.pipeline.identity import Identity, identity_from, identity_to
+from culm.pipeline.origin import Origin
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+# What a manifest may say: it may have been written by anybody.
+MOST_BYTES = 64_000_000  # of the manifest itself
+MOST_COUNT = 1 << 63  # of steps, and of a file's bytes
+MOST_TEXT = 1000  # characters of a job's name and of a fingerprint
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)  # of a file: no path
+
+
+class CheckpointCorrupt(Exception):
+    """A checkpoint's file is missing, torn or changed; ``problem`` names it. Use the checkpoint before."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}; use the checkpoint before")
+        self.problem = problem
+
+
+class OriginUnseen(Exception):
+    """The storage answers, and shows no such manifest: not here, or not to this process. No proof (rule 14)."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """One file of a checkpoint. ``size`` in bytes."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A whole checkpoint. ``step`` counts the steps applied; ``files`` by layer: of the model, of the rest."""
+
+    job: str
+    step: int
+    fingerprint: str
+    loss: float
+    files: Mapping[int, tuple[File, ...]] = field(default_factory=dict)
+    identity: Identity = field(default_factory=Identity)  # what its bits depend on, and each layer's outline
+    job_toml: str = ""  # the job that made it
+
+    @property
+    def size(self) -> int:
+        """Of all files together, in bytes."""
+        return sum(file.size for files in self.files.values() for file in files)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A folder that looks like a checkpoint; without a manifest it is incomplete, for ``problem``'s reason."""
+
+    step: int
+    url: str
+    manifest: Manifest | None
+    problem: str = ""
+    sha256: str = ""  # of the manifest
+
+    @property
+    def origin(self) -> Origin:
+        """As what an era may begin from."""
+        return Origin(self.step, self.url, self.sha256)
+
+
+# ---- what is written, without any I/O -------------------------------------------------------------------------------
+
+
+def folder_of(url: str, step: int) -> str:
+    return f"{url.rstrip('/')}/step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step behind a folder's path; None unless ``folder_of`` makes such a name."""
+    name = name.rstrip("/").rpartition("/")[2]
+    match = re.fullmatch(r"step-(\d{8,18})", name, re.ASCII)
+    return int(match[1]) if match is not None and name == f"step-{int(match[1]):08d}" else None
+
+
+def manifest_to_json(manifest: Manifest) -> bytes:
+    content = {
+        "format": FORMAT,
+        "job": manifest.job,
+        "step": manifest.step,
+        "fingerprint": manifest.fingerprint,
+        "loss": manifest.loss.hex(),
+        "layer_count": len(manifest.files),
+        "identity": identity_to(manifest.identity),
+        "job_toml": manifest.job_toml,
+        "layers": {str(i): [[f.name, f.size, f.sha256] for f in files] for i, files in sorted(manifest.files.items())},
+    }
+    return json.dumps(content, indent=1).encode()
+
+
+def manifest_from_json(data: bytes, where: str) -> Manifest:
+    """Raises CheckpointCorrupt, naming ``where``, for everything that ``manifest_to_json`` does not write."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointCorrupt(f"{where} is torn: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        there = content.get("format") if isinstance(content, dict) else None
+        raise CheckpointCorrupt(f"{where} has format {there}, this version reads {FORMAT}")
+    try:
+        files = {int(layer): tuple(map(_file, listed)) for layer, listed in content["layers"].items()}
+        loss = float.fromhex(content["loss"])
+        job, fingerprint = _text(content["job"]), _text(content["fingerprint"])
+        known = identity_from(content.get("identity")), str(content.get("job_toml", ""))
+        manifest = Manifest(job, _count(content["step"]), fingerprint, loss, files, *known)
+        count = _count(content.get("layer_count", len(files)))
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        raise CheckpointCorrupt(f"{where} is no manifest: {type(error).__name__} {str(error)[:200]}") from error
+    names = {file.name for listed in files.values() for file in listed}
+    whole = len(files) == count and sorted(files) == list(range(count)) and len(names) == 2 * count
+    if not whole or any(len(listed) != 2 for listed in files.values()):
+        raise CheckpointCorrupt(f"{where} does not list two files for each of {count} layers")
+    return manifest
+
+
+def _file(listed: list[object]) -> File:
+    name, size, sha256 = listed
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"{str(name)[:80]!r} is no name of a file")
+    if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", sha256, re.ASCII):
+        raise ValueError(f"{name} has no sha256")
+    return File(name, _count(size), sha256)
+
+
+def _count(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MOST_COUNT:
+        raise ValueError(f"{str(number)[:80]!r} is no count")
+    return number
+
+
+def _text(text: object) -> str:
+    if not isinstance(text, str) or len(text) > MOST_TEXT or not text.isprintable():
+        raise ValueError("a name that is no line of text")
+    return text
+
+
+def named(data: bytes, origin: Origin) -> Manifest:
+    """The manifest that the origin names, from what stands under its name. Raises OriginUnseen, CheckpointCorrupt."""
+    if hashlib.sha256(data).hexdigest() != origin.sha256:
+        raise OriginUnseen(f"{origin.folder}/{MANIFEST} is another one than the era begins from")
+    manifest = manifest_from_json(data, f"{origin.folder}/{MANIFEST}")
+    if manifest.step != origin.step:
+        raise CheckpointCorrupt(f"{origin.folder}/{MANIFEST} is of step {manifest.step}, not {origin.step}")
+    return manifest
+
+
+def check_file(folder: str, file: File, data: bytes) -> None:
+    """Raises CheckpointCorrupt unless the data is the file's."""
+    _compare(folder, file, len(data), hashlib.sha256(data).hexdigest())
+
+
+def _compare(folder: str, file: File, size: int, sha256: str) -> None:
+    if size != file.size:
+        raise CheckpointCorrupt(f"{folder}/{file.name} has {size} bytes, not {file.size}")
+    if sha256 != file.sha256:
+        raise CheckpointCorrupt(f"{folder}/{file.name} has another sha256 than its manifest says")
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def write_manifest(folder: str, manifest: Manifest) -> Origin:
+    """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written.
+
+    One that says the same but for the loss stays as it is, and so does its hash: an era may have begun from it.
+    """
+    with suppress(CheckpointCorrupt):
+        there, sha256 = _read_manifest(folder)
+        if replace(there, loss=0.0) == replace(manifest, loss=0.0):
+            return Origin(manifest.step, folder, sha256)
+    data = manifest_to_json(manifest)
+    storage.put(folder, MANIFEST, data)
+    return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest())
+
+
+def complete(url: str, manifest: Manifest) -> Origin:
+    """Writes the manifest once every file is seen from here. Raises OSError, with the reason, where one is not."""
+    folder = folder_of(url, manifest.step)
+    there = storage.sizes(folder)
+    for files in manifest.files.values():
+        for file in files:
+            if there.get(file.name) != file.size:
+                seen = "is not seen" if file.name not in there else f"has {there[file.name]} bytes, not {file.size},"
+                mend = "let the URL be one folder for all machines, such as a mount or s3://"
+                raise OSError(f"{folder}/{file.name}, which a node has written, {seen} from the coordinator: {mend}")
+    return write_manifest(folder, manifest)
+
+
+def read_manifest(folder: str) -> Manifest:
+    """Raises CheckpointCorrupt where there is no whole one."""
+    return _read_manifest(folder)[0]
+
+
+def _read_manifest(folder: str) -> tuple[Manifest, str]:
+    """The manifest and its sha256."""
+    try:
+        data = storage.read(folder, MANIFEST, MOST_BYTES)
+    except FileNotFoundError as error:
+        raise CheckpointCorrupt(f"{folder} has no {MANIFEST}: it was never completed") from error
+    if len(data) > MOST_BYTES:
+        raise CheckpointCorrupt(f"{folder}/{MANIFEST} has more than {MOST_BYTES} bytes")
+    manifest = manifest_from_json(data, f"{folder}/{MANIFEST}")
+    if step_of(folder) not in (manifest.step, None):
+        raise CheckpointCorrupt(f"{folder}/{MANIFEST} is of step {manifest.step}")
+    return manifest, hashlib.sha256(data).hexdigest()
+
+
+def read_origin(origin: Origin) -> Manifest:
+    """The very manifest that the era begins from. Raises OriginUnseen, CheckpointCorrupt; OSError for no answer."""
+    try:
+        data = storage.read(origin.folder, MANIFEST, MOST_BYTES)
+    except FileNotFoundError as error:
+        raise OriginUnseen(f"there is no {origin.folder}/{MANIFEST}") from error
+    return named(data, origin)
+
+
+def shows_others(origin: Origin) -> bool:
+    """Whether the place where the origin should be shows anything at all: an empty one may be a mount that is gone."""
+    return bool(storage.names(origin.folder.rpartition("/")[0]))
+
+
+def find_checkpoints(url: str) -> list[Found]:
+    """All that is there, newest first, incomplete ones too; an empty list where there is nothing.
+
+    Raises OSError where the storage does not answer: what cannot be read is not to be taken for incomplete.
+    """
+    steps = {step for step in map(step_of, storage.names(url)) if step is not None}
+    found = []
+    for step in sorted(steps, reverse=True):
+        folder = folder_of(url, step)
+        try:
+            manifest, sha256 = _read_manifest(folder)
+            found.append(Found(step, folder, manifest, sha256=sha256))
+        except CheckpointCorrupt as error:
+            found.append(Found(step, folder, None, error.problem))
+    return found
+
+
+def completed_at(folder: str) -> datetime | None:
+    """When the manifest was written, in UTC; None where the storage keeps no times."""
+    return storage.modified(folder, MANIFEST)
+
+
+def problems(folder: str, manifest: Manifest) -> list[str]:
+    """What is wrong with a checkpoint's files, a line each: missing, of another size, of another content."""
+    out = []
+    there = storage.sizes(folder)
+    for files in manifest.files.values():
+        for file in files:
+            try:
+                if there.get(file.name, file.size) != file.size:  # told without reading it
+                    _compare(folder, file, there[file.name], file.sha256)
+                _compare(folder, file, *storage.digest(folder, file.name))
+            except FileNotFoundError:
+                out.append(f"{folder}/{file.name} is missing")
+            except CheckpointCorrupt as error:
+                out.append(error.problem)
+    return out
+
+
+def newest_whole(url: str, told: Callable[[str], None] = lambda problem: None) -> Found | None:
+    """The newest checkpoint whose every file has its hash; ``told`` hears why newer ones are passed over."""
+    for found in find_checkpoints(url):
+        wrong = problems(found.url, found.manifest) if found.manifest is not None else [found.problem]
+        if not wrong:
+            return found
+        told(f"the checkpoint of step {found.step} is passed over: {wrong[0]}")
+    return None
+
+
+def retain(url: str, step: int, kept: Collection[int]) -> list[int]:
+    """Deletes what is older than ``step``, whole or not, but for the checkpoints of the steps ``kept``; their steps.
+
+    The manifest goes first, so that a checkpoint that is half deleted is never taken for a whole one. What is newer is
+    another run's, or still being written.
+    """
+    gone = [f for f in reversed(find_checkpoints(url)) if f.step not in kept and f.step < step]
+    for f in gone:
+        if f.manifest is not None:
+            storage.remove(f.url, MANIFEST)
+        storage.remove(f.url)
+    return [f.step for f in gone]

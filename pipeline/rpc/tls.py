@@ -1,0 +1,144 @@
+"""Mutual TLS on every channel where CULM_TLS_DIR names a folder with ca.crt, tls.crt and tls.key; plain without it.
+
+The files are named as in a Kubernetes TLS secret. They are read again when they change: servers serve what is there
+now, and every new channel uses it. Who somebody is stands in the certificate's URI: ``culm://ROLE/NAME``. A client
+knows a server by its role too: only a coordinator's certificate names the host ``coordinator.culm``.
+"""
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.patience import DEFAULT, Patience
+from culm.pipeline.rpc.channel import channel_options
+from culm.pipeline.rpc.probe import Obstacle, find_obstacle
+
+log = logging.getLogger("culm.tls")
+
+VARIABLE = "CULM_TLS_DIR"
+FILES = ("ca.crt", "tls.key", "tls.crt")
+ANOTHER = "make another: culm certs issue"
+LOOPBACK = ("127.", "localhost", "[::1]", "unix:")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The contents of the three files, in PEM."""
+
+    ca: bytes
+    key: bytes
+    certificate: bytes
+
+
+def folder() -> Path | None:
+    """Where the certificates are; None: no TLS."""
+    named = os.environ.get(VARIABLE, "")
+    return Path(named) if named else None
+
+
+def read(where: Path) -> Identity:
+    """Raises JobError, naming the file that is missing."""
+    try:
+        ca, key, certificate = ((where / name).read_bytes() for name in FILES)
+    except OSError as error:
+        mend = "make certificates with culm certs init, and name the folder of one identity"
+        raise JobError(f"a certificate cannot be read ({error})", f"{VARIABLE}={where}", mend) from error
+    return Identity(ca, key, certificate)
+
+
+def check_validity(identity: Identity, where: Path) -> None:
+    """Raises JobError for a certificate whose time is over: the other end would refuse it without a word."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        ends = load_pem_x509_certificate(identity.certificate).not_valid_after_utc
+    except ValueError as error:
+        raise JobError(f"this is no certificate ({error})", f"{where}/tls.crt", ANOTHER) from error
+    if ends < datetime.now(UTC):
+        raise JobError(f"the certificate has expired on {ends:%Y-%m-%d %H:%M} UTC", f"{where}/tls.crt", ANOTHER)
+
+
+def open_channel(address: str, role: str, patience: Patience = DEFAULT) -> grpc.Channel:
+    """A channel to a server of this role (``coordinator`` or ``stage``)."""
+    where = folder()
+    options = channel_options(patience)
+    if where is None:
+        return grpc.insecure_channel(address, options=options)
+    own = read(where)
+    check_validity(own, where)
+    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    name = ("grpc.ssl_target_name_override", f"{role}.culm")
+    return grpc.secure_channel(address, credentials, options=[*options, name])
+
+
+def why_silent(address: str, role: str) -> Obstacle | None:
+    """Why the server there does not answer a channel like ``open_channel``'s; None: it does by now."""
+    return find_obstacle(address, role, folder())
+
+
+class Files:
+    """What a server serves: the newest files that belong together. Thread-safe."""
+
+    def __init__(self, where: Path) -> None:
+        self._where = where
+        self._lock = threading.Lock()
+        self._known = read(where)
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        known = self._known
+        return grpc.ssl_server_certificate_configuration([(known.key, known.certificate)], known.ca)
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """Asked at every handshake; None: nothing new. Files that are just being replaced count as nothing new."""
+        with self._lock:
+            try:
+                now = read(self._where)
+            except JobError as error:
+                log.warning("the certificates that were there before serve on: %s", error)
+                return None
+            if now == self._known or not _belong_together(now):
+                return None
+            self._known = now
+        log.info("new certificates are served, from %s", self._where)
+        return self.configuration()
+
+
+def _belong_together(identity: Identity) -> bool:
+    """Not while one of them is replaced already and the others are not."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
+
+    try:
+        key = load_pem_private_key(identity.key, password=None)
+        certificate = load_pem_x509_certificate(identity.certificate)
+        return certificate.public_key() == key.public_key() and bool(load_pem_x509_certificates(identity.ca))
+    except ValueError:
+        return False
+
+
+def add_port(server: Any, listen: str, insecure: bool = False) -> int:
+    """Binds a server, sync or aio. 0 or RuntimeError if the port is taken.
+
+    Raises JobError for an address that others reach, unless there are certificates or ``insecure`` is meant.
+    """
+    where = folder()
+    if where is not None:
+        files = Files(where)
+        credentials = grpc.dynamic_ssl_server_credentials(
+            files.configuration(),
+            files.changed,  # type: ignore[arg-type]  # None means unchanged
+            require_client_authentication=True,
+        )
+        return int(server.add_secure_port(listen, credentials))
+    if not insecure and not listen.startswith(LOOPBACK):
+        what = "everybody who reaches this address could read and change the training"
+        mend = f"name certificates in {VARIABLE} (culm certs init makes some), or say --insecure"
+        raise JobError(what, f"--listen {listen}", mend)
+    return int(server.add_insecure_port(listen))

@@ -1,0 +1,159 @@
+"""Values as bytes: a header, then the tensors end to end in pieces. Little-endian, never pickled."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from culm.pipeline.tensors.buffers import SMALLEST, Buffers, Bytes
+from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
+from culm.pipeline.tensors.values import Value
+from culm.protos import tensor_pb2
+
+# Those of most tensors: numpy makes them, and tells their bytes, at half of what torch takes for it.
+PLAIN: dict[torch.dtype, npt.DTypeLike] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
+CHUNK_BYTES = 1 << 21  # one large message is far slower than the same bytes in pieces
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous():  # as most are: soon done
+        return (tensor.detach() if tensor.requires_grad else tensor).numpy().data.cast("B")
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return memoryview(flat.numpy())  # type: ignore[arg-type]
+
+
+def header_of(value: Value) -> tensor_pb2.ValueHeader:
+    """Not to be changed: another value's header may be the same message."""
+    specs = _specs(tuple([(name, tensor.dtype, tensor.shape) for name, tensor in value.tensors]))
+    if not value.squared_norm and not value.losses:
+        return specs
+    header = tensor_pb2.ValueHeader(squared_norm=value.squared_norm, losses=value.losses)
+    header.MergeFrom(specs)
+    return header
+
+
+@lru_cache(maxsize=1024)
+def _specs(tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tensor_pb2.ValueHeader:
+    """What a header says of its tensors: the same from microbatch to microbatch and from step to step."""
+    header = tensor_pb2.ValueHeader()
+    for name, dtype, shape in tensors:
+        header.tensors.add(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape)
+        header.total_bytes += math.prod(shape) * dtype.itemsize
+    return header
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Bytes ``start`` to ``end`` of a tensor, which is named by its place in the value."""
+
+    tensor: int
+    start: int
+    end: int
+
+
+def pieces(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[Part]]]:
+    """How tensors of these sizes in bytes become pieces of at most ``chunk_bytes``: ``(offset, parts)``, at least one.
+
+    Small tensors share a piece, so that a layer with many parameters does not become many messages.
+    """
+    offset = gathered = 0
+    parts: list[Part] = []
+    for i, size in enumerate(sizes):
+        start = 0
+        while size - start > 0:
+            if gathered + size - start > chunk_bytes and gathered:
+                yield offset, parts
+                offset, gathered, parts = offset + gathered, 0, []
+            end = min(size, start + chunk_bytes)
+            parts.append(Part(i, start, end))
+            gathered += end - start
+            start = end
+    if parts or offset == 0:
+        yield offset, parts
+
+
+def chunks(value: Value, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[memoryview]]]:
+    """``(offset, parts)`` of each of a value's pieces; the parts lie in the tensors' own memory."""
+    data = [bytes_of(tensor) for _, tensor in value.tensors]
+    if sum(map(len, data)) <= chunk_bytes:  # most values are one piece
+        yield 0, data
+        return
+    for offset, parts in pieces([len(d) for d in data], chunk_bytes):
+        yield offset, [data[p.tensor][p.start : p.end] for p in parts]
+
+
+BUFFERS = Buffers()
+
+
+class Passing:
+    """The pieces of one value that nobody here needs: their order is looked at, and nothing is kept."""
+
+    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18)."""
+        if wrong := problem(header):
+            raise ValueError(wrong)
+        self._header = header
+        self._received = 0
+
+    def add(self, offset: int, payload: bytes | memoryview) -> None:
+        """Takes the next piece. Raises ValueError if it does not follow the one before."""
+        if offset != self._received or offset + len(payload) > self._header.total_bytes:
+            raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")
+        if not payload and self._header.total_bytes:
+            raise ValueError("a piece without bytes")
+        self._received += len(payload)
+
+    @property
+    def complete(self) -> bool:
+        return self._received == self._header.total_bytes
+
+
+class Assembler(Passing):
+    """Puts the pieces of one value together."""
+
+    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18)."""
+        super().__init__(header)
+        total = header.total_bytes
+        self._memory: bytearray | Bytes = bytearray(total) if total < SMALLEST else BUFFERS.take(total)
+
+    def add(self, offset: int, payload: bytes | memoryview) -> None:
+        super().add(offset, payload)
+        if isinstance(self._memory, bytearray):
+            self._memory[offset : offset + len(payload)] = payload
+        elif payload:
+            self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
+
+    def value(self) -> Value:
+        """The value, its tensors on the CPU."""
+        tensors = []
+        start = 0
+        for spec in self._header.tensors:
+            dtype = DTYPES[spec.dtype]
+            shape = tuple(spec.shape)
+            count = math.prod(shape)
+            tensors.append((spec.name, self._tensor(start, dtype, shape, count)))
+            start += count * dtype.itemsize
+        return Value(tuple(tensors), self._header.squared_norm, tuple(self._header.losses))
+
+    def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        if start % dtype.itemsize:  # elements have to be aligned to their size
+            own = bytearray(self._memory[start : start + count * dtype.itemsize])
+            return torch.frombuffer(own, dtype=dtype).reshape(shape)
+        if dtype in PLAIN and isinstance(self._memory, bytearray):
+            return torch.from_numpy(np.ndarray(shape, PLAIN[dtype], self._memory, start))
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=start).reshape(shape)

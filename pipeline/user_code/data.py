@@ -1,0 +1,39 @@
+"""Samples: which ones a microbatch holds, as a pure function, so that any node can take them again."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.data import default_collate
+
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
+
+
+class Microbatches:
+    """The microbatches of a job. Step t takes the next samples of the epoch's permutation, pipeline by pipeline."""
+
+    def __init__(self, job: Job, dataset: Any) -> None:
+        self._dataset = dataset
+        self._length = len(dataset)
+        self._seed = job.job.seed
+        self._shuffle = job.data.shuffle
+        self._size = job.data.microbatch
+        self._microbatches = job.pipeline.microbatches
+        self._per_step = job.samples_per_step
+        self._permutation = lru_cache(maxsize=2)(self._permuted)
+
+    def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """``(input, target)``, samples stacked along the first dimension."""
+        seed_all(sample_seed(self._seed, step, pipeline, index))
+        first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
+        inputs, targets = default_collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
+        return inputs, targets
+
+    def _sample(self, position: int) -> int:
+        epoch, place = divmod(position, self._length)
+        return int(self._permutation(epoch)[place]) if self._shuffle else place
+
+    def _permuted(self, epoch: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(epoch_seed(self._seed, epoch))
+        return torch.randperm(self._length, generator=generator)

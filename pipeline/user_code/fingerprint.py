@@ -1,0 +1,73 @@
+"""What a node tells of the identity of a run: hashes of the job's files and of the user's code, versions, hardware."""
+
+import hashlib
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.hardware import hardware_of
+
+WHOLE_BYTES = 1 << 28  # of a file: what is beyond is hashed in samples, and what layers are made of it by layer
+SAMPLES, SAMPLE_BYTES = 64, 1 << 20
+
+
+def parts_of(job: Job, sources: Iterable[tuple[str, Path]]) -> dict[str, str]:
+    """By part. ``sources``: (module, file) of the user's code.
+
+    Of model, data and train these are the files that their arguments name: the keys themselves come with the job, and
+    are compared one by one where it is another.
+    """
+    out = {}
+    for part, named in (("model", job.model.args), ("data", job.data.args), ("train", job.train.optimizer_args)):
+        files = [_digest(file) for file in _files_in(named)]
+        if files:
+            out[part] = hashlib.sha256(b"".join(files)).hexdigest()
+    digest = hashlib.sha256()
+    for name, path in sorted(sources):
+        digest.update(name.encode())
+        digest.update(path.read_bytes())
+    out["code"] = digest.hexdigest()
+    out["versions"] = versions()
+    out["hardware"] = hardware_of(job)
+    return out
+
+
+def versions() -> str:
+    """Python's and torch's, and how torch was built: the same version exists over different libraries."""
+    described = torch.__config__.show()
+    built = "\n".join(line for line in described.splitlines() if "CPU capability" not in line)
+    build = hashlib.sha256(built.encode()).hexdigest()[:12]
+    return f"Python {platform.python_version()}, torch {torch.__version__} ({build})"
+
+
+def _files_in(args: Any) -> Iterator[Path]:
+    """What in the arguments is the path of a file, in their order."""
+    if isinstance(args, Mapping):
+        args = [value for _, value in sorted(args.items())]
+    if isinstance(args, list | tuple):
+        for value in args:
+            yield from _files_in(value)
+    elif isinstance(args, str) and args and "\0" not in args:
+        path = Path(args)
+        try:
+            if path.is_file():
+                yield path
+        except OSError:  # too long a name, no permission: no file that a constructor could read
+            return
+
+
+def _digest(path: Path) -> bytes:
+    """Of the whole file, or of its size and of pieces spread over it, the first and the last among them."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        digest.update(str(size).encode())
+        whole = size <= WHOLE_BYTES
+        for i in range(1 if whole else SAMPLES):
+            file.seek(0 if whole else i * (size - SAMPLE_BYTES) // (SAMPLES - 1))
+            digest.update(file.read(size if whole else SAMPLE_BYTES))
+    return digest.digest()

@@ -1,0 +1,86 @@
+"""The user's code by its name: "module:callable". Whatever it does when it is imported or called becomes one line."""
+
+import importlib
+import pkgutil
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.text import closest
+
+# What user code may raise. SystemExit too: it would end the process without a word, and with exit code 0.
+RAISED = (Exception, SystemExit)
+
+
+def load_callable(path: str, where: str) -> Callable[..., Any]:
+    """The object behind "module:callable". Raises JobError when there is none."""
+    module, _, attribute = path.partition(":")
+    found = _imported(module, where)
+    for part in attribute.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            known = [name for name in dir(found) if not name.startswith("_")]
+            hint = closest(part, known) if len(known) < 10 else closest(part, known).partition("known here")[0]
+            raise JobError(f"module {module!r} has no {attribute!r}", where, hint or "correct the name") from error
+        except RAISED as error:
+            raise JobError(f"{path!r} raised {described(error)}", where, "correct the code") from error
+    if not callable(found):
+        raise JobError(f"{path!r} cannot be called", where, "name a function or a class")
+    return found  # type: ignore[no-any-return]
+
+
+def _imported(name: str, where: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        mend = "install it, or run from the folder that holds it"
+        if error.name is not None and (name + ".").startswith(error.name + "."):
+            hint = _alike(error.name)
+            mend = f"{hint} else {mend}" if hint else mend
+        raise JobError(f"module {name!r} cannot be imported ({error})", where, mend) from error
+    except ImportError as error:
+        mend = "correct its imports, or install what they need"
+        if "relative import" in str(error):
+            mend = "name it with its package (PACKAGE.MODULE:NAME), and run from the folder that holds the package"
+        raise JobError(f"module {name!r} cannot be imported ({error})", where, mend) from error
+    except RAISED as error:
+        what = "tried to end the process" if isinstance(error, SystemExit) else f"raised {described(error)}"
+        mend = "correct the code; what is to run as a program belongs under if __name__ == '__main__'"
+        raise JobError(f"module {name!r} {what} when it was imported", where, mend) from error
+
+
+def _alike(name: str) -> str:
+    """A question whether another module of the same package was meant, or nothing."""
+    package, _, last = name.rpartition(".")
+    try:
+        folders = importlib.import_module(package).__path__ if package else None
+        hint = closest(last, [found.name for found in pkgutil.iter_modules(folders)])
+    except RAISED:  # a folder that cannot be read, a package without one
+        return ""
+    return hint if hint.startswith("did you mean") else ""
+
+
+def called(factory: Callable[..., Any], arguments: dict[str, Any], where: str) -> Any:
+    """What the factory gives. Raises JobError for whatever it raises."""
+    try:
+        return factory(**arguments)
+    except JobError:
+        raise
+    except RAISED as error:
+        what = f"{getattr(factory, '__name__', type(factory).__name__)} raised {described(error)}"
+        raise JobError(what, where, "correct the code or its arguments") from error
+
+
+def described(error: BaseException) -> str:
+    """Type, first line and place of what user code raised: ``ValueError: no luck (model.py, line 7)``."""
+    said = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+    if isinstance(error, SyntaxError):  # which names its place itself
+        return text
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+    place = frames[-1] if frames else None
+    if place is None or "site-packages" in place.filename or place.filename.endswith("pipeline/user_code/imports.py"):
+        return text
+    return f"{text} ({place.filename.rpartition('/')[2]}, line {place.lineno})"

@@ -1,0 +1,72 @@
+"""The tensors of each layer by name, as far as the job's code decides them: what others send is held against these."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from culm.pipeline.tensors.tensor_bounds import problem
+from culm.protos import tensor_pb2
+
+Shape = tuple[str, tuple[int, ...]]  # dtype by name, and shape
+OF_THE_MODEL = ("parameter", "buffer", "transient")  # kinds of a layer's state; the others are its optimizer's
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShapes:
+    """What may be sent of a layer, by name in each kind of value."""
+
+    parameters: Mapping[str, Shape]  # each once, though it may have several names
+    reduced: Mapping[str, Shape]
+    state: Mapping[str, Shape]
+
+    @staticmethod
+    def of(module: nn.Module) -> "LayerShapes":
+        """``module`` may lie on the meta device."""
+        parameters, buffers = _shapes(module.named_parameters()), _shapes(module.named_buffers())
+        every = _shapes(module.named_parameters(remove_duplicate=False))
+        kept = _shapes(module.named_buffers(remove_duplicate=False))
+        return LayerShapes(
+            parameters,
+            _under("grad", parameters) | _under("buffer", buffers),
+            _under("parameter", every) | _under("buffer", kept) | _under("transient", kept),
+        )
+
+
+def _shapes(named: Iterable[tuple[str, Tensor]]) -> dict[str, Shape]:
+    return {name: (str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for name, tensor in named}
+
+
+def _under(kind: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    return {f"{kind}.{name}": shape for name, shape in shapes.items()}
+
+
+def accumulated(layers: Sequence[LayerShapes]) -> Mapping[str, Shape]:
+    """What a stage's gradients may have come to: those of its parameters, by layer and name."""
+    return {f"{i}.{name}": shape for i, layer in enumerate(layers) for name, shape in layer.parameters.items()}
+
+
+def state_problem(header: tensor_pb2.ValueHeader, layer: LayerShapes) -> str:
+    """Of a layer's whole state: all its parameters, and buffers. What else there is only its optimizer knows."""
+    own = tensor_pb2.ValueHeader(tensors=[s for s in header.tensors if s.name.partition(".")[0] in OF_THE_MODEL])
+    if wrong := problem(header) or unknown(own, layer.state):
+        return wrong
+    names = {spec.name for spec in own.tensors}
+    lacking = [name for name in layer.parameters if f"parameter.{name}" not in names]
+    return f"a state without the parameter {lacking[0]}" if lacking else ""
+
+
+def unknown(header: tensor_pb2.ValueHeader, known: Mapping[str, Shape]) -> str:
+    """The first tensor that is not among the known ones, comes twice, or has another dtype or shape."""
+    seen: set[str] = set()
+    for spec in header.tensors:
+        if spec.name in seen:
+            return f"{spec.name[:80]!r} comes twice"
+        seen.add(spec.name)
+        wanted = known.get(spec.name)
+        if wanted is None:
+            return f"a tensor {spec.name[:80]!r}, and the job's code has none of that name there"
+        if wanted != (spec.dtype, tuple(spec.shape)):
+            said = f"{spec.dtype[:32]} {list(spec.shape)[:8]}"
+            return f"{spec.name[:80]!r} as {said}; it is {wanted[0]} {list(wanted[1])}"
+    return ""

@@ -1,0 +1,169 @@
+"""The job's model: its layers, any of which any node can build, and the loss, optimizer and dataset beside them."""
+
+import copy
+import hashlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.identity import Identity
+from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.user_code.fingerprint import parts_of
+from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
+from culm.pipeline.user_code.outline import Outline
+from culm.pipeline.user_code.sharing import kept_between, shared_between
+from culm.pipeline.user_code.streams import layer_seed, seed_all
+
+Constructor = Callable[[], nn.Module]
+
+
+class ModelSource:
+    """Builds any layer of the job's model at its initial state. ``layers`` is called under the job's seed."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.loss = load_callable(job.train.loss, "train.loss")
+        self._optimizer = load_callable(job.train.optimizer, "train.optimizer")
+        self._dataset = load_callable(job.data.dataset, "data.dataset")
+        self._factory = load_callable(job.model.layers, "model.layers")
+        seed_all(job.job.seed)
+        made = called(self._factory, job.model.args, "model.layers")
+        if not isinstance(made, nn.Sequential | list | tuple):
+            what = f"it returned a {type(made).__name__}, not a list of layers"
+            raise JobError(what, f"model.layers, {job.model.layers}", "return an nn.Sequential or a list")
+        self._layers: Sequence[nn.Module | Constructor] = list(made)
+        for index, layer in enumerate(self._layers):
+            if not callable(layer):
+                what = f"layer {index} is a {type(layer).__name__}, neither a module nor a constructor"
+                raise JobError(what, f"model.layers, {job.model.layers}", "return nn.Modules or functools.partials")
+        if not self._layers:
+            raise JobError("it gives no layers", f"model.layers, {job.model.layers}", "return one or more")
+        if len(self._layers) < job.pipeline.stages:
+            what = f"{job.pipeline.stages} stages for a model of {len(self._layers)} layers"
+            raise JobError(what, "pipeline.stages", f"set it to {len(self._layers)} or less")
+        self._outlines: tuple[Outline, ...] | None = None
+        shared = shared_between({i: layer for i, layer in enumerate(self._layers) if isinstance(layer, nn.Module)})
+        if shared is not None:
+            one, other = sorted(shared, key=lambda extent: extent.layer)
+            what = f"layers {one.layer} and {other.layer} share memory: {one.name} and {other.name}"
+            raise JobError(what, f"model.layers, {job.model.layers}", "give each layer tensors of its own")
+
+    @property
+    def layer_count(self) -> int:
+        return len(self._layers)
+
+    def build(self, index: int) -> nn.Module:
+        """The layer at its initial state, in training mode; a module of its own at every call."""
+        layer = self._layers[index]
+        if isinstance(layer, nn.Module):
+            _refuse_lazy(layer, index)
+            return copy.deepcopy(layer).train()
+        seed_all(layer_seed(self._job.job.seed, index))
+        module = called(layer, {}, f"model.layers, layer {index}")
+        if not isinstance(module, nn.Module):
+            what = f"the constructor of layer {index} returned a {type(module).__name__}, not an nn.Module"
+            raise JobError(what, f"model.layers, {self._job.model.layers}", "let it return an nn.Module")
+        _refuse_lazy(module, index)
+        return module.train()
+
+    def outlines(self) -> tuple[Outline, ...]:
+        """What each layer consists of, known without allocating what constructors make.
+
+        Raises JobError for a layer that keeps tensors between two constructions.
+        """
+        if self._outlines is None:
+            self._outlines = tuple(Outline.of(self.sketch(index)) for index in range(self.layer_count))
+        return self._outlines
+
+    def parameters_like(self) -> list[torch.Tensor]:
+        """Parameters to train, one for each dtype and number of dimensions that the model has; without values."""
+        kinds = {(dtype, len(shape)): shape for o in self.outlines() for shape, dtype in o.trained}
+        return [torch.empty(shape, dtype=dtype, device="meta") for (dtype, _), shape in sorted(kinds.items(), key=str)]
+
+    def parameter_counts(self) -> list[int]:
+        """Parameters of each layer."""
+        return [outline.parameters for outline in self.outlines()]
+
+    def sketch(self, index: int) -> nn.Module:
+        """The layer to be looked at, not used: without values, if its constructor can do without them."""
+        layer = self._layers[index]
+        if isinstance(layer, nn.Module):
+            _refuse_lazy(layer, index)
+            return layer
+        try:
+            with torch.device("meta"):
+                module, again = self.build(index), self.build(index)
+        except JobError:  # it may look at values while it builds
+            module, again = self.build(index), self.build(index)
+        kept = kept_between(module, again)
+        if kept:
+            raise self.keeps(index, kept)
+        return module
+
+    def keeps(self, index: int, name: str) -> JobError:
+        """The error for a tensor that is the same one whenever the layer is built."""
+        what = f"layer {index} shares its {name} with all that its constructor builds, or with other layers"
+        mend = "make the tensor within the constructor, or clone it there: ties between layers are not there yet"
+        return JobError(what, f"model.layers, {self._job.model.layers}", mend)
+
+    def optimizer(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
+        """The job's optimizer over these parameters."""
+        arguments = {"params": list(parameters), **self._job.train.optimizer_args}
+        made = called(self._optimizer, arguments, "train.optimizer_args")
+        if not isinstance(made, torch.optim.Optimizer):
+            raise JobError(f"{self._job.train.optimizer!r} makes no optimizer", "train.optimizer", "name one")
+        return made
+
+    def dataset(self) -> Any:
+        """The job's map-style dataset, made under the job's seed."""
+        seed_all(self._job.job.seed)
+        made = called(self._dataset, self._job.data.args, "data.dataset")
+        mend = "return a map-style Dataset with __len__ and __getitem__"
+        try:
+            length = len(made) if hasattr(made, "__getitem__") else 0
+        except RAISED as error:
+            raise JobError(f"the dataset's length cannot be told: {described(error)}", "data.dataset", mend) from error
+        if length == 0:
+            raise JobError(f"{self._job.data.dataset!r} gives no dataset with samples", "data.dataset", mend)
+        if self._job.data.microbatch > length:
+            what = f"a microbatch of {self._job.data.microbatch} samples of a dataset that has {length}"
+            raise JobError(what, "data.microbatch", f"set it to {length} or less")
+        return made
+
+    def identity(self) -> Identity:
+        """All that the bits depend on: the job, its files, the user's code, versions, this machine, the layers."""
+        return Identity(parts_of(self._job, self._sources()), tuple(o.text for o in self.outlines()))
+
+    def fingerprint(self) -> str:
+        """One hash of it and of the job, without this machine, whose kind may differ if the job says so."""
+        parts = self.identity().without(["hardware"]).parts
+        text = "\n".join([job_to_toml(self._job), *(f"{part} {parts[part]}" for part in sorted(parts))])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _sources(self) -> set[tuple[str, Path]]:
+        """(module, file) of the user's code: the packages that the job names, or that define what it names."""
+        job = self._job
+        named = {name.partition(":")[0] for name in (job.model.layers, job.data.dataset, job.train.loss)}
+        named.add(job.train.optimizer.partition(":")[0])
+        used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer]
+        named |= {m for made in used if (m := getattr(getattr(made, "func", made), "__module__", None))}
+        roots = {name.partition(".")[0] for name in named} - {"torch", "functools", "builtins"}
+        found = set()
+        for name, module in list(sys.modules.items()):
+            source = getattr(module, "__file__", None)
+            if name.partition(".")[0] in roots and source and source.endswith(".py"):
+                found.add((name, Path(source)))
+        return found
+
+
+def _refuse_lazy(layer: nn.Module, index: int) -> None:
+    """A lazy module's parameters have no shape before its first forward: nobody could seed or count them."""
+    lazy = next((m for m in layer.modules() if any(map(nn.parameter.is_lazy, m.parameters(recurse=False)))), None)
+    if lazy is not None:
+        what = f"layer {index} has a {type(lazy).__name__}, whose parameters have no shape before its first forward"
+        raise JobError(what, "model.layers", "name its input's size, as nn.Linear does")

@@ -1,0 +1,331 @@
+"""The simulated cluster: the real ``advance``, the real workers, virtual time, random failures from one seed.
+
+``Cluster(...).run()`` plays a history to its end and raises ``Broken`` if it gets stuck or if any number differs from
+the plain loop's.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.pipeline.patience import Patience
+from culm.pipeline.schedule import Schedule
+from culm.simulator.histories.arithmetic import Number, plain_loop
+from culm.simulator.histories.coordination import COORDINATOR, Leader
+from culm.simulator.histories.ending import Afterlife, Ending
+from culm.simulator.histories.faults import Counts, Faults, Kill
+from culm.simulator.histories.invariants import check_node
+from culm.simulator.histories.node import SimulatedNode
+from culm.simulator.histories.redis import SimulatedRedis
+from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_verdict
+from culm.simulator.histories.storage import URL, SimulatedStorage
+from culm.simulator.network import Channel, Clock
+from culm.stage_server.worker.instructions import FetchLayers, Run, Work
+from culm.stage_server.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from culm.simulator.histories.hostile_peer import Checks
+
+STUCK_AFTER = 400.0  # virtual seconds
+
+
+class Broken(AssertionError):
+    """A history broke the promise. The text names its seed."""
+
+
+class Cluster:
+    """Coordinators and nodes n0, n1, ... Random failures happen, each at a random moment.
+
+    ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network. ``changes``: nodes are
+    drained, or join. ``links``: two nodes do not reach each other for a while, or, with ``for_good``, never again.
+    ``hostile``: how often a node says what no node says, against these ``checks``. ``forgets``: Redis loses what it was
+    given, and coordinators start again before, meanwhile or after it.
+    ``stops``: coordinators are told to stop, and started again.
+    ``afterlife``: what happens once every step is committed; without one the history ends there.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        stages: int = 3,
+        layers: int = 4,
+        microbatches: int = 3,
+        steps: int = 4,
+        spares: int = 0,
+        nodes: int | None = None,
+        disturb: int = 1,
+        outages: int = 0,
+        changes: int = 0,
+        checkpoint_every: int = 0,
+        settle_seconds: float = 30.0,
+        most_stages: int = 0,
+        warnings: int = 0,
+        links: int = 0,
+        for_good: bool = False,
+        storage: int = 0,
+        forgets: int = 0,
+        kills: tuple[Kill, ...] = (),
+        clip_norm: float | None = 50.0,
+        respawn: bool = True,
+        bulk_seconds: float = 0.0,
+        zones: Mapping[str, str] = MappingProxyType({}),
+        eager: bool = False,
+        lead: int = 1,
+        splits: bool = False,
+        ship_every: int = 0,
+        hostile: int = 0,
+        checks: "Checks | None" = None,
+        stops: int = 0,
+        afterlife: Afterlife | None = None,
+        patience: float = 2.0,
+        wrong: Wrong = NOTHING,
+        make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
+        decide: Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
+    ) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.clock = Clock()
+        self.layers = layers
+        self.microbatches = microbatches
+        self.steps = steps
+        self.respawn = respawn
+        self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
+        self.zones = zones  # node -> zone
+        self.slow = self.random.choice([0.001, 0.005, 0.03])
+        self.held: dict[SimulatedNode, list[Callable[[], None]]] = {}
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.every: list[SimulatedNode] = []  # also the incarnations before
+        self.records: list[tuple[float, cmd.Record]] = []
+        self.losses: dict[tuple[int, int], float] = {}
+        self.messages = 0
+        counts = Counts(disturb, outages, changes, warnings, links, for_good, storage, forgets, stops)
+        self.ending = Ending(self, afterlife)
+        self.faults = Faults(self, counts, kills)
+        self.checkpoint_every = checkpoint_every
+        self.eager = eager
+        self.ship_every = ship_every
+        self.schedule = Schedule(microbatches, lead, splits)
+        self.storage = SimulatedStorage(self)
+        self.decide = decide
+        self._make_worker = make_worker
+        self._back: dict[tuple[str, str], Channel] = {}
+        self._incarnations = 0
+        count = (nodes if nodes is not None else stages) + spares
+        self._settings = co.Settings(
+            stages,
+            microbatches,
+            steps,
+            clip_norm,
+            nonfinite="skip",
+            nodes=count,
+            checkpoint_url=URL,
+            settle_seconds=settle_seconds,
+            most_stages=most_stages,
+            patience=Patience(patience),
+        )
+        self.start_up = StartUp(self, wrong)
+        self.oracle = plain_loop(layers, microbatches, steps, clip_norm)
+        self.redis = SimulatedRedis(self.clock)
+        self.leaders: list[Leader] = []
+        self.lead()
+        for i in range(count):
+            self.boot(f"n{i}")
+        if hostile:
+            from culm.simulator.histories.hostile_peer import (  # the checks know dtypes: torch is imported for them
+                Checks,
+                HostilePeer,
+            )
+
+            self.hostile = HostilePeer(self, hostile, checks or Checks())
+
+    # ---- the world --------------------------------------------------------------------------------------------------
+
+    def channel(self) -> Channel:
+        return Channel(self.clock, self.random, self.slow)
+
+    def back_channel(self, node: str, peer: str) -> Channel:
+        if (node, peer) not in self._back:
+            self._back[node, peer] = self.channel()
+        return self._back[node, peer]
+
+    def duration(self, work: Work[Number]) -> float:
+        return self.random.uniform(0.5, 1.5) * (0.01 if isinstance(work, Run) else 0.004)
+
+    def brief(self) -> float:
+        return self.random.uniform(0.0, 0.02)
+
+    def boot(self, name: str) -> None:
+        """Starts a process under this name: a new incarnation that holds nothing."""
+        self._incarnations += 1
+        worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
+        worker.checkpoint_every = self.checkpoint_every
+        worker.eager, worker.ship_every = self.eager, self.ship_every
+        node = SimulatedNode(self, name, self._incarnations, worker)
+        self.nodes[name] = node
+        self.every.append(node)
+        self._back = {pair: channel for pair, channel in self._back.items() if name not in pair}
+        node.start()
+
+    def receive(self, to: tuple[str, int], action: Callable[[SimulatedNode], None]) -> None:
+        """Something arrives at an incarnation of a node, if it is still there."""
+        node = self.nodes.get(to[0])
+        if node is None or node.incarnation != to[1] or not node.alive:
+            return
+        if node.frozen:
+            self.held.setdefault(node, []).append(lambda: self.receive(to, action))
+            return
+        self.messages += 1
+        action(node)
+        node.go()
+        self.check(node)
+
+    def check(self, node: SimulatedNode) -> None:
+        """After everything that happens to a node."""
+        try:
+            check_node(node, self.oracle[1])
+        except AssertionError as error:
+            raise Broken(f"seed {self.seed}: {error}") from error
+
+    def fetch(self, node: SimulatedNode, effect: FetchLayers) -> None:
+        """Seeding: each layer is read from the source's live memory between two pieces of its work."""
+        to = (node.name, node.incarnation)
+        request, answer = self.channel(), self.channel()
+
+        def failed() -> None:
+            self.receive(to, lambda n: n.worker.fetch_failed(effect.era, effect.peer, effect.layers))
+
+        def serve() -> None:
+            if self.faults.cut_off(node.name, effect.peer):
+                self.clock.after(2.0, failed)
+                return
+            source = self.nodes.get(effect.peer)
+            if source is None or not source.alive:
+                self.clock.after(0.05, failed)
+                return
+            if source.frozen:
+                self.clock.after(3.0, failed)
+                return
+            if not set(effect.layers) <= set(source.arithmetic.states):
+                self.clock.after(0.01, serve)  # still building them
+                return
+            for layer in effect.layers:
+                version = source.worker.seeding.version_of(layer)
+                if version is None or source.worker.era != effect.era or source.worker.must_arrange:
+                    self.clock.after(0.05, failed)
+                    return
+                number = Number(source.arithmetic.states[layer])
+                version = source.arithmetic.versions[layer]
+                answer.send(
+                    lambda layer=layer, version=version, number=number: self.receive(  # type: ignore[misc]
+                        to, lambda n: n.worker.fetched(effect.era, layer, version, number)
+                    )
+                )
+
+        request.send(serve)
+
+    # ---- the coordinators -------------------------------------------------------------------------------------------
+
+    @property
+    def leader(self) -> Leader:
+        """The newest one, alive or not."""
+        return self.leaders[-1]
+
+    @property
+    def deciding(self) -> Leader:
+        """The one that is done, else the newest: an older one may go on with all nodes, unaware of that one.
+
+        Of several that are done one that has nodes, or has let them go: another may have lost its last one, cut off.
+        """
+        done = [x for x in self.leaders if x.alive and x.state.phase is co.Phase.DONE]
+        return next((x for x in done if x.streams or x.state.ending.released), done[0] if done else self.leader)
+
+    @property
+    def state(self) -> co.State:
+        return self.deciding.state
+
+    def lead(self, above: int = 0) -> None:
+        """A coordinator takes the lease, with a term above the given one."""
+        self.leaders.append(Leader(self, self.redis, self._settings, above))
+
+    def reachable_leader(self, node: SimulatedNode) -> Leader | None:
+        """Any living one: a node does not know which is the newest."""
+        living = [x for x in self.leaders if x.alive]
+        if not living or self.faults.cut_off(node.name, COORDINATOR):
+            return None
+        return self.random.choice(living) if len(living) > 1 else living[0]
+
+    def note_commit(self, command: cmd.Commit) -> None:
+        if self.losses.setdefault((command.era, command.step), command.loss) != command.loss:
+            raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
+
+    def join_anew(self, node: SimulatedNode) -> None:
+        """The node was dismissed: it starts again, holding nothing."""
+        node.alive = False
+        node.leader = None
+        node.break_streams(self.brief())
+        self.clock.after(self.random.uniform(0.05, 1.0), lambda: self.boot_if_gone(node))
+
+    def let_go(self, node: SimulatedNode) -> None:
+        """The run is over: the process ends, and nobody starts it again."""
+        node.alive = False
+        node.leader = None
+        node.break_streams(self.brief())
+
+    def boot_if_gone(self, node: SimulatedNode) -> None:
+        if self.nodes[node.name] is node:
+            self.boot(node.name)
+
+    # ---- the run ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> "Cluster":
+        """Plays the history to its end. Raises Broken, naming the seed."""
+        self.faults.schedule()
+        try:
+            while not (check_verdict(self, self.start_up.wrong) or self.ending.over()):
+                if not self.clock.step() or self.clock.now > STUCK_AFTER:
+                    raise Broken(f"stuck in step {self.state.committed}: {self.state.detail}")
+            if not self.ending.fetched:
+                self._check()
+        except AssertionError as error:
+            raise Broken(f"seed {self.seed}: {error}") from error
+        return self
+
+    def at_its_end(self) -> bool:
+        """Whether every step is committed, and applied by all holders that live."""
+        if self.state.phase is not co.Phase.DONE or self.state.plan is None:
+            return False
+        for node in self.state.plan.members.values():
+            simulated = self.nodes[node.node]
+            held = any(node.node in stage.required() for stage in self.state.plan.stages)
+            present = simulated.incarnation == node.incarnation and simulated.alive and not simulated.frozen
+            if present and held and simulated.worker.version < self.steps:
+                return False
+        return True
+
+    def _check(self) -> None:
+        losses, states = self.oracle
+        if self.state.phase is co.Phase.FAILED:
+            return
+        assert self.state.plan is not None
+        for step in range(self.state.origin.step, self.steps):
+            got = self.losses[self.state.era, step]
+            assert got == losses[step], f"the loss of step {step} is {got}, not {losses[step]}"
+        for (era, step), loss in self.losses.items():
+            assert loss == losses[step], f"the loss of step {step} in era {era} is {loss}, not {losses[step]}"
+        plan = self.state.plan
+        assert plan is not None
+        for s, stage in enumerate(plan.stages):
+            for name in stage.required():
+                node = self.nodes[name]
+                if node.incarnation != plan.members[name].incarnation or not node.alive or node.frozen:
+                    continue
+                for layer in stage.layers:
+                    got_state = node.arithmetic.states[layer]
+                    assert got_state == states[self.steps][layer], (
+                        f"{name} ends with another layer {layer} of stage {s}"
+                    )

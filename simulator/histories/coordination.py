@@ -1,0 +1,178 @@
+"""Simulated coordinators over a simulated Redis: crashes, outages, and two leaders at once."""
+
+from typing import TYPE_CHECKING
+
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.decide import begin
+from culm.coordinator.edges.persistence import Document, from_document, to_document
+from culm.pipeline.plan import Plan
+from culm.simulator.histories.invariants import check_coordinator, check_rollback
+from culm.simulator.histories.redis import SimulatedRedis
+from culm.simulator.network import Channel
+from culm.stage_server.worker.instructions import CommitOrder
+
+if TYPE_CHECKING:
+    from culm.simulator.histories.cluster import Cluster
+    from culm.simulator.histories.node import SimulatedNode
+
+COORDINATOR = "coordinator"  # its name in the network
+RENEW_SECONDS = 0.75
+WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
+
+
+class Leader:
+    """One coordinator process that holds, or believes that it holds, the lease."""
+
+    def __init__(self, cluster: "Cluster", redis: SimulatedRedis, settings: co.Settings, above: int = 0) -> None:
+        self.cluster = cluster
+        self.redis = redis
+        remembered = redis.document["term"] if redis.document is not None else 0
+        self.number = len(cluster.leaders) + 1
+        self.term = redis.acquire(self.number, max(above, remembered))
+        self.alive = True
+        self.cut_from_redis = False
+        self.streams: dict[str, tuple[SimulatedNode, Channel]] = {}  # down to the attached incarnations
+        self._pending: Document | None = None
+        now, number = cluster.clock.now, self.number
+        self.state = begin(settings, self.term, number, now if cluster.leaders else None)
+        if redis.document is not None:
+            self.state = from_document(redis.document, settings, self.term, now, number)
+        cluster.clock.after(0.05, self._tick)
+        cluster.clock.after(RENEW_SECONDS, self._renew)
+
+    def attach(self, node: "SimulatedNode", down: Channel) -> None:
+        """A node opened its order stream."""
+        before = self.streams.get(node.name)
+        if before is not None and before[0].incarnation > node.incarnation:
+            return
+        if before is not None:
+            before[1].cut()
+        self.streams[node.name] = (node, down)
+
+    def take(self, event: ev.Event) -> None:
+        if not self.alive:
+            return
+        before = self.state
+        self.state, commands = self.cluster.decide(self.state, event, self.cluster.clock.now)
+        check_coordinator(self.cluster, self.state)
+        check_rollback(before, self.state, self.cluster.storage)
+        for command in commands:
+            self._carry_out(command)
+
+    def broke(self, node: "SimulatedNode") -> None:
+        """The node's order stream broke."""
+        attached = self.streams.get(node.name)
+        if attached is not None and attached[0] is node:
+            del self.streams[node.name]
+            self.take(ev.StreamBroken(node.name, node.incarnation))
+
+    def end(self) -> None:
+        """The process dies, or steps down: what was not written is lost, and its nodes are on their own."""
+        self.alive = False
+        for _, down in self.streams.values():
+            down.cut()
+        self.streams.clear()
+        for node in self.cluster.nodes.values():
+            if node.leader is self:
+                node.detached()
+
+    def stop(self) -> None:
+        """SIGTERM: what is to outlive it is written, if Redis is there; its nodes are told nothing (rule 17)."""
+        if self._pending is not None:
+            self._write()
+        if self.alive:
+            self.end()
+
+    def _lead_anew(self, above: int = 0) -> None:
+        """This term is over. Without the lease this coordinator waits in vain for another term."""
+        self.end()
+        if self is self.cluster.leader:
+            self.cluster.clock.after(WRITE_SECONDS, lambda: self.cluster.lead(above))
+
+    def redis_is_back(self) -> None:
+        """Writes catch up, unless another leads by now, or Redis has come back with another term."""
+        if self.redis.term > self.term and self.alive and not self.cut_from_redis:
+            self._lead_anew()
+        self._write()
+
+    def _write(self) -> None:
+        if self._pending is None or not self.alive or self.redis.away or self.cut_from_redis:
+            return
+        document, self._pending = self._pending, None
+        if not self.redis.write(document, self.term, self.number):
+            self._lead_anew()
+
+    def _renew(self) -> None:
+        """Keeps the lease: of two leaders at once, since Redis lost its memory, the one of the lower term goes."""
+        if (
+            self.alive
+            and not self.redis.away
+            and not self.cut_from_redis
+            and not self.redis.renew(self.term, self.number)
+        ):
+            self._lead_anew()
+        elif self.alive:
+            self.cluster.clock.after(RENEW_SECONDS, self._renew)
+
+    def _tick(self) -> None:
+        if self.alive:
+            self.take(ev.Tick())
+            self.cluster.clock.after(0.05, self._tick)
+
+    def _carry_out(self, command: cmd.Command) -> None:
+        if isinstance(command, cmd.LeadAnew):
+            self._lead_anew(command.above)
+        elif isinstance(command, cmd.Persist):
+            if self._pending is None:
+                self.cluster.clock.after(WRITE_SECONDS, self._write)
+            self._pending = to_document(self.state)
+        elif isinstance(command, cmd.Publish):
+            for name in list(self.streams):
+                self._order_plan(name, command)
+        elif isinstance(command, cmd.Commit):
+            self.cluster.note_commit(command)
+            for name in list(self.streams):
+                self._order_commit(name, command)
+        elif isinstance(command, cmd.SendPlan):
+            self._order_plan(command.node, command)
+        elif isinstance(command, cmd.SendCommit):
+            self._order_commit(command.node, command.commit)
+        elif isinstance(command, cmd.Ask):
+            self._ask(command.node)
+        elif isinstance(command, cmd.Dismiss):
+            attached = self.streams.get(command.node)
+            if attached is not None and attached[0].incarnation == command.incarnation:
+                if self.state.ending.released:
+                    self._let_go(command.node)
+                else:
+                    self._order(command.node, None)
+                del self.streams[command.node]
+        elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
+            self.cluster.storage.carry_out(self, command)
+        elif isinstance(command, cmd.Record):
+            self.cluster.records.append((self.cluster.clock.now, command))
+
+    def _let_go(self, name: str) -> None:
+        node, down = self.streams[name]
+        down.send(lambda: self.cluster.receive((name, node.incarnation), self.cluster.let_go))
+
+    def _ask(self, name: str) -> None:
+        attached = self.streams.get(name)
+        if attached is not None:
+            node, down = attached
+            down.send(lambda: self.cluster.receive((node.name, node.incarnation), lambda n: n.announce()))
+
+    def _order_plan(self, name: str, command: cmd.Publish | cmd.SendPlan) -> None:
+        self._order(name, command.plan)
+
+    def _order_commit(self, name: str, c: cmd.Commit) -> None:
+        self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss, c.save))
+
+    def _order(self, name: str, order: Plan | CommitOrder | None) -> None:
+        attached = self.streams.get(name)
+        if attached is not None:
+            node, down = attached
+            to = (node.name, node.incarnation)
+            down.send(lambda: self.cluster.receive(to, lambda n: n.obey(order)))

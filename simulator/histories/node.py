@@ -1,0 +1,360 @@
+"""A simulated node: the real worker over the tiny arithmetic, with virtual streams and virtual time for its work."""
+
+from typing import TYPE_CHECKING
+
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.pipeline.keys import Key, Kind
+from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.schedule import Instruction
+from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.network import Channel
+from culm.stage_server.worker.instructions import (
+    Acknowledge,
+    Adopted,
+    AnswerHello,
+    Apply,
+    Arrange,
+    CommitOrder,
+    Effect,
+    FetchLayers,
+    Forfeit,
+    Install,
+    Reduce,
+    ReportCaughtUp,
+    ReportReady,
+    ReportResumed,
+    RestoreLayers,
+    Resume,
+    Run,
+    Save,
+    SayHello,
+    Send,
+    Work,
+)
+from culm.stage_server.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from culm.simulator.histories.cluster import Cluster
+    from culm.simulator.histories.coordination import Leader
+
+
+RUNS_AHEAD = 0.7  # how often a node that waits takes the time for a redundant forward, where it may
+
+
+class SimulatedNode:
+    """One incarnation of one node process."""
+
+    def __init__(self, cluster: "Cluster", name: str, incarnation: int, worker: Worker[Number]) -> None:
+        self.cluster = cluster
+        self.name = name
+        self.incarnation = incarnation
+        self.worker = worker
+        self.arithmetic = Arithmetic()
+        self.alive = True
+        self.frozen = False
+        self.executed: list[tuple[int, Instruction]] = []
+        self.busy = False
+        self.deaf = False  # obeys nobody any more
+        self._term = 0  # the highest of any order
+        self._led_by: dict[int, int] = {}  # term -> the leader whose plans were obeyed
+        self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
+        self.peers: dict[str, int] = {}
+        self.leader: Leader | None = None  # whom it attends
+        self.up = cluster.channel()
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self.attach()
+        self._beat()
+
+    def attach(self) -> None:
+        """Opens an order stream to whoever leads, announces itself and repeats its facts (rule 6); else tries again."""
+        if not self.alive or self.leader is not None:
+            return
+        leader = self.cluster.reachable_leader(self)
+        if leader is None or self.frozen:
+            self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+            return
+        self.leader = leader
+        self.up, down = self.cluster.channel(), self.cluster.channel()
+        self.up.send(lambda: leader.attach(self, down))
+        zone = self.cluster.zones.get(self.name, "")
+        self.tell(ev.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone, term=self.worker.term))
+        if self.cluster.start_up.starts(self):
+            self.up.send(self.announce)
+
+    def announce(self) -> None:
+        """What the node says once it is welcome, and when it is asked: as of this moment."""
+        worker, leader = self.worker, self.leader
+        if not self.alive or leader is None:
+            return
+        plan, last = worker.plan, worker.last_commit
+        holds = plan is not None and bool(plan.layers_of(self.name))
+        commit = (
+            cmd.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan, last.save)
+            if last
+            else None
+        )
+        costs = tuple(1.0 for _ in range(self.cluster.layers))
+        where = (worker.era, worker.version, holds, plan, commit, frozenset(worker.seeding.kept()))
+        self.tell(ev.Available(self.name, self.incarnation, costs, "", *where))
+        for fact in worker.repeat_facts():
+            self.tell(self._ready(fact))
+        for settled in worker.repeat_settled():
+            self.tell(self._caught_up(settled))
+
+    def detach(self) -> None:
+        """The order stream breaks; the leader notices after a moment, and the node tries again."""
+        leader, self.leader = self.leader, None
+        self.up.cut()
+        if leader is not None:
+            self.cluster.clock.after(self.cluster.brief(), lambda: leader.broke(self))
+        self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+
+    def detached(self) -> None:
+        """The leader went."""
+        if self.leader is not None:
+            self.leader = None
+            self.up.cut()
+            self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+
+    def obey(self, order: Plan | CommitOrder | None) -> None:
+        """An order has arrived; None: go, and join anew."""
+        if self.deaf:
+            return
+        if order is None:
+            self.cluster.join_anew(self)
+            return
+        before = (self.worker.plan, self.worker.committed)
+        if isinstance(order, Plan):
+            self.worker.take_plan(order)
+        else:
+            self.worker.take_commit(order)
+        obeyed = (self.worker.plan, self.worker.committed) != before
+        if self.worker.plan is not None:
+            plan = self.worker.plan
+            known = self._led_by.setdefault(plan.term, plan.leader)
+            assert known == plan.leader, f"{self.name} obeyed two leaders of the same term {plan.term} (rule 15)"
+        assert not obeyed or order.term >= self._term, f"{self.name} obeyed {order.term} after {self._term} (rule 12)"
+        self._term = max(self._term, order.term)
+
+    def _beat(self) -> None:
+        if not self.alive:
+            return
+        if not self.frozen:
+            self.tell(self.cluster.start_up.beat(self))
+        self.cluster.clock.after(0.5 + self.cluster.start_up.beat_delay(), self._beat)
+
+    def tell(self, event: ev.Event) -> None:
+        leader = self.leader
+        if leader is not None:
+            self.up.send(lambda: leader.take(event))
+
+    def thaw(self) -> None:
+        self.frozen = False
+        held, self.cluster.held[self] = self.cluster.held.get(self, []), []
+        for action in held:
+            action()
+        self.go()
+
+    # ---- work -------------------------------------------------------------------------------------------------------
+
+    def go(self) -> None:
+        """Starts the next piece of work if nothing is being computed, and carries out what is due."""
+        if not self.alive or self.frozen:
+            return
+        if not self.busy:
+            work = self.worker.next_work()
+            if work is None and self.worker.eager and self.cluster.random.random() < RUNS_AHEAD:
+                work = self.worker.next_redundant()
+            if work is not None:
+                self.busy = True
+                seconds = self.cluster.duration(work) + self.cluster.start_up.stall(self, work)
+                self.cluster.clock.after(seconds, lambda: self._finish(work))
+        self._carry_out()
+
+    def _finish(self, work: Work[Number]) -> None:
+        if not self.alive:
+            return
+        if self.frozen:
+            self.cluster.held.setdefault(self, []).append(lambda: self._finish(work))
+            return
+        if self.deaf or self.cluster.start_up.goes_wrong(self, work):
+            return
+        self.busy = False
+        result, reduced = self._compute(work)
+        self.worker.finish(work, result, reduced, self._accumulated(work))
+        self.cluster.faults.after_work(self, work)
+        self.go()
+        self.cluster.check(self)
+
+    def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
+        arithmetic = self.arithmetic
+        if isinstance(work, Arrange):
+            arithmetic.arrange(work.layers, work.stages, work.anew, work.fresh)
+        elif isinstance(work, Apply):
+            for layer, value in work.gradients:
+                arithmetic.apply(layer, value.number, work.scale, work.step)
+        elif isinstance(work, Save):
+            self.cluster.storage.save(self, work)
+        elif isinstance(work, Install):
+            arithmetic.install(work.layer, work.version, work.state.number)
+        elif isinstance(work, Resume):
+            if work.stage in arithmetic.ranges:
+                arithmetic.resume(work.stage, work.step, work.accumulated)
+        elif isinstance(work, Reduce):
+            if work.stage not in arithmetic.ranges:
+                return None, ()
+            last = arithmetic.ranges[work.stage][1] == self.cluster.layers
+            return None, arithmetic.reduce(work.stage, last, self.cluster.microbatches)
+        else:
+            return self._pass(work), ()
+        return None, ()
+
+    def _accumulated(self, work: Work[Number]) -> Number | None:
+        if not isinstance(work, Run) or not work.ships or work.instruction.stage not in self.arithmetic.ranges:
+            return None
+        last = self.arithmetic.ranges[work.instruction.stage][1] == self.cluster.layers
+        return self.arithmetic.accumulated(work.instruction.stage, work.ships if last else 0)
+
+    def _pass(self, work: Run[Number]) -> Number | None:
+        stage, m = work.instruction.stage, work.instruction.microbatch
+        operand = work.operand.number if work.operand is not None else None
+        if stage not in self.arithmetic.ranges:
+            return None
+        if not work.redundant:
+            self.executed.append((work.step, work.instruction))
+        if work.instruction.op == "W":
+            self.arithmetic.accumulate(stage, m)
+            return None
+        if work.instruction.op == "F":
+            last = self.arithmetic.ranges[stage][1] == self.cluster.layers
+            return Number(self.arithmetic.forward(stage, work.step, m, operand, last))
+        splits = self.worker.schedule.splits_at(stage)
+        return Number(self.arithmetic.backward(stage, work.step, m, operand, splits, work.accumulates))
+
+    # ---- effects ----------------------------------------------------------------------------------------------------
+
+    def _carry_out(self) -> None:
+        for effect in self.worker.drain():
+            self._effect(effect)
+
+    def _effect(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self._send(effect.peer, effect.key)
+        elif isinstance(effect, Forfeit):
+            self.cluster.faults.kill(self)
+            self.cluster.join_anew(self)
+        elif isinstance(effect, SayHello):
+            self._hello(effect.peer)
+        elif isinstance(effect, Acknowledge):
+            self._back(effect.peer, effect.key)
+        elif isinstance(effect, AnswerHello):
+            self._back(effect.peer, effect)
+        elif isinstance(effect, Adopted):
+            self._connect(effect.plan)
+        elif isinstance(effect, FetchLayers):
+            self.cluster.fetch(self, effect)
+        elif isinstance(effect, RestoreLayers):
+            self.cluster.storage.restore(self, effect)
+        elif isinstance(effect, ReportCaughtUp):
+            self.tell(self._caught_up(effect))
+        elif isinstance(effect, ReportReady):
+            self.tell(self._ready(effect))
+        elif isinstance(effect, ReportResumed):
+            self.tell(ev.Resumed(self.name, self.incarnation, effect.generation, effect.stage))
+
+    def _caught_up(self, fact: ReportCaughtUp) -> ev.CaughtUp:
+        layers = (fact.first_layer, fact.end_layer)
+        return ev.CaughtUp(self.name, self.incarnation, fact.era, *layers, fact.version, fact.order)
+
+    def _ready(self, fact: ReportReady) -> ev.Ready:
+        return ev.Ready(
+            self.name,
+            self.incarnation,
+            fact.era,
+            fact.step,
+            fact.stage,
+            fact.first_layer,
+            fact.squared_norms,
+            fact.losses,
+            fact.redone,
+        )
+
+    def _cut_off_from(self, peer: str) -> bool:
+        return self.cluster.faults.cut_off(self.name, peer)
+
+    def _connect(self, plan: Plan) -> None:
+        self.peers = {p: plan.members[p].incarnation for p in plan.peers_of(self.name)}
+        for peer, (incarnation, channel) in list(self._streams.items()):
+            if self.peers.get(peer) != incarnation:
+                channel.cut(keep=self.cluster.brief())
+                del self._streams[peer]
+
+    def _stream(self, peer: str) -> Channel:
+        incarnation = self.peers[peer]
+        if peer not in self._streams:
+            self._streams[peer] = (incarnation, self.cluster.channel())
+        return self._streams[peer][1]
+
+    def _hello(self, peer: str) -> None:
+        if peer in self.peers and self.worker.plan is not None and not self._cut_off_from(peer):
+            to, order = (peer, self.peers[peer]), self.worker.plan.order
+            self._stream(peer).send(lambda: self.cluster.receive(to, lambda n: n.hear_hello(self, order)))
+
+    def hear_hello(self, sender: "SimulatedNode", order: PlanOrder) -> None:
+        self.worker.hello(sender.name, sender.incarnation, order)
+        if self.leader is not None and self.leader.term < self.worker.term:
+            self.detach()  # another leads by now (rule 12)
+
+    def _send(self, peer: str, key: Key) -> None:
+        value = self.worker.outbox.get(key)
+        plan = self.worker.plan
+        assert peer in self.peers, f"{self.name} sends {key} to {peer}, to whom it has no stream"
+        if value is None or plan is None or self._cut_off_from(peer):
+            return
+        to, order = (peer, self.peers[peer]), plan.order
+        seconds = self.cluster.bulk_seconds if key.kind is Kind.REDUCED else 0.0
+        self._stream(peer).send(
+            lambda: self.cluster.receive(
+                to, lambda n: n.worker.deliver(self.name, self.incarnation, order, key, value)
+            ),
+            seconds,
+        )
+
+    def _back(self, peer: str, answer: Key | AnswerHello) -> None:
+        """An answer on the stream that the peer opened to this node."""
+        sender = self.cluster.nodes.get(peer)
+        if sender is None or self._cut_off_from(peer):
+            return
+        to = (peer, sender.incarnation)
+
+        def arrive(node: "SimulatedNode") -> None:
+            if isinstance(answer, AnswerHello):
+                node.worker.synced(self.name, answer.order, answer.era, answer.version)
+            else:
+                node.worker.acknowledged(self.name, self.incarnation, [answer])
+
+        self.cluster.back_channel(self.name, peer).send(lambda: self.cluster.receive(to, arrive))
+
+    def reopen(self, peer: str) -> None:
+        """The stream to the peer broke and is opened again: hello, then all that is not acknowledged."""
+        if not self.alive or self.worker.plan is None or peer not in self.peers:
+            return
+        self._streams.pop(peer, None)
+        self._hello(peer)
+        for key in self.worker.outbox:
+            if peer in self.worker.outbox.unacknowledged(key, self.worker.plan):
+                self._send(peer, key)
+
+    def break_streams(self, keep: float) -> None:
+        for _, channel in self._streams.values():
+            channel.cut(keep)
+
+    def cut_stream(self, peer: str) -> bool:
+        if peer not in self._streams:
+            return False
+        self._streams[peer][1].cut()
+        return True

@@ -1,0 +1,158 @@
+"""What is wrong with single machines, or with the job: the simulated cluster's part for rule 16 and for patience.
+
+A machine on which the job does not start, once or ever; one on which a piece of work raises; one whose storage stalls;
+one whose node neither dies nor works when it is ordered to die; heartbeats that come late, since a machine is busy. Or
+a job that raises, or ends its process, at the same work wherever it runs.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from culm.coordinator import events as ev
+from culm.coordinator import state as co
+from culm.coordinator.failures import START
+from culm.coordinator.failures import Work as FailedWork
+from culm.simulator.histories.arithmetic import Number
+from culm.stage_server.worker.instructions import Run, Work
+
+if TYPE_CHECKING:
+    from culm.simulator.histories.cluster import Cluster
+    from culm.simulator.histories.node import SimulatedNode
+
+LAST_WORDS = 0.3  # seconds in which a process that ends says why
+USUAL_RUN = 0.01  # seconds that an instruction takes, as far as a node's own history says
+SAMPLES = 40  # instructions in that history
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A forward of a layer in a step that goes wrong. ``dies``: without a word. ``on``: one machine; empty: on all."""
+
+    step: int
+    layer: int
+    dies: bool = False
+    on: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Nothing is wrong by default. Machines go by their node's name. Times in seconds."""
+
+    never_starts: frozenset[str] = frozenset()
+    starts_late: frozenset[str] = frozenset()  # its first start fails
+    fault: Fault | None = None
+    for_ever: bool = True  # the fault comes again whenever the work is done; False: once
+    stalls: str = ""  # its storage stalls once, at its first forward of step 1
+    stall_seconds: float = 0.0
+    cannot_die: str = ""  # is ordered to die in the middle of the run
+    late_beats: float = 0.0  # up to so much
+
+    @property
+    def is_the_jobs(self) -> bool:
+        """Whether no set of machines could finish this job."""
+        return self.fault is not None and self.for_ever and not self.fault.on
+
+
+NOTHING = Wrong()
+
+
+class StartUp:
+    """Carries out what is wrong."""
+
+    def __init__(self, cluster: "Cluster", wrong: Wrong) -> None:
+        self.wrong = wrong
+        self._cluster = cluster
+        self._happened: set[str] = set()
+        self._loading: dict[str, float] = {}  # node -> since when
+        if wrong.cannot_die:
+            cluster.clock.at(0.6, self._condemn)
+
+    def starts(self, node: "SimulatedNode") -> bool:
+        """Whether the job starts in this process; if not it says so, and ends."""
+        first = node.name not in self._happened
+        fails = node.name in self.wrong.never_starts or (node.name in self.wrong.starts_late and first)
+        if fails:
+            self._happened.add(node.name)
+            self._end(node, ev.NodeFailed(node.name, node.incarnation, "a library is missing", START))
+        return not fails
+
+    def goes_wrong(self, node: "SimulatedNode", work: Work[Number]) -> bool:
+        """Whether the piece of work raises, or ends the process."""
+        fault = self.wrong.fault
+        if fault is None or not isinstance(work, Run) or work.instruction.op != "F" or work.step != fault.step:
+            return False
+        first, end = node.arithmetic.ranges.get(work.instruction.stage, (0, 0))
+        if not first <= fault.layer < end or (fault.on and fault.on != node.name):
+            return False
+        if not self.wrong.for_ever and "fault" in self._happened:
+            return False
+        self._happened.add("fault")
+        if fault.dies:
+            self._cluster.faults.kill(node)
+        else:
+            what = FailedWork(f"F{work.instruction.microbatch}", work.step, first, end)
+            self._end(node, ev.NodeFailed(node.name, node.incarnation, "ValueError: out of luck", what))
+        return True
+
+    def _end(self, node: "SimulatedNode", words: ev.NodeFailed) -> None:
+        node.busy = True  # it does nothing any more
+        node.tell(words)
+        self._cluster.clock.after(LAST_WORDS, lambda: self._cluster.faults.kill(node))
+
+    def stall(self, node: "SimulatedNode", work: Work[Number]) -> float:
+        """Seconds that the work waits for storage."""
+        if node.name != self.wrong.stalls or "stall" in self._happened:
+            return 0.0
+        if not isinstance(work, Run) or work.instruction.op != "F" or work.step < 1:
+            return 0.0
+        self._happened.add("stall")
+        seconds, began = self.wrong.stall_seconds, self._cluster.clock.now
+        self._loading[node.name] = began
+
+        def over() -> None:
+            self._loading.pop(node.name, None)
+
+        self._cluster.clock.after(seconds, over)
+        return seconds
+
+    def beat(self, node: "SimulatedNode") -> ev.Heartbeat:
+        """What a heartbeat says of the node's present instruction."""
+        now = self._cluster.clock.now
+        loads = self._loading.get(node.name)
+        seconds = now - loads if loads is not None else 0.0
+        return ev.Heartbeat(
+            node.name,
+            node.incarnation,
+            node.worker.version,
+            median_seconds=USUAL_RUN,
+            deviation_seconds=USUAL_RUN / 10,
+            samples=SAMPLES,
+            loading_seconds=seconds,
+        )
+
+    def beat_delay(self) -> float:
+        """Seconds by which the next heartbeat is late."""
+        return self._cluster.random.uniform(0.0, self.wrong.late_beats) if self.wrong.late_beats else 0.0
+
+    def _condemn(self) -> None:
+        """An operator orders the node to die; it stops working and obeying, but its heartbeats go on for a while."""
+        node, leader = self._cluster.nodes.get(self.wrong.cannot_die), self._cluster.leader
+        if node is None or not node.alive or leader.state.phase is co.Phase.DONE:
+            return
+        node.busy = node.deaf = True
+        leader.take(ev.Condemned(node.name, node.incarnation))
+        self._cluster.clock.after(30.0, lambda: self._end_at_last(node))
+
+    def _end_at_last(self, node: "SimulatedNode") -> None:
+        if node.alive:
+            self._cluster.faults.kill(node)
+            self._cluster.ending.disturbed()
+
+
+def check_verdict(cluster: "Cluster", wrong: Wrong) -> bool:
+    """Whether the run has ended as failed. Raises AssertionError if the job is not at fault (rule 16)."""
+    if cluster.state.phase is not co.Phase.FAILED:
+        return False
+    everywhere = wrong.never_starts >= set(cluster.nodes)
+    assert wrong.is_the_jobs or everywhere, f"a healthy run failed: {cluster.state.detail} (rule 16)"
+    return True

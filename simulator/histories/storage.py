@@ -1,0 +1,234 @@
+"""A simulated storage of checkpoints: folders, files and manifests, with the faults that a real one has.
+
+It answers late, is away for a while, is full, loses its mount (then everything is absent), is not seen by one node, and
+has files that are torn. What is written and read is bytes, checked by the same functions as real files.
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from culm.coordinator import commands as cmd
+from culm.coordinator import events as ev
+from culm.pipeline.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointCorrupt,
+    File,
+    Manifest,
+    OriginUnseen,
+    check_file,
+    folder_of,
+    manifest_from_json,
+    manifest_to_json,
+    named,
+    step_of,
+)
+from culm.pipeline.origin import Origin
+from culm.simulator.histories.arithmetic import Number
+from culm.stage_server.worker.instructions import RestoreLayers, Save
+
+if TYPE_CHECKING:
+    from culm.simulator.histories.cluster import Cluster
+    from culm.simulator.histories.coordination import Leader
+    from culm.simulator.histories.node import SimulatedNode
+
+COORDINATOR = ""  # its name here
+URL = "memory://sim"
+PAUSE = 0.5  # seconds between two attempts
+SHARES = 3  # a manifest is given up when so many steps have shares beyond it
+
+
+class SimulatedStorage:
+    """One storage for all."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster = cluster
+        self._folders: dict[str, dict[str, bytes]] = {}
+        self.torn: set[str] = set()  # folders that were whole before
+        self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
+        self._shares: dict[tuple[str, int], int] = {}  # incarnation -> the step of the newest share it has to write
+
+    # ---- files ------------------------------------------------------------------------------------------------------
+
+    def _put(self, who: str, folder: str, name: str, data: bytes) -> None:
+        if self._is("away") or self._is("full"):
+            raise OSError("the storage does not answer" if self._is("away") else "no space left on device")
+        if not self._absent(who):
+            self._folders.setdefault(folder, {})[name] = data
+
+    def _read(self, who: str, folder: str, name: str) -> bytes:
+        if self._is("away"):
+            raise OSError("the storage does not answer")
+        if self._absent(who) or name not in self._folders.get(folder, {}):
+            raise FileNotFoundError(f"{folder}/{name}")
+        return self._folders[folder][name]
+
+    def is_whole(self, origin: Origin) -> bool:
+        """Whether the manifest and every file have their hashes, whoever can read them now."""
+        files = self._folders.get(origin.folder, {})
+        if MANIFEST not in files or _sha256(files[MANIFEST]) != origin.sha256:
+            return False
+        listed = [f for each in named(files[MANIFEST], origin).files.values() for f in each]
+        return all(f.name in files and _sha256(files[f.name]) == f.sha256 for f in listed)
+
+    def states(self, origin: Origin) -> dict[int, int]:
+        """What a whole checkpoint holds, by layer."""
+        files = self._folders[origin.folder]
+        return {layer: int(files[listed[0].name]) for layer, listed in named(files[MANIFEST], origin).files.items()}
+
+    def tear(self) -> None:
+        """A file of a checkpoint changes, after the checkpoint was whole: nobody knows before it is read."""
+        folders = [f for f in sorted(self._folders) if MANIFEST in self._folders[f]]
+        if folders:
+            folder = self._cluster.random.choice(folders)
+            files = self._folders[folder]
+            name = self._cluster.random.choice(sorted(n for n in files if n != MANIFEST))
+            files[name] += b"torn"
+            self.torn.add(folder)
+
+    def fault(self, what: str, node: str) -> None:
+        """``what``: away, full, slow, gone, or unseen by the node."""
+        self._faults.append((what, node))
+
+    def mend(self, what: str, node: str) -> None:
+        self._faults.remove((what, node))
+
+    def _is(self, what: str) -> bool:
+        return any(fault == what for fault, _ in self._faults)
+
+    def _absent(self, who: str) -> bool:
+        return self._is("gone") or ("unseen", who) in self._faults
+
+    def _later(self, action: Callable[[], None], pause: float = 0.0) -> None:
+        """When the storage has answered."""
+        seconds = self._cluster.random.uniform(0.01, 8.0 if self._is("slow") else 0.3)
+        self._cluster.clock.after(pause + seconds, action)
+
+    # ---- what nodes do: as culm.stage_server.checkpointer and restorer -----------------------------------------------
+
+    def save(self, node: "SimulatedNode", work: Save) -> None:
+        """The node's share is written, again until the storage takes it, unless the node dies before."""
+        share = {layer: node.arithmetic.states[layer] for layer in work.layers}
+        era, to = node.worker.era, (node.name, node.incarnation)
+        folder = folder_of(URL, work.step)
+        self._shares[to] = work.step
+
+        def write(n: "SimulatedNode") -> None:
+            files: dict[int, tuple[File, ...]] = {}
+            try:
+                for layer, state in share.items():
+                    listed = []
+                    for name, data in ((f"layer-{layer:05d}", str(state).encode()), (f"layer-{layer:05d}.rest", b"")):
+                        self._put(n.name, folder, name, data)
+                        listed.append(File(name, len(data), _sha256(data)))
+                    files[layer] = tuple(listed)
+            except OSError as error:
+                n.tell(ev.CheckpointFault(n.name, work.step, str(error)))
+                if self._shares[to] == work.step:  # else a newer share waits
+                    self._later(lambda: self._cluster.receive(to, write), PAUSE)
+                return
+            n.tell(ev.Saved(n.name, n.incarnation, era, work.step, files))
+
+        self._later(lambda: self._cluster.receive(to, write))
+
+    def restore(self, node: "SimulatedNode", effect: RestoreLayers) -> None:
+        """Reads the layers, again until the storage gives them, or content is wrong twice."""
+        to, origin = (node.name, node.incarnation), effect.origin
+        doubted = False
+
+        def attempt(n: "SimulatedNode") -> None:
+            nonlocal doubted
+            if n.worker.era != effect.era:
+                return
+            absent, why = False, ""
+            try:
+                manifest = self._manifest(n.name, origin)
+                for layer in effect.layers:
+                    if n.worker.seeding.lacks(layer):
+                        states = [self._file(n.name, origin.folder, file) for file in manifest.files[layer]]
+                        n.worker.fetched(effect.era, layer, origin.step, Number(int(states[0])))
+                return
+            except CheckpointCorrupt as error:
+                why = error.problem
+                if doubted:  # and again, since a coordinator may have missed it
+                    n.tell(ev.CheckpointBad(n.name, origin, why))
+                    self._later(lambda: self._cluster.receive(to, attempt), PAUSE)
+                    return
+                doubted = True
+            except OriginUnseen as error:
+                why, absent = str(error), True
+            except OSError as error:
+                why = str(error)
+            n.worker.unread(effect.era)
+            n.tell(ev.Unread(n.name, n.incarnation, effect.era, origin, why, absent))
+            self._later(lambda: self._cluster.receive(to, attempt), PAUSE)
+
+        self._later(lambda: self._cluster.receive(to, attempt))
+
+    def _manifest(self, who: str, origin: Origin) -> Manifest:
+        try:
+            data = self._read(who, origin.folder, MANIFEST)
+        except FileNotFoundError as error:
+            raise OriginUnseen(f"there is no {origin.folder}/{MANIFEST}") from error
+        return named(data, origin)
+
+    def _file(self, who: str, folder: str, file: File) -> bytes:
+        try:
+            data = self._read(who, folder, file.name)
+        except FileNotFoundError as error:
+            raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
+        check_file(folder, file, data)
+        return data
+
+    # ---- what coordinators do: as culm.coordinator.edges.archive -----------------------------------------------------
+
+    def carry_out(self, leader: "Leader", command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
+        if isinstance(command, cmd.WriteManifest):
+            late = self._cluster.random.choice([0.0, 0.3, 3.0]) * self._cluster.random.random()
+            self._cluster.clock.after(late, lambda: self._complete(leader, command))
+        elif isinstance(command, cmd.Retain):
+            self._later(lambda: self._retain(command))
+        else:
+            self._later(lambda: leader.take(self._look(command.origin)))
+
+    def _complete(self, leader: "Leader", command: cmd.WriteManifest) -> None:
+        folder = folder_of(URL, command.step)
+        manifest = Manifest("sim", command.step, command.fingerprint, command.loss, command.files)
+        data = manifest_to_json(manifest)
+        try:
+            there = {} if self._absent(COORDINATOR) else self._folders.get(folder, {})
+            if any(len(there.get(f.name, b"")) != f.size for listed in manifest.files.values() for f in listed):
+                raise OSError("a file that a node has written is not seen from the coordinator")
+            if MANIFEST in there and manifest_from_json(there[MANIFEST], folder).files == manifest.files:
+                data = there[MANIFEST]
+            self._put(COORDINATOR, folder, MANIFEST, data)
+        except OSError as error:
+            leader.take(ev.CheckpointFault("", command.step, str(error)))
+            if leader.alive and len(leader.state.saved) < SHARES:
+                self._later(lambda: self._complete(leader, command), PAUSE)
+            return
+        self._later(lambda: leader.take(ev.Checkpointed(Origin(command.step, folder, _sha256(data)))))
+
+    def _retain(self, command: cmd.Retain) -> None:
+        if self._is("away") or self._absent(COORDINATOR):
+            return
+        for folder in list(self._folders):
+            step = step_of(folder)
+            if step is not None and step < command.step and step not in command.kept:
+                del self._folders[folder]
+
+    def _look(self, origin: Origin) -> ev.Examined:
+        try:
+            self._manifest(COORDINATOR, origin)
+        except OriginUnseen as unseen:
+            shows = bool(self._folders) and not self._absent(COORDINATOR)
+            return ev.Examined(origin, ev.Sight.WRONG if shows else ev.Sight.AWAY, str(unseen))
+        except CheckpointCorrupt as error:
+            return ev.Examined(origin, ev.Sight.WRONG, error.problem)
+        except OSError as error:
+            return ev.Examined(origin, ev.Sight.AWAY, str(error))
+        return ev.Examined(origin, ev.Sight.THERE)
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,56 @@
+"""Machines as a run has them: offered by the trace, rented up to a number, given back or taken away."""
+
+from collections.abc import Callable
+
+from culm.simulator.markets.account import Account
+from culm.simulator.markets.profile import Cluster
+from culm.simulator.markets.trace import Change
+from culm.simulator.network import Clock
+
+
+class Fleet:
+    """``started(node, zone)`` is called when a rented machine is up, ``gone(node)`` when it was taken away."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        account: Account,
+        cluster: Cluster,
+        machines: int,
+        started: Callable[[str, str], None],
+        gone: Callable[[str], None],
+    ) -> None:
+        self._clock, self._account, self._cluster, self._machines = clock, account, cluster, machines
+        self._started, self._gone = started, gone
+        self._offered: dict[str, Change] = {}  # machines that could be rented and are not
+
+    def offer(self, change: Change) -> None:
+        self._offered[change.node] = change
+        self._rent()
+
+    def take(self, name: str) -> None:
+        """The market wants it back."""
+        if self._offered.pop(name, None) is None and self.has(name):
+            self._account.release(name, preempted=True)
+            self._gone(name)
+            self._rent()
+
+    def give_back(self, name: str) -> None:
+        """A machine that has handed its work over, because it was to be taken."""
+        if self.has(name):
+            self._account.release(name, preempted=True)
+            self._rent()
+
+    def has(self, name: str) -> bool:
+        return name in self._account.rented
+
+    def _rent(self) -> None:
+        while self._offered and len(self._account.rented) < self._machines:
+            change = self._offered.pop(next(iter(self._offered)))
+            self._account.rent(change.node, change.price if change.price is not None else self._cluster.per_hour)
+            name, zone = change.node, change.zone
+            self._clock.after(self._cluster.starts_up, lambda name=name, zone=zone: self._up(name, zone))  # type: ignore[misc]
+
+    def _up(self, name: str, zone: str) -> None:
+        if self.has(name):
+            self._started(name, zone)

@@ -1,0 +1,162 @@
+"""What to rent and how to run: every way is simulated over the same random markets, and the best one is named."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import mean, quantiles
+
+from culm.simulator.markets.account import Row, Use
+from culm.simulator.markets.culm_run import CulmRun
+from culm.simulator.markets.pace import Choice
+from culm.simulator.markets.profile import Cluster, Profile
+from culm.simulator.markets.trace import Change
+
+DAY = 86400.0
+SPARES = (0, 1, 2)
+REDUNDANCIES = ("off", "lazy", "eager", "auto")
+CHECKPOINT_SECONDS = (300.0, 1800.0)
+SHORT_LIST = 16  # ways at least that are held against all markets, and a quarter of those that are tried
+GIVEN_UP = 10.0  # times what a way takes without losses, and a day: a run that is not done by then counts as not done
+
+Draw = Callable[[int], list[Change]]  # the market of a seed
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How the job could be run."""
+
+    machines: int
+    stages: int
+    redundancy: str
+    checkpoint_steps: int  # 0: none, where the job is done before the first
+
+    @property
+    def spares(self) -> int:
+        return self.machines - self.stages
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A way over all seeds: means, and from the 10th to the 90th percentile. Time in days, cost in dollars."""
+
+    way: Way
+    done: float  # share of the markets in which the job ended in time
+    days: float
+    days_range: tuple[float, float]
+    cost: float
+    cost_range: tuple[float, float]
+    rollbacks: float  # of a run
+    rollback_risk: float  # share of the runs with any
+    useful: float  # share of the wall time
+    markets: int  # it was held against
+
+
+def ways(profile: Profile, machines: Iterable[int]) -> list[Way]:
+    """All that are tried: what is not a spare runs a stage, as long as there are layers for it."""
+    step = profile.least_step_seconds()
+    intervals = sorted({max(1, round(seconds / step)) for seconds in CHECKPOINT_SECONDS})
+    intervals = [every for every in intervals if every < profile.steps] or [0]
+    found = []
+    for count, spares, redundancy, every in product(sorted(set(machines)), SPARES, REDUNDANCIES, intervals):
+        stages = count - spares
+        if not 1 <= stages <= len(profile.layers) or (redundancy != "off" and count < 2):
+            continue
+        found.append(Way(count, stages, redundancy, every))
+    return found
+
+
+def longest(profile: Profile, cluster: Cluster, tried: Sequence[Way]) -> float:
+    """Seconds after which a run of the slowest way is given up."""
+    work = sum(layer.forward + layer.backward for layer in profile.layers)
+    steps = ((profile.microbatches + way.stages - 1) * work / way.stages for way in tried)
+    return GIVEN_UP * profile.steps * (max(steps) + cluster.commit_seconds) + DAY
+
+
+def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change], seconds: float) -> Row:
+    """One way over one market; at most so long."""
+    cut = replace(profile, stages=way.stages, most_stages=way.stages)
+    choice = Choice(way.redundancy, machines=way.machines, checkpoint_steps=way.checkpoint_steps)
+    return CulmRun(changes, cut, cluster, choice).run(seconds)
+
+
+def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:
+    """What the runs of one way, a row a seed, come to."""
+    days = [row.seconds / DAY for row in rows]
+    costs = [row.cost for row in rows]
+    return Outlook(
+        way,
+        mean(row.steps >= steps for row in rows),
+        mean(days),
+        _range(days),
+        mean(costs),
+        _range(costs),
+        mean(row.fatal for row in rows),
+        mean(row.fatal > 0 for row in rows),
+        mean(row.spent[Use.USEFUL] / row.seconds if row.seconds else 0.0 for row in rows),
+        len(rows),
+    )
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    tenths = quantiles(values, n=10, method="inclusive")
+    return tenths[0], tenths[-1]
+
+
+def best(found: Sequence[Outlook], deadline_days: float | None = None) -> Outlook | None:
+    """The cheapest that is done within the deadline; without one, where dollars times days are fewest.
+
+    None if no way ends in every market. Of equals the one with the fewest machines.
+    """
+    sure = [x for x in found if x.done == 1.0 and (deadline_days is None or x.days_range[1] <= deadline_days)]
+    return min(sure, key=lambda x: _worth(x, deadline_days), default=None)
+
+
+def _worth(x: Outlook, deadline_days: float | None) -> tuple[float, int]:
+    return (x.cost * x.days if deadline_days is None else x.cost), x.way.machines
+
+
+def short_list(found: Sequence[Outlook], deadline_days: float | None = None) -> list[Way]:
+    """After a few markets: the ways that are worth more of them, and those that the best is to be compared with."""
+    order = sorted(
+        found,
+        key=lambda x: (-x.done, deadline_days is not None and x.days > deadline_days, _worth(x, deadline_days)),
+    )
+    kept = {x.way for x in order[: max(SHORT_LIST, len(order) // 4)]}
+    kept |= {x.way for _, x in _others(order[0], found)}
+    return [x.way for x in found if x.way in kept]
+
+
+def why(chosen: Outlook, found: Sequence[Outlook]) -> list[str]:
+    """Against the nearest other ways, in words: what a change of one setting would bring."""
+    return [f"{change}: {_against(other, chosen)}" for change, other in _others(chosen, found)]
+
+
+def _others(chosen: Outlook, found: Sequence[Outlook]) -> list[tuple[str, Outlook]]:
+    """The ways next to one, and what is changed."""
+    way, changes = chosen.way, []
+    others = {x.way: x for x in found if x is not chosen}
+    for redundancy in REDUNDANCIES:
+        other = others.get(replace(way, redundancy=redundancy))
+        if other is not None:
+            changes.append((f"redundancy {redundancy}", other))
+    neighbours = sorted({x.way.machines for x in found})
+    at = neighbours.index(way.machines)
+    for count in neighbours[max(0, at - 1) : at] + neighbours[at + 1 : at + 2]:
+        same = [x for x in found if x.way.machines == count and x.way.redundancy == way.redundancy]
+        nearest = min(same, key=lambda x: x.cost * x.days, default=None)
+        if nearest is not None:
+            changes.append((f"{count} machines", nearest))
+    for spares in SPARES:
+        other = others.get(replace(way, stages=way.machines - spares))
+        if other is not None:
+            changes.append((f"{spares} spare(s)", other))
+    return changes
+
+
+def _against(other: Outlook, chosen: Outlook) -> str:
+    if other.done < 1.0:
+        return f"does not end in {100 * (1 - other.done):.0f} % of the markets"
+    days, dollars = other.days / chosen.days - 1.0, other.cost / chosen.cost - 1.0
+    return f"{days:+.1%} time, {dollars:+.1%} cost, {other.rollbacks:.1f} rollbacks a run"

@@ -1,0 +1,163 @@
+"""What a job's steps are made of, and the cluster that they run on: what the simulated run goes by."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from culm.coordinator.zones import apart, crossing
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.plan import Stages
+from culm.pipeline.schedule import Schedule
+from culm.simulator.markets.step_time import Durations
+from culm.simulator.markets.workload import BAMBOO, SPOT, Published
+
+GRADIENT_BYTES = 4  # of a parameter
+STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
+
+
+CONFIG = ConfigDict(extra="forbid")
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class Layer:
+    """Of one microbatch, on one node of the kind that is rented."""
+
+    forward: Seconds
+    backward: Seconds
+    parameters: Annotated[int, Field(ge=0)]
+    activation_bytes: Annotated[int, Field(ge=0)] = 0  # that it passes on
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class Profile:
+    """A job. ``source``: where the figures are from."""
+
+    name: str
+    layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
+    microbatches: Count
+    samples_per_step: Count
+    steps: Count
+    stages: Count
+    most_stages: Count
+    lead: Count = 2
+    splits: bool = False
+    source: str = ""
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(self.microbatches, self.lead, self.splits)
+
+    @property
+    def state_bytes(self) -> int:
+        return STATE_BYTES * sum(layer.parameters for layer in self.layers)
+
+    def least_step_seconds(self) -> float:
+        """Seconds of a step on as many stages as there may be, without a network."""
+        each = sum(layer.forward + layer.backward for layer in self.layers) / self.most_stages
+        return (self.microbatches + self.most_stages - 1) * each
+
+    def bytes_between_zones(self, stages: Stages, zones: Mapping[str, str]) -> int:
+        """What a step sends between zones: activations, their gradients, and the parameters' for standbys."""
+        crossed = sum(
+            2 * self.microbatches * self.layers[stage.end_layer - 1].activation_bytes
+            for stage, following in pairwise(stages)
+            if apart(zones, stage.owner, following.owner)
+        )
+        return crossed + crossing(stages, zones, costs_of(self.layers)).gradient_bytes
+
+    def durations(self, stages: Stages, cluster: "Cluster") -> Durations:
+        """For the model as a plan has cut it."""
+        forward = tuple(sum(self.layers[x].forward for x in stage.layers) for stage in stages)
+        backward = tuple(sum(self.layers[x].backward for x in stage.layers) for stage in stages)
+        largest = max(self.layers[stage.end_layer - 1].activation_bytes for stage in stages)
+        return Durations(forward, backward, cluster.hop_seconds + largest / cluster.bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True, config=CONFIG)
+class Cluster:
+    """Machines and network. Seconds and bytes; what is measured is from docs/performance.md and the tests."""
+
+    starts_up: float = 45.0  # from a machine's coming until its node can be given work: as Bamboo's simulator has it
+    hop_seconds: float = 0.0015  # of a small tensor between two nodes: measured, one machine
+    bytes_per_second: float = 1.25e9  # of a link: 10 Gbit/s, which a p3.2xlarge has at most
+    seed_bytes_per_second: float = 1e8  # [resilience] seed_bytes_per_second's default
+    storage_bytes_per_second: float = 2.5e8  # of checkpoints, each node: assumed
+    commit_seconds: float = 0.004  # from the last gradient to the next step's first forward: measured
+    detect_seconds: float = 0.05  # until a dead node's streams are known to be broken, and its heir begins: measured
+    lazy_share: float = 0.004  # by which standbys make steps longer: measured, lazy against off
+    eager_share: float = 0.007  # the same with redundant forwards: measured, eager against off
+    per_hour: float = SPOT  # of a machine, where the trace does not say
+    per_gb_between_zones: float = 0.0  # dollars for 1e9 bytes, both ends' charges together
+
+
+def of_published(work: Published, layers: int = 24, parameters: int = 340_000_000) -> Profile:
+    """A profile that takes as long as the published steps, with and without data parallelism.
+
+    A step of D pipelines takes (M / D + P - 1) t: the times for D = 1 and D = 4 tell M and t. ``layers`` and
+    ``parameters``: of BERT-large, as its paper has them. Bamboo's times contain its own redundancy.
+    """
+    one, four, stages = work.step_seconds[1], work.step_seconds[4], work.stages
+    # one = (M + P - 1) t and four = (M / 4 + P - 1) t
+    microbatches = max(1, round((one - four) * (stages - 1) / (four - one / 4)))
+    each = one / (microbatches + stages - 1) * stages / layers
+    layer = Layer(each / 3, each * 2 / 3, parameters // layers)
+    return Profile(
+        work.name,
+        (layer,) * layers,
+        microbatches,
+        work.samples_per_step,
+        work.steps,
+        stages,
+        layers,
+        source=f"fitted to {BAMBOO}",
+    )
+
+
+def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
+    """A job whose layers were measured."""
+    pipeline = job.pipeline
+    return Profile(
+        job.job.name,
+        tuple(layers),
+        pipeline.microbatches,
+        job.samples_per_step,
+        job.job.steps,
+        pipeline.stages,
+        max(pipeline.stages, pipeline.most_stages or 0),
+        pipeline.lead,
+        pipeline.schedule == "zb-h1",
+        source,
+    )
+
+
+_PROFILE = TypeAdapter(Profile)
+
+
+def profile_to_json(profile: Profile) -> str:
+    return _PROFILE.dump_json(profile, indent=1).decode() + "\n"
+
+
+def read_profile(path: str | Path) -> Profile:
+    """What ``culm profile`` wrote, or somebody by hand. Raises JobError in one line."""
+    try:
+        return _PROFILE.validate_json(Path(path).read_bytes())
+    except OSError as error:
+        mend = "write one with culm profile JOB.toml --out FILE"
+        raise JobError(f"the profile cannot be read ({error.strerror})", str(path), mend) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"])) or "its beginning"
+        what = first["msg"][0].lower() + first["msg"][1:]
+        raise JobError(what, f"{path}, {at}", "correct it, or measure anew with culm profile") from error
+
+
+def costs_of(layers: Sequence[Layer]) -> tuple[float, ...]:
+    """What the coordinator cuts the model by: parameters, as nodes report them."""
+    return tuple(float(layer.parameters) for layer in layers)

@@ -1,0 +1,90 @@
+"""State on its way to new holders: what a plan asks for, and when it is there."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from culm.pipeline.plan import Plan
+from culm.simulator.markets.profile import STATE_BYTES, Cluster, Profile
+
+
+class Way(NamedTuple):
+    """State that is moving."""
+
+    arrives: float  # when
+    size: int  # bytes
+
+
+class Part(NamedTuple):
+    """Layers that a node is being seeded with, up to ``end_layer`` (exclusive)."""
+
+    node: str
+    first_layer: int
+    end_layer: int
+
+
+def asked(plan: Plan) -> list[tuple[str, Part]]:
+    """Who is to give what to whom under a plan: standbys that are not hot, and holders of stages to be."""
+    parts = [
+        (stage.owner, Part(b.node, stage.first_layer, stage.end_layer))
+        for stage in plan.stages
+        for b in stage.standbys
+        if not b.hot
+    ]
+    for stage in plan.target:
+        giver = next(s.owner for s in plan.stages if stage.first_layer in s.layers)
+        parts += [(giver, Part(node, stage.first_layer, stage.end_layer)) for node in stage.holders()]
+    return list({part: (giver, part) for giver, part in parts}.values())
+
+
+class Moving:
+    """What is on its way under the present plan; it counts every byte."""
+
+    def __init__(self, profile: Profile, cluster: Cluster) -> None:
+        self._profile, self._cluster = profile, cluster
+        self._under_way: dict[Part, Way] = {}
+        self.begun = self.arrived = self.given_up = 0  # bytes
+
+    def adopt(self, plan: Plan, held: Mapping[str, set[int]], now: float) -> list[tuple[Part, float]]:
+        """Begins what a plan asks for, gives up what it does not; the new parts, and when they are there.
+
+        A holder gives so much a second, and one after another to those that it seeds.
+        """
+        given: dict[str, int] = {}
+        before, self._under_way = self._under_way, {}
+        begun = []
+        for giver, part in asked(plan):
+            if part in before:
+                self._under_way[part] = before.pop(part)
+            elif part.node in held:
+                lacking = [x for x in range(part.first_layer, part.end_layer) if x not in held[part.node]]
+                size = STATE_BYTES * sum(self._profile.layers[x].parameters for x in lacking)
+                given[giver] = given.get(giver, 0) + size
+                arrives = now + given[giver] / self._cluster.seed_bytes_per_second
+                self._under_way[part] = Way(arrives, size)
+                self.begun += size
+                begun.append((part, arrives))
+        self.given_up += sum(way.size for way in before.values())
+        return begun
+
+    def give_up(self) -> None:
+        """All of it: an era ends."""
+        self.given_up += sum(way.size for way in self._under_way.values())
+        self._under_way.clear()
+
+    def arrive(self, part: Part, now: float) -> bool:
+        """Whether the part is there now, and still asked for."""
+        way = self._under_way.get(part)
+        if way is None or way.arrives > now:
+            return False
+        self.arrived += way.size
+        self._under_way[part] = way._replace(size=0)
+        return True
+
+    def goes_on(self, now: float) -> bool:
+        return any(way.arrives > now for way in self._under_way.values())
+
+    def check(self) -> None:
+        """Raises AssertionError if bytes were lost."""
+        under_way = sum(way.size for way in self._under_way.values())
+        gone = self.arrived + self.given_up + under_way
+        assert self.begun == gone, f"{self.begun} bytes were sent, {gone} are accounted for"

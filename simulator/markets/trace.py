@@ -1,0 +1,168 @@
+"""What happens to machines: a trace, read from a file in any of three formats or drawn by ``culm.simulator.markets.market``.
+
+- ``time_ms,add|remove,node``: a line an event, as Bamboo's and Oobleck's artifacts have them.
+- ``date, time, count``: how many machines there are, line by line. Which of them go is not on record: it is drawn.
+- JSON lines, Culm's own: ``{"at": seconds, "kind": "add" | "remove" | "notice", "node": name}`` with ``"zone"`` and
+  ``"price"`` (dollars an hour) where they are known; ``"notice"`` may say ``"seconds_left"``.
+"""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from culm.pipeline.errors import JobError
+
+Kind = Literal["add", "notice", "remove"]
+FORMATS = "time_ms,add|remove,node; date, time, count; or JSON lines"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One machine comes, is told that it will have to go, or is gone."""
+
+    at: float  # seconds since the beginning
+    kind: Kind
+    node: str
+    zone: str = ""
+    price: float | None = None  # dollars an hour, where the trace knows it
+    seconds_left: float | None = None  # of a notice: until the machine goes
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    at: float = Field(ge=0, allow_inf_nan=False)
+    kind: Kind
+    node: str = Field(min_length=1)
+    zone: str = ""
+    price: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    seconds_left: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+
+
+def read_trace(path: str | Path, seed: int = 0) -> list[Change]:
+    """The trace in order of time; ``seed`` is for what is not on record. Raises JobError, naming the line."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise JobError(f"the trace cannot be read ({reason})", str(path), "give the path of a trace") from error
+    numbered = [(n, line.strip()) for n, line in enumerate(lines, 1) if line.strip() and line[0] != "#"]
+    if not numbered:
+        raise JobError("the trace is empty", str(path), f"give one of: {FORMATS}")
+    first = numbered[0][1]
+    read: Callable[[Sequence[tuple[int, str]], str], list[Change]]
+    if first.startswith("{"):
+        read = _json_lines
+    elif first.count(",") == 2 and first.split(",")[1].strip() in ("add", "remove"):
+        read = _events
+    else:
+        read = partial(_counts, draw=random.Random(seed))
+    changes = sorted(read(numbered, str(path)), key=lambda change: change.at)
+    _check(changes, str(path))
+    return changes
+
+
+def at_most(changes: Iterable[Change], machines: int) -> list[Change]:
+    """What is left for one who rents no more than so many: another one is taken when one of them goes."""
+    rented: dict[str, Change] = {}
+    offered: dict[str, Change] = {}
+    found = []
+    for change in changes:
+        if change.kind == "add":
+            offered[change.node] = change
+        elif change.node in rented:
+            found.append(change)
+            if change.kind == "remove":
+                del rented[change.node]
+        elif change.kind == "remove":
+            del offered[change.node]
+        while offered and len(rented) < machines:
+            taken = offered.pop(next(iter(offered)))
+            rented[taken.node] = taken
+            found.append(replace(taken, at=change.at))
+    return found
+
+
+def write_trace(changes: Iterable[Change]) -> str:
+    """As JSON lines, which ``read_trace`` reads back."""
+    return "".join(
+        json.dumps({key: value for key, value in asdict(change).items() if value not in (None, "")}) + "\n"
+        for change in changes
+    )
+
+
+def _bad(what: str, path: str, number: int, mend: str) -> JobError:
+    return JobError(what, f"{path}, line {number}", mend)
+
+
+def _events(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
+    changes = []
+    for number, line in lines:
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[0].isdigit() or not fields[2]:
+            raise _bad(f"{line!r} is no event", path, number, "write time_ms,add|remove,node")
+        kind: Kind = "add" if fields[1] == "add" else "remove"
+        changes.append(Change(int(fields[0]) / 1e3, kind, fields[2]))
+    return changes
+
+
+def _counts(lines: Sequence[tuple[int, str]], path: str, draw: random.Random) -> list[Change]:
+    changes: list[Change] = []
+    here: list[str] = []
+    names = (f"node{number}" for number in count(1))
+    begin: datetime | None = None
+    at = 0.0
+    for number, line in lines:
+        fields = [field.strip() for field in line.split(",")]
+        try:
+            day, time, live = fields
+            moment, wanted = datetime.fromisoformat(f"{day} {time}"), int(live)
+        except ValueError as error:
+            mend = f"a trace is one of: {FORMATS}"
+            raise _bad(f"{line!r} is neither an event nor a count", path, number, mend) from error
+        if wanted < 0:
+            raise _bad(f"{wanted} machines cannot be", path, number, "count from 0")
+        begin = begin or moment
+        at = max(at, (moment - begin).total_seconds())  # where two recordings overlap the clock seems to go back
+        while len(here) > wanted:
+            changes.append(Change(at, "remove", here.pop(draw.randrange(len(here)))))
+        while len(here) < wanted:
+            here.append(next(names))
+            changes.append(Change(at, "add", here[-1]))
+    return changes
+
+
+def _json_lines(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
+    changes = []
+    for number, line in lines:
+        try:
+            found = _Line.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            said = first["msg"][0].lower() + first["msg"][1:]
+            mend = 'write {"at": SECONDS, "kind": "add", "node": NAME}'
+            raise _bad(f"{where}: {said}" if where else said, path, number, mend) from error
+        changes.append(Change(**found.model_dump()))
+    return changes
+
+
+def _check(changes: Sequence[Change], path: str) -> None:
+    """A machine comes before it goes, and once at a time."""
+    here: set[str] = set()
+    for change in changes:
+        if (change.kind == "add") == (change.node in here):
+            what = f"{change.node} is added twice" if change.kind == "add" else f"{change.node} goes before it comes"
+            raise JobError(f"{what}, at {change.at:g} s", path, "a machine is added, then removed")
+        if change.kind == "add":
+            here.add(change.node)
+        elif change.kind == "remove":
+            here.discard(change.node)

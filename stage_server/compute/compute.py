@@ -1,0 +1,194 @@
+"""Runs a worker's work with torch: the layers held, the stages owned, the data they need. One thread calls it."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+
+from culm.pipeline.job import Job
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.copying import try_copying
+from culm.stage_server.compute.keeping import Keeping
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.misfit import misfit
+from culm.stage_server.compute.stage import Stage
+from culm.stage_server.worker.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
+
+log = logging.getLogger("culm.compute")
+
+
+Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
+
+
+class Result(NamedTuple):
+    """What a piece of work gave: a tensor to pass on, or a stage's reduced gradient by layer."""
+
+    value: Value | None = None
+    reduced: tuple[tuple[int, Value], ...] = ()
+    copies: tuple[tuple[int, Value], ...] = ()
+    kept_bytes: int = 0  # of the graph of a redundant forward
+    refused: str = ""  # why a state from elsewhere was not installed
+    accumulated: Value | None = None  # what the stage's gradients have come to, to be shipped
+    built: tuple[tuple[int, str], ...] = ()  # hashes of layers at their initial state, which is used from now on
+
+
+class Compute:
+    """All torch state of a node."""
+
+    def __init__(self, job: Job, source: ModelSource, device: torch.device) -> None:
+        self._job = job
+        self._source = source
+        self._device = device
+        self._accelerated = device.type != "cpu"
+        self._layers: dict[int, HeldLayer] = {}
+        self._stages: dict[int, Stage] = {}
+        self._ranges: dict[int, tuple[int, int]] = {}
+        self._begun: dict[int, int] = {}  # stage -> step that its accumulators belong to
+        self._microbatches: Microbatches | None = None
+        self._loaded: dict[Load, Samples] = {}
+        self.building: int | None = None  # the layer whose constructor runs
+        self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
+
+    def warm_up(self) -> None:
+        """Takes steps of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
+
+        Done before the node takes part; an heir or a standby cannot wait for it. The same steps try whether a copy of
+        the optimizer goes on as it does. Raises JobError.
+        """
+        parameter = torch.nn.Parameter(torch.zeros(1, device=self._device))
+        parameter.sum().backward()  # type: ignore[no-untyped-call]
+        name = self._job.train.optimizer
+        try_copying(self._source.optimizer, self._source.parameters_like(), name, self._device)
+
+    def layer(self, index: int) -> HeldLayer:
+        return self._layers[index]
+
+    def do(self, work: Work[Value] | Load) -> Result:
+        """Runs one piece of work to its end."""
+        if isinstance(work, Run):
+            return self._run(work)
+        if isinstance(work, Load):
+            self._loaded[work] = self._load(work)
+            return Result()
+        if isinstance(work, Resume):
+            self._begin(work.stage, work.step).resume(work.count, work.accumulated)
+            return Result()
+        if isinstance(work, Reduce):
+            return Result(reduced=tuple(self._begin(work.stage, work.step).reduce().items()))
+        if isinstance(work, Save):
+            return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
+        if isinstance(work, Apply):
+            if not work.catch_up:  # that one comes in the middle of a step, whose graphs are still needed
+                for stage in self._stages.values():
+                    stage.end_step()
+                self._loaded = {load: found for load, found in self._loaded.items() if load.step > work.step}
+            for layer, gradient in work.gradients:
+                self._layers[layer].apply(gradient, work.scale)
+        elif isinstance(work, Install):
+            wrong = misfit(self._layers[work.layer].module, work.state)
+            if wrong:
+                return Result(refused=wrong)
+            self._layers[work.layer].install(work.state)
+        else:
+            self._arrange(work)
+            return Result(built=tuple((layer, self._layers[layer].digest()) for layer in work.initial))
+        return Result()
+
+    def _arrange(self, work: Arrange) -> None:
+        if work.anew:
+            self._layers.clear()
+            self._stages.clear()
+            self._begun.clear()
+        self._layers = {i: self._layers[i] if i in self._layers else self._build(i) for i in work.layers}
+        owned = {s: (first, end) for s, first, end in work.stages}
+        for s in [s for s in self._stages if owned.get(s) != self._ranges[s]]:
+            self._stages.pop(s).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
+            self._begun.pop(s, None)
+        for s in work.fresh:
+            self._begun.pop(s, None)
+        for s, (first, end) in owned.items():
+            if s not in self._stages:
+                layers = [self._layers[i] for i in range(first, end)]
+                last = end == self._source.layer_count
+                splits = self._job.schedule.splits_at(s)
+                self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss, splits)
+        self._ranges = owned
+
+    def _build(self, index: int) -> HeldLayer:
+        self.building = index
+        layer = HeldLayer.build(self._source, index, self._device)
+        self.building = None
+        return layer
+
+    def _holds_last(self) -> bool:
+        return any(end == self._source.layer_count for _, end in self._ranges.values())
+
+    def _begin(self, stage: int, step: int) -> Stage:
+        runner = self._stages[stage]
+        if self._begun.get(stage) != step:
+            runner.begin_step(step)
+            self._begun[stage] = step
+        return runner
+
+    def has_loaded(self, load: Load) -> bool:
+        return load in self._loaded
+
+    def _load(self, load: Load) -> Samples:
+        with self.loading():
+            if self._microbatches is None:
+                self._microbatches = Microbatches(self._job, self._source.dataset())
+            return self._microbatches.microbatch(load.step, 0, load.microbatch)
+
+    def _samples(self, load: Load, wanted_again: bool) -> Samples:
+        found = self._loaded.get(load) or self._load(load)
+        if wanted_again:
+            self._loaded[load] = found
+        else:
+            self._loaded.pop(load, None)
+        return found
+
+    def _run(self, work: Run[Value]) -> Result:
+        stage, m = work.instruction.stage, work.instruction.microbatch
+        runner = self._begin(stage, work.step)
+        first, end = self._ranges[stage]
+        last = end == self._source.layer_count
+        operand = work.operand.tensor() if work.operand is not None and work.operand.tensors else None
+        if work.instruction.op == "F":
+            target = None
+            if first == 0 or last:
+                inputs, targets = self._samples(Load(work.step, m), wanted_again=not last and self._holds_last())
+                operand = inputs if first == 0 else operand
+                target = self._here(targets) if last else None
+            assert operand is not None, f"{work.instruction} has no input"
+            with Keeping(self._device, work.redundant) as kept:
+                output = runner.forward(0, m, self._here(operand), target)
+            self._synchronize()
+            return Result(value=Value.single(self._home(output)), kept_bytes=kept.size)
+        if work.instruction.op == "W":
+            runner.backward_of_parameters(0, m)
+            self._synchronize()
+            return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
+        operand = self._here(operand) if operand is not None else None
+        gradient = runner.backward(0, m, operand, work.accumulates)
+        self._synchronize()
+        return Result(
+            value=Value.single(self._home(gradient)) if gradient is not None else Value(()),
+            accumulated=runner.accumulated(work.ships) if work.ships else None,
+        )
+
+    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the device."""
+        return tensor.to(self._device) if self._accelerated else tensor
+
+    def _home(self, tensor: torch.Tensor) -> torch.Tensor:
+        """In the host's memory."""
+        return tensor.cpu() if self._accelerated else tensor
+
+    def _synchronize(self) -> None:
+        """An instruction is over when its device is done: that is what its time is taken for, and sent after."""
+        if self._accelerated:
+            torch.cuda.synchronize(self._device)

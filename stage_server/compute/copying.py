@@ -1,0 +1,139 @@
+"""Tries, before anything starts, what will be copied later: does a copy of an optimizer go on as the optimizer does?
+
+Copies are made of layers being seeded, of checkpoints and of final weights. An optimizer may keep what no copy takes
+along: an attribute of its own, a scheduler hooked into its step, tensors in a list, random numbers. Then a standby, or
+a run that is resumed, would train on with other bits and nobody would be told; so such an optimizer is refused by name.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.imports import RAISED, described
+from culm.stage_server.compute.layer import HeldLayer
+
+STEPS = 40
+COPIED = (1, 2, 5, 24)  # after so many steps a copy is made, which then goes on beside
+LARGEST = 4  # elements of each dimension: a small parameter shows it as well as a large one
+MOST = 8  # parameters
+
+APART = 5  # steps
+Shapes = list[tuple[tuple[int, ...], torch.dtype]]
+Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: torch.device | None = None) -> None:
+    """Raises JobError, naming what cannot be copied, unless copies of ``make``'s optimizer go on with the same bits.
+
+    ``like``: parameters with the dtypes and numbers of dimensions that the model has.
+    """
+    shapes = [(tuple(min(size, LARGEST) for size in p.shape), p.dtype) for p in like][:MOST]
+    device = device or torch.device("cpu")
+
+    def layer(copies: int = 1) -> HeldLayer:
+        module = nn.Module()
+        for i, (shape, dtype) in enumerate(shapes * copies):
+            values = torch.linspace(-1.0, 1.0, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
+            module.register_parameter(f"p{i}", nn.Parameter(values.to(dtype).to(device)))
+        return HeldLayer(0, module, make(list(module.parameters())))
+
+    try:
+        _try(layer, shapes, device, name)
+        _try_apart(layer, shapes, device, name)
+    except JobError:
+        raise
+    except RAISED as error:
+        raise _refusal(name, f"it raised {described(error)}") from error
+
+
+def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.device, name: str) -> None:
+    """Each layer has an optimizer of its own, so that it can be held anywhere; one process alone has one for all."""
+    both, each = layer(2), [layer(), layer()]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(APART):
+        drawn = [_drawn(shapes, generator, device) for _ in each]
+        for held, gradients in zip(each, drawn, strict=True):
+            held.apply(_value(gradients), 1.0)
+        both.apply(_value([*drawn[0], *drawn[1]]), 1.0)
+    apart = [p for held in each for p in held.module.parameters()]
+    if not all(torch.equal(a, b) for a, b in zip(apart, both.module.parameters(), strict=True)):
+        what = "it steps a layer otherwise when it has other layers' parameters as well"
+        raise JobError(
+            f"{name} cannot run on layers apart: {what}",
+            "train.optimizer",
+            "take one that treats each parameter by itself",
+        )
+
+
+def _drawn(shapes: Shapes, generator: torch.Generator, device: torch.device) -> list[torch.Tensor]:
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).to(device) for s, dtype in shapes]
+
+
+def _value(gradients: list[torch.Tensor], without: Collection[int] = ()) -> Value:
+    return Value(tuple((f"grad.p{i}", g.clone()) for i, g in enumerate(gradients) if i not in without))
+
+
+def _try(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.device, name: str) -> None:
+    held = [layer()]
+    generator = torch.Generator().manual_seed(0)
+    seen: list[dict[str, Any]] = [_kept_beside(held[0])]
+    for step in range(STEPS):
+        if step in COPIED:
+            held.append(layer())
+            try:
+                held[-1].install(held[0].export())
+            except TypeError as error:
+                raise _refusal(name, str(error)) from error
+            seen.append(_kept_beside(held[0]))
+        gradients = _drawn(shapes, generator, device)
+        late = [0] if step % 3 == 0 and len(shapes) > 1 else []  # has no gradient now and then: its state comes late
+        for each in held:
+            each.apply(_value(gradients, late), 1.0)
+    seen.append(_kept_beside(held[0]))
+    ends = {hash_layer(0, dict(each.export().tensors)) for each in held}
+    kept = [key for key in seen[-1] if any(_differ(a.get(key), b.get(key)) for a, b in pairwise(seen[3:]))]
+    if len(ends) > 1:
+        named = f"it keeps {', '.join(sorted(kept))} beside its state and param_groups" if kept else ""
+        what = "a copy of it goes on otherwise than it does: "
+        raise _refusal(name, what + (named or "it draws random numbers, or keeps what is in no state_dict"))
+    counts = [key for key in kept if isinstance(seen[-1][key], int | float | torch.Tensor)]
+    if counts:
+        raise _refusal(name, f"it keeps {', '.join(sorted(counts))} beside its state and param_groups, and changes it")
+
+
+def _kept_beside(held: HeldLayer) -> dict[str, Any]:
+    """What the optimizer has of its own, beside what torch gives every optimizer."""
+    optimizer = held.optimizer
+    assert optimizer is not None
+    usual = {*vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)), "_step_count", "_opt_called"}
+    own = {key: value for key, value in vars(optimizer).items() if key not in usual}
+    return {key: _snapshot(value) for key, value in own.items()}
+
+
+def _snapshot(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, list | tuple | dict | set):
+        return repr(value)
+    if hasattr(value, "__dict__") and not callable(value):
+        return repr({k: v for k, v in vars(value).items() if isinstance(v, bool | int | float | str | list)})
+    return value
+
+
+def _differ(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.shape != other.shape or not torch.equal(one, other)
+    if isinstance(one, int | float | str) or isinstance(other, int | float | str):
+        return type(one) is not type(other) or bool(one != other)
+    return False
+
+
+def _refusal(name: str, why: str) -> JobError:
+    mend = "keep tensors and plain data in state and param_groups alone, or take another optimizer"
+    return JobError(f"{name} cannot be copied to a standby or into a checkpoint: {why}", "train.optimizer", mend)

@@ -1,0 +1,189 @@
+"""A held layer, the unit of state: parameters, buffers and optimizer state at one version."""
+
+import math
+
+import torch
+from torch import nn
+
+from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.clip import SKIPPED
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.sharing import tensors_of
+from culm.stage_server.compute import optimizer_state
+from culm.stage_server.compute.loan import Loan
+
+
+class HeldLayer:
+    """One copy of one layer. Its weights change in ``apply`` and nowhere else."""
+
+    def __init__(self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self.index = index
+        self.module = module
+        self._parameters = tuple(module.named_parameters())  # torch goes through all of the module each time
+        self.optimizer = optimizer  # None for a layer without parameters
+        self._buffers_before: dict[str, torch.Tensor] | None = None
+        self._loans: list[Loan] = []
+
+    @staticmethod
+    def build(source: ModelSource, index: int, device: torch.device) -> "HeldLayer":
+        """The layer at its initial state, which is the same on every node."""
+        module = source.build(index).to(device)
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        return HeldLayer(index, module, source.optimizer(parameters) if parameters else None)
+
+    def begin_step(self) -> None:
+        """Drops accumulated gradients; buffers go back to the step's beginning if work of the step changed them."""
+        self._drop_gradients()
+        if self._buffers_before is not None:
+            self._restore(self._buffers_before)
+        else:
+            self._buffers_before = {name: buffer.clone() for name, buffer in self.module.named_buffers()} or None
+
+    def _drop_gradients(self) -> None:
+        for _, parameter in self._parameters:
+            parameter.grad = None
+
+    def has_changed_buffers(self) -> bool:
+        """Whether forwards of the running step have changed any."""
+        before = self._buffers_before or {}
+        return any(not torch.equal(buffer, before[name]) for name, buffer in self.module.named_buffers())
+
+    def gradient(self, losses: tuple[float, ...] = (), with_norm: bool = True) -> Value:
+        """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed.
+
+        ``with_norm``: else its squared norm is 0.0, or NaN where an element is not finite, which is found sooner.
+        """
+        gradients = [(f"grad.{name}", p.grad.detach()) for name, p in self._parameters if p.grad is not None]
+        tensors = list(gradients)
+        before = self._buffers_before or {}
+        for name, buffer in self.module.named_buffers():
+            if not torch.equal(buffer, before[name]):
+                tensors.append((f"buffer.{name}", buffer.clone()))
+        each = [t for _, t in gradients]
+        norm = squared_norm(each) if with_norm else 0.0 if all_finite(each) else math.nan
+        return Value(tuple(tensors), norm, losses)
+
+    def apply(self, gradient: Value, scale: float) -> None:
+        """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is.
+
+        A step that is ``SKIPPED`` leaves everything as at its beginning: weights, buffers, the optimizer's state.
+        """
+        if scale == SKIPPED:
+            self._restore(self._buffers_before or {})
+            self._drop_gradients()
+            self._buffers_before = None
+            return
+        self._keep_loans()
+        given = dict(gradient.tensors)
+        for name, parameter in self._parameters:
+            grad = given.get(f"grad.{name}")
+            if grad is None:
+                parameter.grad = None
+            else:
+                grad = grad.to(parameter.device)
+                parameter.grad = grad * scale if scale != 1.0 else grad
+        if self._buffers_before is not None:
+            self._restore(self._buffers_before)
+        self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self._drop_gradients()
+        self._buffers_before = None
+
+    def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
+        own = dict(self.module.named_buffers())
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                own[name].copy_(buffer)
+
+    def digest(self) -> str:
+        """Tells whether two nodes have the same values: sha256 over parameters and buffers, cut to 64 bits."""
+        return hash_layer(self.index, dict(tensors_of(self.module)))[:16]
+
+    def export(self) -> Value:
+        """A copy of all state as at the step's beginning."""
+        state = self._state()
+        return Value(tuple((name, tensor.to("cpu", copy=True)) for name, tensor in state.tensors))
+
+    def lend(self) -> Loan:
+        """All state as at the step's beginning, to be read from where it is."""
+        loan = Loan(self._state())
+        self._loans.append(loan)
+        return loan
+
+    def _keep_loans(self) -> None:
+        """Parameters and optimizer state are about to change."""
+        for loan in self._loans:
+            loan.keep()
+        self._loans.clear()
+
+    def _state(self) -> Value:
+        """The tensors themselves, except for buffers: forwards change those within a step."""
+        own = self.module.state_dict(keep_vars=True)
+        tensors = [(f"parameter.{n}", t.detach()) for n, t in own.items() if isinstance(t, nn.Parameter)]
+        buffers = self._buffers_before or dict(self.module.named_buffers())
+        for name, buffer in buffers.items():
+            kind = "buffer" if name in own else "transient"
+            tensors.append((f"{kind}.{name}", buffer.detach().clone()))
+        if self.optimizer is not None:
+            tensors.extend(optimizer_state.exported(self.optimizer))
+        return Value(tuple(tensors))
+
+    def _refuse_other(self, state: Value) -> None:
+        """``copy_`` would broadcast a tensor of another shape, and a tensor that is missing would stay as it is."""
+        own: dict[str, torch.Tensor] = {
+            f"parameter.{n}": p for n, p in self.module.named_parameters(remove_duplicate=False)
+        }
+        own |= {f"buffer.{n}": b for n, b in self.module.named_buffers()}
+        given = {n.replace("transient.", "buffer.", 1): t for n, t in state.tensors}
+        given = {n: t for n, t in given.items() if n.partition(".")[0] in ("parameter", "buffer")}
+        for name in sorted({*own, *given}):
+            here, there = ((tuple(x[name].shape), x[name].dtype) if name in x else None for x in (own, given))
+            if here != there:
+                what = f"layer {self.index} has {name} {here or 'missing'}, and the copy {there or 'missing'}"
+                raise JobError(what, "model.layers", "give every node the same model, and resume with it")
+
+    def install(self, state: Value) -> None:
+        """Takes over a copy that ``export`` made elsewhere."""
+        self._keep_loans()
+        own = dict(self.module.named_parameters(remove_duplicate=False))  # one may have two names
+        buffers: dict[str, torch.Tensor] = {}
+        optimizer: list[tuple[str, torch.Tensor]] = []
+        self._refuse_other(state)
+        with torch.no_grad():
+            for name, tensor in state.tensors:
+                kind, _, rest = name.partition(".")
+                if kind == "parameter":
+                    own[rest].copy_(tensor)
+                elif kind in ("buffer", "transient"):
+                    buffers[rest] = tensor
+                else:
+                    optimizer.append((name, tensor))
+        if self.optimizer is not None:
+            optimizer_state.install(self.optimizer, optimizer)
+        self._restore(buffers)
+        self._buffers_before = None
+        self._drop_gradients()
+
+
+def all_finite(gradients: list[torch.Tensor]) -> bool:
+    """Whether every element is finite, in one pass over each tensor and one answer for all.
+
+    A NaN or an infinity never leaves a sum again. A sum of finite numbers may overflow, so one that is not finite is no
+    proof: only then every element is looked at.
+    """
+    real = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
+    sums = [g.sum(dtype=torch.float32 if g.element_size() < 4 else g.dtype) for g in real]
+    return not sums or math.isfinite(float(sum(sums))) or all(bool(torch.isfinite(g).all()) for g in real)
+
+
+def squared_norm(gradients: list[torch.Tensor]) -> float:
+    """Squared L2 norm over all elements, in float64, tensor by tensor in the order given."""
+    total = 0.0
+    for gradient in gradients:
+        real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        norm = float(torch.linalg.vector_norm(real, dtype=torch.float64))
+        total += norm * norm
+    return total

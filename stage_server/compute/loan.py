@@ -1,0 +1,60 @@
+"""A layer's state on its way to a node being seeded: read piece by piece from live memory while training goes on."""
+
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import CHUNK_BYTES, Part, bytes_of, pieces
+
+
+class Loan:
+    """State at one version. Whoever is to change the lent tensors calls ``keep`` first: only then they are copied.
+
+    One thread reads ``chunks``; another one may call ``keep`` at any time.
+    """
+
+    def __init__(self, value: Value) -> None:
+        self.value = value  # for its names, dtypes and shapes; once kept, its content is of a later version
+        # What is no plain memory is copied as a whole anyway, so it is copied once and now.
+        plain = [t.device.type == "cpu" and t.is_contiguous() for _, t in value.tensors]
+        tensors = [t.detach() for _, t in value.tensors]
+        self._tensors = [t if p else t.cpu().contiguous() for t, p in zip(tensors, plain, strict=True)]
+        self._lock = threading.Lock()
+        self._first = 0  # tensors before this one have been read
+        self._live = True
+
+    @property
+    def live(self) -> bool:
+        """Whether some of it is still to be read from the lender's memory."""
+        return self._live
+
+    def chunks(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, bytes]]:
+        """``(offset, bytes)`` as of ``culm.pipeline.tensors.wire.chunks``. Ends the loan, read to its end or not."""
+        try:
+            sizes = [t.numel() * t.element_size() for t in self._tensors]
+            for offset, parts in pieces(sizes, chunk_bytes):
+                yield offset, self._read(parts)
+        finally:
+            with self._lock:
+                self._live = False
+                self._tensors.clear()
+
+    def _read(self, parts: list[Part]) -> bytes:
+        with self._lock:
+            if parts:
+                self._first = parts[0].tensor
+            return b"".join(bytes_of(self._tensors[p.tensor])[p.start : p.end] for p in parts)
+
+    def keep(self) -> None:
+        """Copies what has not been read yet: its memory is about to change."""
+        with self._lock:
+            if self._live:
+                for i in range(self._first, len(self._tensors)):
+                    self._tensors[i] = _copy(self._tensors[i])
+                self._live = False
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,128 @@
+"""An optimizer's state as named tensors, and back, exactly: what a copy of a layer needs beside its parameters.
+
+    optimizer.0.exp_avg     a tensor on the device of the optimizer's parameter 0
+    host.0.step             a tensor elsewhere, such as a count on the host beside a parameter on a GPU
+    number.0.step           a bool, an int or a float; plain.0.history: other plain data, as JSON in bytes
+    group.0.lr              an entry of parameter group 0: a number; groupplain.0.betas: other plain data
+
+Plain data is None, bool, int, float, str, and tuples, lists and dicts of plain data. What is of another kind cannot be
+copied; so is what an optimizer keeps beside ``state`` and ``param_groups``: ``culm.stage_server.compute.copying`` tries that.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+KINDS = ("optimizer", "host", "number", "plain", "group", "groupplain")
+
+
+def stays(name: str, changed: frozenset[str] | None) -> bool:
+    """Whether an entry of a checkpoint holds under a job with these options of its optimizer changed; None: another."""
+    kind, _, rest = name.partition(".")
+    if kind not in KINDS:
+        return True
+    if changed is None:
+        return False
+    return not (kind in ("group", "groupplain") and rest.partition(".")[2] in changed)
+
+
+def exported(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors themselves, not copies. Raises TypeError for what cannot be copied, naming it."""
+    for index, parameter in enumerate(optimized(optimizer)):
+        for name, entry in optimizer.state.get(parameter, {}).items():
+            yield _exported(f"{index}.{name}", entry, parameter.device)
+    for index, group in enumerate(optimizer.param_groups):
+        for name, entry in group.items():
+            if _is_number(entry):  # some optimizers count and adapt there
+                yield f"group.{index}.{name}", _number(entry)
+            elif name != "params" and _is_plain(entry):
+                yield f"groupplain.{index}.{name}", _packed(entry)
+
+
+def install(optimizer: torch.optim.Optimizer, entries: list[tuple[str, torch.Tensor]]) -> None:
+    """Takes over what ``exported`` gave elsewhere, and forgets its own state.
+
+    Placed as it was, never through load_state_dict: that casts it to the parameter's dtype.
+    """
+    optimizer.state.clear()
+    parameters = optimized(optimizer)
+    for name, tensor in entries:
+        kind, _, rest = name.partition(".")
+        place, _, entry = rest.partition(".")
+        index = int(place)
+        if kind in ("group", "groupplain"):
+            group = optimizer.param_groups[index]
+            group[entry] = tensor.item() if kind == "group" else _unpacked(tensor)
+        elif kind == "optimizer":
+            optimizer.state[parameters[index]][entry] = tensor.to(parameters[index].device, copy=True)
+        else:
+            plain = kind in ("number", "plain")
+            held = (tensor.item() if kind == "number" else _unpacked(tensor)) if plain else tensor.clone()
+            optimizer.state[parameters[index]][entry] = held
+
+
+def optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The optimizer's parameters in its own order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _exported(name: str, entry: Any, device: torch.device) -> tuple[str, torch.Tensor]:
+    if isinstance(entry, torch.Tensor):
+        return f"{'optimizer' if entry.device == device else 'host'}.{name}", entry.detach()
+    if _is_number(entry):
+        return f"number.{name}", _number(entry)
+    if _is_plain(entry):
+        return f"plain.{name}", _packed(entry)
+    what = f"{type(entry).__name__} of tensors or objects" if isinstance(entry, list | tuple | dict) else None
+    kind = what or type(entry).__name__
+    raise TypeError(f"its state {name.partition('.')[2]!r} is a {kind}: only tensors and plain data can be copied")
+
+
+def _is_number(entry: Any) -> bool:
+    """One that a tensor holds exactly; a longer int is plain data."""
+    return type(entry) in (bool, float) or (type(entry) is int and -(2**63) <= entry < 2**63)
+
+
+def _number(entry: bool | int | float) -> torch.Tensor:
+    kind = torch.bool if isinstance(entry, bool) else torch.int64 if isinstance(entry, int) else torch.float64
+    return torch.tensor(entry, dtype=kind)
+
+
+def _is_plain(entry: Any) -> bool:
+    if type(entry) in (list, tuple):
+        return all(map(_is_plain, entry))
+    if type(entry) is dict:
+        return all(_is_plain(key) and _is_plain(value) for key, value in entry.items())
+    return entry is None or type(entry) in (bool, int, float, str)
+
+
+def _packed(entry: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(_tagged(entry)).encode()), dtype=torch.uint8)
+
+
+def _unpacked(tensor: torch.Tensor) -> Any:
+    return _untagged(json.loads(tensor.cpu().numpy().tobytes()))
+
+
+def _tagged(entry: Any) -> Any:
+    """JSON knows no tuples, and no keys but text. It writes a float so that the same one is read."""
+    if isinstance(entry, tuple):
+        return {"tuple": [_tagged(each) for each in entry]}
+    if isinstance(entry, list):
+        return [_tagged(each) for each in entry]
+    if isinstance(entry, dict):
+        return {"dict": [[_tagged(key), _tagged(value)] for key, value in entry.items()]}
+    return entry
+
+
+def _untagged(content: Any) -> Any:
+    if isinstance(content, list):
+        return [_untagged(each) for each in content]
+    if isinstance(content, dict):
+        ((kind, items),) = content.items()
+        if kind == "tuple":
+            return tuple(_untagged(each) for each in items)
+        return {_untagged(key): _untagged(value) for key, value in items}
+    return content

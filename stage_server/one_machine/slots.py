@@ -1,0 +1,117 @@
+"""Memory that the two ends of a stream share where both run on one machine; what lies in it need not go over the wire.
+
+The sender copies a piece of a tensor into a free slot and names the slot on the stream; the receiver copies it out and
+gives the slot back. The memory has no name in any file system: it is gone with the last process that maps it, however
+that one ends. Every stream has slots of its own, so that nothing of a broken stream is ever written over.
+"""
+
+import mmap
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from culm.pipeline.tensors.wire import CHUNK_BYTES
+from culm.protos import stage_pb2, tensor_pb2
+
+SLOTS = 16
+HEAD = mmap.PAGESIZE  # bytes before the first slot; they begin with what proves that it is the memory meant
+LEAST = 1 << 15  # bytes of a piece from which a slot is faster than the pipe
+SECRET = 16  # bytes
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Slots:
+    """The sender's end. Nothing is put in before the receiver says that it can read it."""
+
+    def __init__(self) -> None:
+        """Raises OSError where the system gives no such memory."""
+        size = HEAD + SLOTS * CHUNK_BYTES  # address space: what is never written takes no memory
+        self._file = os.memfd_create("culm-slots")
+        os.ftruncate(self._file, size)
+        self._map = mmap.mmap(self._file, size)
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        self.secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
+        self._changed = threading.Condition()
+        # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
+        self._free: list[int] | None = None
+        self._lent: set[int] = set()  # those that the receiver may be reading
+
+    @property
+    def file(self) -> int:
+        return self._file
+
+    def opened(self) -> None:
+        """The receiver can read it."""
+        with self._changed:
+            self._free = list(range(SLOTS))
+
+    def put(self, payload: Sequence[memoryview]) -> int | None:
+        """The slot that holds it now; waits for one. None if it has to go over the stream."""
+        size = sum(map(len, payload))
+        if not LEAST <= size <= CHUNK_BYTES:
+            return None
+        with self._changed:
+            self._changed.wait_for(lambda: self._free is None or self._free)
+            if self._free is None:
+                return None
+            slot = self._free.pop()
+            self._lent.add(slot)
+        at = HEAD + slot * CHUNK_BYTES
+        for part in payload:
+            self._bytes[at : at + len(part)] = np.frombuffer(part, np.uint8)  # lets other threads run meanwhile
+            at += len(part)
+        return slot
+
+    def give_back(self, slots: Iterable[int]) -> None:
+        """The receiver has copied these out. Raises ValueError for one that it was not given: of two pieces in one
+        slot the first would be read as the second.
+        """
+        with self._changed:
+            if self._free is None:
+                return
+            for slot in slots:
+                if slot not in self._lent:
+                    raise ValueError(f"slot {slot} is given back, and was not in use")
+                self._lent.discard(slot)
+                self._free.append(slot)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """The stream has ended; who waits for a slot waits no more."""
+        with self._changed:
+            if self._file >= 0:
+                os.close(self._file)
+            self._file, self._free = -1, None
+            self._changed.notify()
+
+
+class SharedSlots:
+    """The receiver's end."""
+
+    def __init__(self, memory: stage_pb2.Memory) -> None:
+        """Raises OSError or ValueError where the memory cannot be read from here, as in another container."""
+        size = HEAD + SLOTS * CHUNK_BYTES
+        file = os.open(f"/proc/{memory.pid}/fd/{memory.file}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != size:
+                raise ValueError("it is another file")
+            self._map = mmap.mmap(file, size, prot=mmap.PROT_READ)
+        finally:
+            os.close(file)
+        if not secrets.compare_digest(self._map[:SECRET], memory.secret):
+            raise ValueError("it is another process's memory")
+        self._view = memoryview(self._map)
+
+    def read(self, piece: tensor_pb2.Slot) -> memoryview:
+        """A piece in its place: to be copied before the slot is given back. Raises ValueError if there is no such."""
+        if piece.number >= SLOTS or piece.size > CHUNK_BYTES:
+            raise ValueError(f"no slot {piece.number} of {piece.size} bytes")
+        at = HEAD + piece.number * CHUNK_BYTES
+        return self._view[at : at + piece.size]

@@ -1,0 +1,177 @@
+"""What may reach a node, from its peers, its operators and its coordinator (rule 18).
+
+Pure: each function gives what is wrong in words, or nothing. What is early or late is not wrong: plans cross on their
+way, and the worker waits for some tensors and drops others (rule 3). Wrong is what no node of this run ever says.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, REDUCED, Key
+from culm.pipeline.plan_bounds import (
+    LONGEST_PLACE,
+    MOST_INCARNATION,
+    commit_problem,
+    name_problem,
+    number_problem,
+    order_problem,
+    plan_problem,
+    text_problem,
+)
+from culm.pipeline.tensors.tensor_bounds import problem as header_problem
+from culm.pipeline.terms import LEAP
+from culm.pipeline.user_code.layer_shapes import LayerShapes, accumulated, state_problem, unknown
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.faults import Faults
+from culm.stage_server.one_machine.slots import SLOTS
+
+LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
+MOST_PATIENCE_SECONDS = 1e6
+AHEAD = 2  # commits that a peer may know of before this node does
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a node knows of its run from the job alone."""
+
+    microbatches: int
+    steps: int
+    layers: tuple[LayerShapes, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_accumulated", accumulated(self.layers))
+
+    @property
+    def most_arrivals(self) -> int:
+        """Tensors of a peer that may wait for a plan: all that one node can owe another in two steps, and as many."""
+        return 4 * (3 * self.microbatches * len(self.layers) + len(self.layers))
+
+    def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
+        return unknown(header, self._accumulated)  # type: ignore[attr-defined]
+
+
+class Standing(NamedTuple):
+    """Where the node stands when a message comes."""
+
+    term: int  # the highest seen
+    committed: int
+
+
+def hello_problem(hello: stage_pb2.Hello, standing: Standing) -> str:
+    """Of a peer's greeting. A term far above the known ones would make this node leave its coordinator for good."""
+    if wrong := name_problem("its node", hello.node) or order_problem(hello.term, hello.generation):
+        return f"a hello: {wrong}"
+    if standing.term and hello.term > standing.term + LEAP:
+        return f"a hello of term {hello.term}, where {standing.term} is the highest known"
+    return f"a hello of incarnation {hello.incarnation}" if hello.incarnation > MOST_INCARNATION else ""
+
+
+def key_problem(key: Key, run: Run) -> str:
+    """Of a key that names no tensor of this run."""
+    layers = len(run.layers)
+    if key.pipeline or key.stage >= layers or key.step >= run.steps:
+        return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
+    if key.kind is REDUCED:
+        most = layers
+    elif key.kind in (ACTIVATION, GRADIENT, ACCUMULATED):
+        most = run.microbatches
+    else:
+        return f"a tensor {key}, which no node sends"
+    return f"a tensor {key}; its index is less than {most}" if key.index >= most else ""
+
+
+def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: Run) -> str:
+    """Of a tensor whose first piece is here, and nothing of it in memory."""
+    wrong = key_problem(key, run) or header_problem(header)
+    if wrong:
+        return wrong
+    if key.kind is REDUCED:
+        wrong = unknown(header, run.layers[key.index].reduced)
+        with_losses = key.index == len(run.layers) - 1
+        fits = len(header.losses) in ((0, run.microbatches) if with_losses else (0,))
+    elif key.kind is ACCUMULATED:
+        wrong = run.problem_of_accumulated(header)
+        fits = len(header.losses) in (0, key.index)
+    else:
+        fits = not header.losses
+        if len(header.tensors) > 1 or (key.kind is ACTIVATION and not header.tensors):
+            wrong = f"{len(header.tensors)} tensors"
+    if not fits:
+        wrong = f"{len(header.losses)} losses"
+    return f"{key} with {wrong}" if wrong else ""
+
+
+def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: Run, standing: Standing) -> str:
+    """Of what a receiver answers. An acknowledgement of a step to come would be kept until that step."""
+    for key in keys:
+        if wrong := key_problem(key, run):
+            return f"it acknowledges {wrong}"
+        if key.step > standing.committed + AHEAD:
+            return f"it acknowledges {key}, which nobody has sent in step {standing.committed}"
+    if any(slot >= SLOTS for slot in answer.free_slots):
+        return f"it gives back a slot of {SLOTS} that does not exist: {max(answer.free_slots)}"
+    if answer.HasField("synced"):
+        synced = answer.synced
+        if synced.version > run.steps:
+            return f"it is at version {synced.version} of {run.steps}"
+        return order_problem(synced.term, synced.generation)
+    return ""
+
+
+def fetch_problem(layers: Sequence[int], count: int) -> str:
+    """Of a request for layers' state."""
+    if len(layers) > count or len(set(layers)) != len(layers):
+        return f"{len(layers)} layers are asked for, some twice or more than the {count} there are"
+    beyond = [layer for layer in layers if layer >= count]
+    return f"layer {beyond[0]} is asked for; there are {count}" if beyond else ""
+
+
+def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: Run | None) -> str:
+    """Of the first piece of a layer's state; ``wanted``: what was asked for and is not here. No run: an operator's."""
+    if piece.layer not in wanted:
+        return f"layer {piece.layer}, which nobody asked for"
+    if run is None:
+        return header_problem(piece.header)
+    if piece.version > run.steps:
+        return f"layer {piece.layer} at version {piece.version} of {run.steps}"
+    wrong = state_problem(piece.header, run.layers[piece.layer])
+    return f"layer {piece.layer}: {wrong}" if wrong else ""
+
+
+def welcome_problem(welcome: pb.Welcome) -> str:
+    """Of the first order, when nothing is known of the run yet."""
+    seconds = welcome.heartbeat_seconds
+    if 0 < seconds < LEAST_BEAT_SECONDS:
+        return f"heartbeat_seconds is {seconds}; at least {LEAST_BEAT_SECONDS} are kept to"
+    return (
+        order_problem(welcome.term, 0)
+        or number_problem("heartbeat_seconds", seconds, MOST_BEAT_SECONDS)
+        or number_problem("patience_seconds", welcome.patience_seconds, MOST_PATIENCE_SECONDS)
+    )
+
+
+def order_problem_of(order: pb.AttendResponse, run: Run) -> str:
+    """Of what the coordinator orders; its plans are whole."""
+    body = order.WhichOneof("body")
+    if body == "plan":
+        return plan_problem(order.plan, len(run.layers), run.steps)
+    if body == "commit":
+        return commit_problem(order.commit, len(run.layers), run.steps)
+    if body == "dismiss":
+        return text_problem("why it is dismissed", order.dismiss.why)
+    if body == "die":
+        return place_problem(order.die.at)
+    return ""
+
+
+def place_problem(at: str) -> str:
+    """Of an instruction to die at."""
+    if wrong := text_problem("the instruction", at, LONGEST_PLACE):
+        return wrong
+    try:
+        Faults([at] if at else [])
+    except ValueError as error:
+        return str(error)
+    return ""

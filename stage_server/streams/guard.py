@@ -1,0 +1,55 @@
+"""The node's gate: what comes from outside is held against ``bounds`` before it is kept (rule 18)."""
+
+from collections.abc import Iterable, Sequence
+
+from culm.pipeline.keys import Key
+from culm.pipeline.plan import PlanOrder
+from culm.pipeline.plan_bounds import order_problem
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.layer_shapes import LayerShapes
+from culm.pipeline.user_code.model import ModelSource
+from culm.protos import coordinator_pb2 as pb
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.streams import bounds
+from culm.stage_server.streams.bounds import Run, Standing
+from culm.stage_server.streams.unfit import Unfit, refuse
+from culm.stage_server.worker.worker import Worker
+
+
+def run_of(microbatches: int, steps: int, source: ModelSource) -> Run:
+    """What the job says of a run before anything of it is heard."""
+    shapes = tuple(LayerShapes.of(source.sketch(index)) for index in range(source.layer_count))
+    return Run(microbatches, steps, shapes)
+
+
+class Guard:
+    """Each method raises Unfit for what does not fit. Any thread may ask: a look at the worker may be a moment old."""
+
+    def __init__(self, run: Run, worker: Worker[Value]) -> None:
+        self.run = run
+        self._worker = worker
+
+    def _standing(self) -> Standing:
+        return Standing(self._worker.term, self._worker.committed)
+
+    def hello(self, hello: stage_pb2.Hello) -> None:
+        refuse(bounds.hello_problem(hello, self._standing()))
+
+    def takes(self, peer: str, incarnation: int, order: PlanOrder, key: Key, header: tensor_pb2.ValueHeader) -> bool:
+        """Whether the tensor may be of use here; one that the worker would drop needs no memory."""
+        refuse(bounds.tensor_problem(key, header, self.run))
+        refuse(order_problem(*order))
+        if not self._worker.waits(order):
+            return not self._worker.drops(peer, incarnation, order, key)
+        if self._worker.waiting(peer) >= self.run.most_arrivals:
+            raise Unfit(f"more than {self.run.most_arrivals} tensors for a plan that has not come")
+        return True
+
+    def answer(self, answer: stage_pb2.DeliverResponse, keys: Iterable[Key]) -> None:
+        refuse(bounds.answer_problem(answer, keys, self.run, self._standing()))
+
+    def fetch(self, layers: Sequence[int]) -> None:
+        refuse(bounds.fetch_problem(layers, len(self.run.layers)))
+
+    def order(self, order: pb.AttendResponse) -> None:
+        refuse(bounds.order_problem_of(order, self.run))

@@ -1,0 +1,224 @@
+"""One Deliver stream where it arrives: tensors are assembled and passed on at once, and answered."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from culm.pipeline.keys import Key
+from culm.pipeline.messages import key_from_proto
+from culm.pipeline.plan import PlanOrder
+from culm.pipeline.rpc.roles import peer_of, stranger
+from culm.pipeline.rpc.seldom import Seldom
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import Assembler, Passing
+from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.compute.loan import Loan
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.one_machine.nearby import Opened
+from culm.stage_server.one_machine.pipe import Reader
+from culm.stage_server.streams.answers import Answers, SenderOpened
+from culm.stage_server.streams.guard import Guard
+from culm.stage_server.streams.plane import Received, decode
+from culm.stage_server.streams.unfit import Unfit, refuse
+
+log = logging.getLogger("culm.receiver")
+SELDOM = Seldom(log)
+
+LOOK_AGAIN = 0.5  # seconds until what another thread has taken is acknowledged, if nothing takes that along before
+
+
+class NotHeld(LookupError):
+    """There is no copy of the layer here, or of another era."""
+
+
+class Sink(Protocol):
+    """Who takes what arrives. Called on the stream's thread, or on the compute thread; must not wait for compute."""
+
+    incarnation: int
+
+    def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None: ...
+
+    def receiving(self, key: Key) -> None:
+        """The first piece of a tensor is here."""
+        ...
+
+    def received(self, peer: str, count: int) -> None:
+        """So many bytes of a tensor are here."""
+        ...
+
+    def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None: ...
+
+    def sender_lost(self, peer: str, incarnation: int, why: str) -> None: ...
+
+    def lend(self, layers: list[int], era: int) -> Iterator[tuple[int, int, Loan]]:
+        """State of the asked layers, each with its version. Raises NotHeld for what is not held."""
+        ...
+
+    def broken(self, error: BaseException) -> None:
+        """Something raised that nobody expected: the process is to end with it."""
+        ...
+
+
+class Incoming:
+    """Read by one thread until the stream, or the pipe to which it has moved, ends; of a pipe's messages the compute
+    thread takes those that come while it waits for something to do.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        bell: Bell,
+        heard: Callable[[str, Answers], None],
+        context: grpc.ServicerContext,
+        guard: Guard | None = None,
+    ) -> None:
+        """``heard``: called with each Hello's node. Without a guard only what is wrong in any run is refused."""
+        self.answers = Answers(sink.incarnation)
+        self.greeted = threading.Event()  # or ended before
+        self.wrong = ""  # why the stream was ended here
+        self._guard = guard
+        self._sink = sink
+        self._bell = bell
+        self._context = context
+        self._heard = heard
+        self._peer, self._incarnation = "", 0
+        self._assembler: Passing | None = None
+        self._key: Key | None = None  # of the value whose pieces come
+        self._near: Opened | None = None
+        self._turn = threading.Lock()  # of those who read the pipe
+        self._ended: bool | None = None  # the pipe: on purpose or not
+        self._failure: Exception | None = None  # what is wrong with it
+
+    def read(self, requests: Iterator[Received]) -> None:
+        """Until the end; what is wrong with the stream is logged, and ends it."""
+        ended = False
+        try:
+            for received in requests:
+                if received.request.HasField("moved"):
+                    ended = self._read_pipe()
+                    break
+                ended = self._take(received) or ended
+                self._answer()
+        except grpc.RpcError as error:
+            log.info("the stream from %s broke: %s", self._peer, error)
+        except (ValueError, DecodeError) as error:  # what no node sends says nothing about the node that it names
+            self.wrong = str(error) or type(error).__name__
+            SELDOM.say(peer_of(self._context), f"a stream that says it is from {self._peer!r} is ended: {self.wrong}")
+        except Exception as error:  # whatever else it is: a stream that nobody reads must not stay open
+            log.exception("what came from %s cannot be taken: its stream is ended", self._peer or "an unknown peer")
+            self.wrong = f"{type(error).__name__}: {error}"
+        self._answer()
+        if self._near is not None:
+            self._near.close()
+        self.greeted.set()
+        self.answers.end()
+        if self._peer and not ended and not self.wrong:
+            self._sink.sender_lost(self._peer, self._incarnation, "the stream from it broke")
+
+    def _read_pipe(self) -> bool:
+        """Whether it ended on purpose."""
+        if self._near is None:
+            raise ValueError("it goes on in a pipe that was never opened")
+        pipe = self._near.requests
+        self.answers.taken_here(pipe.wake)
+        self._bell.watch(pipe, lambda: self._take_now(pipe))
+        try:
+            while self._ended is None:
+                patience = self.answers.patience()
+                here = pipe.wait(LOOK_AGAIN if patience is None else patience)
+                self._take_now(pipe)
+                if not here or self.answers.patience() == 0.0:
+                    self._answer()
+        finally:
+            self._bell.leave(pipe)
+        if self._failure is not None:
+            raise self._failure
+        return self._ended
+
+    def _take_now(self, pipe: Reader) -> bool:
+        """From any thread: takes what is in the pipe. Whether it goes on; if not, its own thread learns why."""
+        with self._turn:
+            if self._ended is not None:
+                return False
+            try:
+                messages = pipe.read_now()
+                if messages is None:
+                    self._ended = False
+                elif any(self._take(decode(message)) for message in messages):  # nothing comes after the end
+                    self._ended = True
+            except Exception as error:  # whatever is wrong with it, the compute thread goes on
+                self._failure, self._ended = error, False
+            if self._ended is not None:
+                pipe.wake()
+            return self._ended is None
+
+    def _answer(self) -> None:
+        if self._near is not None and (message := self.answers.for_pipe()):
+            self._near.answers.write(message)
+
+    def _take(self, received: Received) -> bool:
+        """Whether the sender has ended the stream with this."""
+        refuse(received.wrong)
+        if received.chunk is not None:
+            self._piece(received.chunk, received.payload)
+        elif received.request.HasField("hello"):
+            self._hello(received.request.hello)
+        return received.request.HasField("end")
+
+    def _hello(self, hello: stage_pb2.Hello) -> None:
+        refuse(stranger(self._context.auth_context(), hello.node))
+        if self._guard is not None:
+            self._guard.hello(hello)
+        if self._peer and (self._peer, self._incarnation) != (hello.node, hello.incarnation):
+            raise Unfit(f"a stream of {self._peer!r} that says it is of {hello.node!r}, or of another incarnation")
+        self._peer, self._incarnation = hello.node, hello.incarnation
+        if hello.HasField("memory") and self._near is None and (near := _open(hello)) is not None:
+            self._near = near
+            if not self._context.add_callback(near.end):
+                near.end()
+            self.answers.put(SenderOpened())
+        self.greeted.set()
+        self._heard(hello.node, self.answers)
+        self._sink.heard_hello(hello.node, hello.incarnation, (hello.term, hello.generation))
+
+    def _piece(self, chunk: tensor_pb2.Chunk, payload: memoryview) -> None:
+        key = key_from_proto(chunk.key)
+        order = (chunk.term, chunk.generation)
+        if chunk.HasField("header"):
+            self._begin(key, order, chunk.header)
+        if self._assembler is None or key != self._key:
+            raise Unfit(f"the first piece of {key} carries no header")
+        if chunk.HasField("slot"):
+            if self._near is None:
+                raise ValueError(f"{key} is in memory that was never opened")
+            payload = self._near.slots.read(chunk.slot)
+        self._assembler.add(chunk.offset, payload)
+        if chunk.HasField("slot"):
+            self.answers.put(chunk.slot)
+        self._sink.received(self._peer, len(payload))
+        if self._assembler.complete:
+            whole, self._assembler, self._key = self._assembler, None, None
+            if isinstance(whole, Assembler):
+                self._sink.deliver(self._peer, self._incarnation, order, key, whole.value())
+
+    def _begin(self, key: Key, order: PlanOrder, header: tensor_pb2.ValueHeader) -> None:
+        """The first piece of a value is here. All that it says is looked at before any memory is set aside."""
+        if not self._peer:
+            raise Unfit(f"{key} comes before a hello")
+        if self._assembler is not None:
+            raise Unfit(f"{key} begins before {self._key} is whole")
+        taken = self._guard is None or self._guard.takes(self._peer, self._incarnation, order, key, header)
+        self._assembler, self._key = Assembler(header) if taken else Passing(header), key
+        self._sink.receiving(key)
+
+
+def _open(hello: stage_pb2.Hello) -> Opened | None:
+    try:
+        return Opened(hello.memory)
+    except (OSError, ValueError) as error:
+        log.info("tensors of %s come over the stream: its memory cannot be shared: %s", hello.node, error)
+        return None

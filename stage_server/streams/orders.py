@@ -1,0 +1,228 @@
+"""The node's one line to the coordinator: reports and heartbeats up, orders down, kept up across broken streams."""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import grpc
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.patience import Patience
+from culm.pipeline.plan_change import OtherPlan, whole
+from culm.pipeline.rpc.channel import details
+from culm.pipeline.rpc.seldom import Seldom
+from culm.pipeline.rpc.tls import open_channel, why_silent
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.stage_server.streams.bounds import welcome_problem
+from culm.stage_server.streams.unfit import Unfit, refuse
+
+log = logging.getLogger("culm.orders")
+SELDOM = Seldom(log)
+
+LAST_WORDS = 2.0  # seconds
+
+
+class Listener(Protocol):
+    """Who obeys. Called on the order thread, one call at a time."""
+
+    def join(self) -> pb.Join: ...
+
+    def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
+        """After every Welcome: announces availability and the facts so far, letting no new fact pass in between."""
+        ...
+
+    def heartbeat(self) -> pb.Heartbeat: ...
+
+    def order(self, order: pb.AttendResponse) -> None: ...
+
+
+def _plans_in(order: pb.AttendResponse) -> list[pb.Plan]:
+    if order.HasField("plan"):
+        return [order.plan]
+    return [order.commit.next_plan] if order.HasField("commit") and order.commit.HasField("next_plan") else []
+
+
+class Orders:
+    """Attends the coordinator until ``close``.
+
+    ``on_failure`` hears in words why it will never work: nobody answers, or the node is refused. A coordinator that
+    has gone is waited for: a stop is not an end (rule 17). ``on_absence`` hears when that took ``coordinator_timeout``.
+    """
+
+    def __init__(
+        self,
+        coordinator: str,
+        listener: Listener,
+        connect_timeout: float,
+        on_failure: Callable[[str], None],
+        patience: Patience,
+        coordinator_timeout: float = float("inf"),
+        on_absence: Callable[[str], None] = lambda why: None,
+    ) -> None:
+        self._patience = patience  # for a coordinator that is silent; it tells the run's
+        self._coordinator = coordinator
+        self._listener = listener
+        self._connect_timeout = connect_timeout
+        self._on_failure = on_failure
+        self._coordinator_timeout = coordinator_timeout
+        self._on_absence = on_absence
+        self._left_at: float | None = None  # when the last coordinator went; None before the first one
+        self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None  # only while welcome
+        self._closed = threading.Event()
+        self._beat_seconds = 0.5
+        self._term = 0  # of the coordinator that is attended
+        self._call: grpc.Call | None = None
+        self._thread = threading.Thread(target=self._attend, name="orders", daemon=True)
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._beats.start()
+
+    def report(self, request: pb.AttendRequest) -> None:
+        """Says something to the coordinator; while detached it is dropped, since facts are repeated on attaching."""
+        up = self._up
+        if up is not None:
+            up.put(request)
+
+    def last_words(self, request: pb.AttendRequest) -> None:
+        """Says why the process ends, also when the thread that attends is what has raised. Takes LAST_WORDS at most."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self.report(request)
+            return
+        said = iter([pb.AttendRequest(join=self._listener.join()), request])
+        unheard = contextlib.suppress(grpc.RpcError, JobError)
+        with unheard, open_channel(self._coordinator, "coordinator", self._patience) as channel:
+            for _ in CoordinatorStub(channel).Attend(said, timeout=LAST_WORDS):
+                pass
+
+    @property
+    def attends(self) -> bool:
+        """Whether a coordinator listens at present."""
+        return self._up is not None
+
+    def absent_seconds(self) -> float:
+        """For how long the coordinator that was attended has been away."""
+        return time.monotonic() - self._left_at if self._left_at is not None and not self.attends else 0.0
+
+    def leave_lower(self, term: int) -> None:
+        """Another coordinator leads with this term: one of a lower term is obeyed no longer (rule 12)."""
+        call = self._call
+        if term > self._term and self._up is not None and call is not None:
+            log.warning("a coordinator of term %d leads; the one of term %d is left", term, self._term)
+            call.cancel()
+
+    def close(self, why: str = "") -> None:
+        """Ends the stream; with a reason the coordinator is told that the node leaves."""
+        self._closed.set()
+        up = self._up
+        if up is not None:
+            if why:
+                up.put(pb.AttendRequest(leave=pb.Leave(why=why)))
+            up.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2.0)
+
+    def _attend(self) -> None:
+        pause = 0.05
+        ever = False
+        waited = 0.0
+        while not self._closed.is_set():
+            try:
+                opened = open_channel(self._coordinator, "coordinator", self._patience)
+            except JobError as error:
+                if not ever:
+                    self._on_failure(str(error))
+                    return
+                log.warning("%s", error)
+                self._closed.wait(pause)
+                continue
+            with opened as channel:
+                try:
+                    wait = min(1.0, self._connect_timeout)
+                    grpc.channel_ready_future(channel).result(timeout=wait)
+                    ever, pause, waited = True, 0.05, 0.0
+                    self._left_at = self._left_at or time.monotonic()
+                    self._stream(CoordinatorStub(channel))
+                except grpc.FutureTimeoutError:
+                    waited += wait
+                    if not ever and waited >= self._connect_timeout:
+                        self._on_failure(self._silent())
+                        return
+                except grpc.RpcError as error:
+                    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                        self._on_failure(f"the coordinator at {self._coordinator} refuses this node: {details(error)}")
+                        return
+                    log.warning("the order stream broke: %s", details(error))
+                finally:
+                    self._left()
+            if self.absent_seconds() > self._coordinator_timeout:
+                self._on_absence(
+                    f"no coordinator at {self._coordinator} for {self._coordinator_timeout:g} s: the node ends, and "
+                    "what it held is lost; a longer --coordinator-timeout waits longer"
+                )
+                return
+            self._closed.wait(pause)
+            pause = min(0.5, pause * 2)
+
+    def _left(self) -> None:
+        """No order stream is open any more; the coordinator has gone if one was."""
+        if self._up is not None:
+            self._up, self._left_at = None, time.monotonic()
+            if not self._closed.is_set():
+                log.warning("the coordinator at %s has gone: this node keeps its state and waits", self._coordinator)
+
+    def _silent(self) -> str:
+        waited = f"no coordinator at {self._coordinator} within {self._connect_timeout:g} s"
+        why = why_silent(self._coordinator, "coordinator")
+        return f"{waited}: {why or 'it answers only now: start this node again'}"
+
+    def _stream(self, stub: CoordinatorStub) -> None:
+        up: queue.SimpleQueue[pb.AttendRequest | None] = queue.SimpleQueue()
+        join = self._listener.join()
+        up.put(pb.AttendRequest(join=join))
+
+        def requests() -> Iterator[pb.AttendRequest]:
+            while (request := up.get()) is not None:
+                yield request
+
+        def announce(facts: list[pb.AttendRequest]) -> None:
+            for fact in facts:
+                up.put(fact)
+            self._up = up
+
+        self._call = call = stub.Attend(requests())
+        before = pb.Plan()
+        try:
+            for order in call:
+                for plan in _plans_in(order):
+                    plan.CopyFrom(whole(plan, before))
+                    before = plan
+                if order.WhichOneof("body") == "welcome":
+                    refuse(welcome_problem(order.welcome))
+                    if order.welcome.term < join.term:
+                        log.warning("a coordinator of term %d is refused: %d was seen", order.welcome.term, join.term)
+                        return
+                    self._term = order.welcome.term
+                    self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
+                    self._patience = Patience(order.welcome.patience_seconds or self._patience.seconds)
+                    self._listener.order(order)
+                    self._listener.attached(announce)
+                elif order.WhichOneof("body") == "ask":
+                    self._listener.attached(announce)
+                else:
+                    self._listener.order(order)
+        except (OtherPlan, Unfit) as error:  # the next stream begins with a whole plan
+            SELDOM.say(self._coordinator, f"the order stream is opened anew: {error}")
+        finally:
+            call.cancel()
+            up.put(None)
+
+    def _beat(self) -> None:
+        while not self._closed.wait(self._beat_seconds):
+            self.report(pb.AttendRequest(heartbeat=self._listener.heartbeat()))

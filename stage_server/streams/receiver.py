@@ -1,0 +1,100 @@
+"""The incoming half of the tensor plane: the Stage service."""
+
+import threading
+from collections.abc import Iterator
+
+import grpc
+
+from culm.pipeline.keys import Key
+from culm.pipeline.plan import PlanOrder
+from culm.pipeline.rpc.roles import peer_of
+from culm.pipeline.tensors.wire import header_of
+from culm.protos import stage_pb2
+from culm.stage_server.one_machine.bell import Bell
+from culm.stage_server.streams.answers import Answers
+from culm.stage_server.streams.guard import Guard
+from culm.stage_server.streams.incoming import SELDOM, Incoming, NotHeld, Sink
+from culm.stage_server.streams.pace import Pace
+from culm.stage_server.streams.plane import Received, add_to_server
+from culm.stage_server.streams.unfit import Unfit
+
+HELLO_SECONDS = 10.0  # from a stream's beginning to its first message
+MOST_SAID = 500  # characters of a refusal: what came may be long
+
+
+class Receiver:
+    """Translates the Stage service. Answers go to the newest stream of each peer."""
+
+    def __init__(
+        self, sink: Sink, bell: Bell, seed_bytes_per_second: int | None = None, guard: Guard | None = None
+    ) -> None:
+        """``bell``: what the compute thread waits at, which takes what comes meanwhile."""
+        self._sink = sink
+        self._guard = guard
+        self._bell = bell
+        self._pace = Pace(seed_bytes_per_second)
+        self._lock = threading.Lock()
+        self._answers: dict[str, Answers] = {}
+
+    def acknowledge(self, peer: str, key: Key) -> None:
+        self._answer(peer, key)
+
+    def answer_hello(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
+        term, generation = order
+        self._answer(peer, stage_pb2.Synced(term=term, generation=generation, era=era, version=version))
+
+    def _answer(self, peer: str, answer: Key | stage_pb2.Synced) -> None:
+        with self._lock:
+            answers = self._answers.get(peer)
+        if answers is not None:
+            answers.put(answer)
+
+    def serve(self, server: grpc.Server) -> None:
+        """Has the server call this for the Stage service."""
+        add_to_server(server, self._deliver, self._fetch)
+
+    def _deliver(
+        self, request_iterator: Iterator[Received], context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.DeliverResponse]:
+        incoming = Incoming(self._sink, self._bell, self._heard, context, self._guard)
+        threading.Thread(target=incoming.read, args=(request_iterator,), name="receive", daemon=True).start()
+        if not incoming.greeted.wait(HELLO_SECONDS):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no hello within {HELLO_SECONDS:g} s")
+        try:
+            yield from incoming.answers.for_stream()
+        finally:
+            self._forget(incoming.answers)
+        if incoming.wrong:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, incoming.wrong[:MOST_SAID])
+
+    def _heard(self, peer: str, answers: Answers) -> None:
+        with self._lock:
+            self._answers[peer] = answers
+
+    def _forget(self, ended: Answers) -> None:
+        """The stream has ended: what is to be said to its peer waits for the next one."""
+        with self._lock:
+            self._answers = {peer: answers for peer, answers in self._answers.items() if answers is not ended}
+
+    def _fetch(
+        self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext
+    ) -> Iterator[stage_pb2.FetchResponse]:
+        try:
+            if self._guard is not None:
+                self._guard.fetch(request.layers)
+            for layer, version, loan in self._sink.lend(list(request.layers), request.era):
+                for offset, payload in loan.chunks():
+                    response = stage_pb2.FetchResponse(layer=layer, version=version, payload=payload, offset=offset)
+                    if offset == 0:
+                        response.header.CopyFrom(header_of(loan.value))
+                    if not request.at_once:
+                        self._pace.take(len(payload))
+                    yield response
+        except Unfit as error:
+            SELDOM.say(peer_of(context), f"a Fetch is refused: {error}")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except NotHeld as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Exception as error:  # gRPC would log it, and the peer would ask again for ever
+            self._sink.broken(error)
+            raise

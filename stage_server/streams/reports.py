@@ -1,0 +1,85 @@
+"""A node's facts as messages to its coordinator, and the coordinator's commits as orders."""
+
+from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.messages import plan_from_proto, plan_to_proto
+from culm.pipeline.origin import Origin
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.worker.instructions import CommitOrder, ReportCaughtUp, ReportReady, ReportResumed
+from culm.stage_server.worker.worker import Worker
+
+
+def available(node: pb.Available, worker: Worker[Value]) -> pb.AttendRequest:
+    """The node is there, with all that it holds; ``node``: what does not change about it."""
+    message = pb.Available()
+    message.CopyFrom(node)
+    message.era, message.version = worker.era, worker.version
+    message.layers.extend(worker.seeding.kept())
+    if worker.plan is not None:
+        message.holds_state = bool(worker.plan.held_by(worker.node))
+        message.plan.CopyFrom(plan_to_proto(worker.plan))
+    if worker.last_commit is not None:
+        message.last_commit.CopyFrom(commit_to_proto(worker.last_commit))
+    return pb.AttendRequest(available=message)
+
+
+def built(initial: dict[int, str]) -> pb.AttendRequest:
+    return pb.AttendRequest(built=pb.Built(initial=initial))
+
+
+def ready(fact: ReportReady) -> pb.AttendRequest:
+    message = pb.Ready(
+        era=fact.era,
+        step=fact.step,
+        stage=fact.stage,
+        first_layer=fact.first_layer,
+        squared_norms=fact.squared_norms,
+        losses=fact.losses,
+        redone=fact.redone,
+    )
+    return pb.AttendRequest(ready=message)
+
+
+def caught_up(fact: ReportCaughtUp) -> pb.AttendRequest:
+    layers = pb.CaughtUp(era=fact.era, first_layer=fact.first_layer, end_layer=fact.end_layer)
+    layers.version, (layers.term, layers.generation) = fact.version, fact.order
+    return pb.AttendRequest(caught_up=layers)
+
+
+def resumed(fact: ReportResumed) -> pb.AttendRequest:
+    return pb.AttendRequest(resumed=pb.Resumed(generation=fact.generation, stage=fact.stage))
+
+
+def saved(era: int, step: int, files: dict[int, tuple[File, ...]]) -> pb.AttendRequest:
+    """This node's share of a checkpoint is written: its files by layer."""
+    listed = [
+        pb.SavedFile(layer=layer, name=f.name, size=f.size, sha256=f.sha256) for layer, x in files.items() for f in x
+    ]
+    return pb.AttendRequest(saved=pb.Saved(era=era, step=step, files=listed))
+
+
+def unread(era: int, origin: Origin, why: str, absent: bool) -> pb.AttendRequest:
+    """What the era begins from cannot be read so far."""
+    named = pb.Unread(
+        era=era, step=origin.step, folder=origin.folder, sha256=origin.sha256, why=why[:500], absent=absent
+    )
+    return pb.AttendRequest(unread=named)
+
+
+def checkpoint_bad(origin: Origin, why: str) -> pb.AttendRequest:
+    """A proof against a checkpoint."""
+    named = pb.CheckpointBad(step=origin.step, folder=origin.folder, sha256=origin.sha256, why=why[:500])
+    return pb.AttendRequest(checkpoint_bad=named)
+
+
+def commit_to_proto(commit: CommitOrder) -> pb.Commit:
+    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
+    order.save = commit.save
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+    return order
+
+
+def commit_from_proto(commit: pb.Commit) -> CommitOrder:
+    plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
+    return CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss, commit.save)

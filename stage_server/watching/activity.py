@@ -1,0 +1,124 @@
+"""What the compute thread does, what it waits for and how long things took: told to others, and used to fill waits."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+from culm.pipeline.keys import Key
+from culm.pipeline.tensors.values import Value
+from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.compute.keeping import Limit
+from culm.stage_server.watching.durations import Durations
+from culm.stage_server.watching.slack import COMMIT, LOADS, Slack, Slot
+from culm.stage_server.watching.times import Times, phase_of, redundant_share
+from culm.stage_server.worker.instructions import Load, Run, Work
+
+
+class Activity:
+    """The compute thread begins and ends; others tell what has arrived, and ask. One lock guards it, its node's."""
+
+    def __init__(self, redundant_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """``redundant_bytes``: how much memory a step's redundant forwards may take. ``clock``: seconds."""
+        self._running: Work[Value] | Load | None = None
+        self.finished = 0  # instructions
+        self.times = Times(clock())
+        self._clock = clock
+        self._durations = Durations()
+        self._slack = Slack()
+        self._limit = Limit(redundant_bytes)
+        self._began = 0.0
+        self._loading_since: float | None = None
+
+    @property
+    def present(self) -> Work[Value] | Load | None:
+        """The piece of work that has begun and not ended."""
+        return self._running
+
+    @property
+    def running(self) -> str:
+        """From any thread: the instruction, or nothing."""
+        work = self._running
+        return _words(work) if work is not None else ""
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Around whatever takes samples from the dataset. Storage may stall: that is not the instruction's time."""
+        self._loading_since = began = self._clock()
+        try:
+            yield
+        finally:
+            self._durations.leave_out(self._clock() - began)
+            self._loading_since = None
+
+    def begin(self, work: Work[Value] | Load, owned: Collection[range]) -> None:
+        """``owned``: the layers of each stage that the node owns."""
+        self._began = self._clock()
+        self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
+        self._running = work
+        if isinstance(work, Run) and not work.redundant:
+            self._durations.begin(work.instruction[:2], self._began)
+
+    def end(self, work: Work[Value] | Load, step: int, kept_bytes: int) -> bool:
+        """``kept_bytes``: of a redundant forward's graph. False if the step's memory for these is used up."""
+        now = self._clock()
+        self._running = None
+        self._durations.end(now)
+        if isinstance(work, Load):
+            self._slack.ran(LOADS, now - self._began)
+        elif isinstance(work, Run):
+            self.finished += 1
+            if work.instruction.op == "F":
+                self._slack.ran(work.instruction.stage, now - self._began)
+        return not self._limit.exceeded(step, kept_bytes)
+
+    def waits(self, awaited: Key | None, for_commit: bool) -> None:
+        """There is no own work: for want of this tensor, or as the step is done here."""
+        self._slack.awaits(_slot(awaited) if awaited is not None else COMMIT if for_commit else None, self._clock())
+
+    def rests(self, for_input: bool) -> None:
+        """There is no work at all."""
+        self.times.turn("bubble" if for_input else "idle", self._clock())
+
+    def arrived(self, key: Key | None) -> None:
+        """A tensor of the running step is here; None: a commit."""
+        self._slack.arrived(_slot(key) if key is not None else COMMIT, self._clock())
+
+    def has_time_for(self, work: Work[Value] | Load) -> bool:
+        """Whether this is expected to be over before the wait is."""
+        stage = work.instruction.stage if isinstance(work, Run) else LOADS
+        return self._slack.fits(stage, self._clock())
+
+    def usual_wait(self, key: Key | None) -> float:
+        """Seconds that the node waited for this tensor at least in each of the last steps; 0: not known."""
+        return self._slack.usual(_slot(key)) if key is not None else 0.0
+
+    def forget(self) -> None:
+        """The stages are others from now on."""
+        self._durations.forget()
+        self._slack.forget()
+
+    def heartbeat(self) -> pb.Heartbeat:
+        """From any thread, without the lock."""
+        now, since = self._clock(), self._loading_since
+        running, usual = self._durations.running(now)
+        return pb.Heartbeat(
+            instruction=self.running,
+            finished=self.finished,
+            running_seconds=running if since is None else 0.0,
+            loading_seconds=now - since if since is not None else 0.0,
+            median_seconds=usual.median,
+            deviation_seconds=usual.deviation,
+            samples=usual.samples,
+            slowness=self._durations.slowness(),
+        )
+
+
+def _slot(key: Key) -> Slot:
+    return int(key.kind), key.stage, key.index
+
+
+def _words(work: Work[Value] | Load) -> str:
+    """What heartbeats and errors call it; nothing for what is over in a moment."""
+    if isinstance(work, Run):
+        return str(work.instruction)
+    return str(work) if isinstance(work, Load) else ""

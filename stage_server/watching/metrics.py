@@ -1,0 +1,63 @@
+"""What a node tells Prometheus, read when it is asked: nothing is counted twice, and computing pays nothing for it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from culm.pipeline.times import TimeSplit
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a node. Bytes are by the peer's name; times in seconds."""
+
+    node: str
+    times: TimeSplit
+    sent_bytes: Mapping[str, int]
+    received_bytes: Mapping[str, int]
+    version: int
+    mailbox: int
+    outbox: int
+    finished: int
+
+
+class NodeCollector(Collector):
+    """The node's metrics, each with its name as a label; none while ``read`` gives None. See docs/metrics.md."""
+
+    def __init__(self, read: Callable[[], Reading | None]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        reading = self._read()
+        if reading is None:
+            return
+        node = reading.node
+        seconds = CounterMetricFamily(
+            "culm_node_seconds", "Where the time of the node's compute thread went.", labels=("node", "phase")
+        )
+        for field in fields(reading.times):
+            seconds.add_metric((node, field.name), getattr(reading.times, field.name))
+        yield seconds
+        yield _by_peer("culm_sent_bytes", "Bytes of tensors sent to a peer.", node, reading.sent_bytes)
+        yield _by_peer("culm_received_bytes", "Bytes of tensors received from a peer.", node, reading.received_bytes)
+        done = CounterMetricFamily("culm_instructions", "Forwards and backwards finished.", labels=("node",))
+        done.add_metric((node,), reading.finished)
+        yield done
+        yield _gauge("culm_version", "Steps applied to what the node holds.", node, reading.version)
+        yield _gauge("culm_mailbox_tensors", "Tensors received and kept until their commit.", node, reading.mailbox)
+        yield _gauge("culm_outbox_tensors", "Tensors produced and kept until their commit.", node, reading.outbox)
+
+
+def _by_peer(name: str, text: str, node: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, text, labels=("node", "peer"))
+    for peer, count in sorted(counts.items()):
+        family.add_metric((node, peer), count)
+    return family
+
+
+def _gauge(name: str, text: str, node: str, value: int) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("node",))
+    family.add_metric((node,), value)
+    return family

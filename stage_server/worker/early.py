@@ -1,0 +1,51 @@
+"""What came before this node can take it: for a plan that it does not have yet, or for steps that it is behind."""
+
+from collections.abc import Iterator
+from typing import Generic, NamedTuple
+
+from culm.pipeline.keys import Key
+from culm.pipeline.plan import PlanOrder
+from culm.stage_server.worker.instructions import V
+
+
+class Arrival(NamedTuple, Generic[V]):
+    """A tensor from a peer that obeys the plan of this order; without a key: its Hello."""
+
+    peer: str
+    incarnation: int
+    order: PlanOrder
+    key: Key | None = None
+    value: V | None = None
+
+
+class Early(Generic[V]):
+    """Waits unacknowledged (rule 3): whoever sent it still has it."""
+
+    def __init__(self) -> None:
+        self._arrivals: list[Arrival[V]] = []
+
+    def add(self, arrival: Arrival[V]) -> None:
+        """Of a peer's Hellos the newest counts, and of a tensor that comes again the first (rule 4)."""
+        if arrival.key is None:
+            self._arrivals = [x for x in self._arrivals if x.key is not None or x.peer != arrival.peer]
+        elif any(x.key == arrival.key and x[:3] == arrival[:3] for x in self._arrivals):
+            return
+        self._arrivals.append(arrival)
+
+    def count(self, peer: str) -> int:
+        """Tensors of this peer."""
+        return sum(x.key is not None and x.peer == peer for x in tuple(self._arrivals))
+
+    def add_of_later_step(self, arrival: Arrival[V], key: Key) -> None:
+        """Of the steps that the senders are ahead all but the newest two have ended: the others are dropped."""
+        self._arrivals.append(arrival)
+        oldest = max(x.step for x in self.keys() if x.era == key.era) - 1
+        self._arrivals = [x for x in self._arrivals if x.key is None or x.key.era != key.era or x.key.step >= oldest]
+
+    def keys(self) -> Iterator[Key]:
+        return (arrival.key for arrival in self._arrivals if arrival.key is not None)
+
+    def take(self) -> list[Arrival[V]]:
+        """All of it, to be looked at anew."""
+        arrivals, self._arrivals = self._arrivals, []
+        return arrivals

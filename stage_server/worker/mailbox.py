@@ -1,0 +1,52 @@
+"""Tensors received, by key, until their step commits. The first value of a key wins. Knows nothing of plans."""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from culm.pipeline.keys import ACCUMULATED, REDUCED, Key, superseded
+
+V = TypeVar("V")
+
+
+class Mailbox(Generic[V]):
+    """Keeps every value of the running step, also one that was used: work may have to be done again (rule 5)."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, V] = {}
+
+    def put(self, key: Key, value: V) -> bool:
+        """Takes a value; False if the key was here already, in which case the first one stays (rule 4)."""
+        if key in self._values:
+            return False
+        self._values[key] = value
+        for old in superseded(key, self._values):
+            del self._values[old]
+        return True
+
+    def get(self, key: Key) -> V:
+        return self._values[key]
+
+    def reduced(self, step: int) -> set[Key]:
+        """The keys of the reduced gradients of a step."""
+        return {key for key in self._values if key.kind is REDUCED and key.step == step}
+
+    def accumulated(self, step: int, stage: int) -> Key | None:
+        """The key of what the stage's gradients have come to, as far as its owner has told."""
+        found = (k for k in self._values if k.kind is ACCUMULATED and (k.step, k.stage) == (step, stage))
+        return max(found, default=None)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(tuple(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def forget_before(self, step: int) -> None:
+        """Drops what belongs to committed steps."""
+        self._values = {k: v for k, v in self._values.items() if k.step >= step}
+
+    def clear(self) -> None:
+        self._values.clear()

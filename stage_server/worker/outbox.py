@@ -1,0 +1,73 @@
+"""Tensors produced, by key, until their step commits, and who has acknowledged them. Knows nothing of streams."""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from culm.pipeline.keys import REDUCED, Key, consumers, superseded
+from culm.pipeline.plan import Plan
+
+V = TypeVar("V")
+
+COMMITS_TO_WAIT = 4  # how far a layer being seeded may fall behind to wait for gradients: it bounds the memory
+
+
+class Outbox(Generic[V]):
+    """Keeps every value of the running step, acknowledged or not: a consumer's heir will want it (rule 5)."""
+
+    def __init__(self) -> None:
+        self._values: dict[Key, V] = {}
+        self._acknowledged: dict[Key, set[tuple[str, int]]] = {}
+
+    def put(self, key: Key, value: V) -> None:
+        self._values.setdefault(key, value)
+        for old in superseded(key, self._values):
+            del self._values[old]
+
+    def get(self, key: Key) -> V | None:
+        """None if the step has committed or the stage has gone to another node."""
+        return self._values.get(key)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(tuple(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def acknowledge(self, key: Key, node: str, incarnation: int) -> None:
+        """This incarnation of the node has the tensor, or needs it no more; the value need not be here yet."""
+        self._acknowledged.setdefault(key, set()).add((node, incarnation))
+
+    def has_acknowledged(self, key: Key, node: str, incarnation: int) -> bool:
+        return (node, incarnation) in self._acknowledged.get(key, ())
+
+    def unacknowledged(self, key: Key, plan: Plan) -> tuple[str, ...]:
+        """The consumers under the plan whose present incarnation has not acknowledged the key."""
+        return tuple(
+            node
+            for node in consumers(key, plan)
+            if not self.has_acknowledged(key, node, plan.members[node].incarnation)
+        )
+
+    def forget_before(self, step: int, plan: Plan | None = None) -> None:
+        """Drops what belongs to committed steps. With a plan, reduced gradients that one of its nodes lacks still stay
+        for a while: commits do not wait for a node that is being seeded.
+        """
+        kept = {k for k in self._values if k.step >= step or (plan is not None and self._is_awaited(k, step, plan))}
+        self._values = {k: v for k, v in self._values.items() if k in kept}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.step >= step or k in kept}
+
+    def _is_awaited(self, key: Key, step: int, plan: Plan) -> bool:
+        late = key.kind is REDUCED and key.step >= step - COMMITS_TO_WAIT
+        return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
+
+    def forget_stage(self, stage: int) -> None:
+        """Drops what a stage produced: its work belongs to another node now."""
+        self._values = {k: v for k, v in self._values.items() if k.stage != stage}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.stage != stage}
+
+    def clear(self) -> None:
+        self._values.clear()
+        self._acknowledged.clear()

@@ -1,0 +1,256 @@
+"""The versions of the layers that a node holds, and how a layer that is being seeded catches up (rule 11)."""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from typing import Generic
+
+from culm.pipeline.plan import Plan
+from culm.stage_server.worker.instructions import Apply, FetchLayers, Install, RestoreLayers, V
+from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
+
+CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
+
+
+class Seeding(Generic[V]):
+    """Each layer has its own version; None while its state is not here yet.
+
+    A layer in flight keeps the reduced gradients of the steps that commit meanwhile, so that it can follow.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int | None] = {}
+        self._asked: dict[int, str] = {}  # layer -> the holder that was asked for it
+        # layer -> the commits that it has not seen: (step, clip scale, gradient, or None while that is on its way)
+        self._followups: dict[int, list[tuple[int, float, V | None]]] = {}
+        self._installs: deque[Install[V]] = deque()
+        self._catch_ups: deque[Apply[V]] = deque()
+        self._running: Install[V] | Apply[V] | None = None  # given out; None again if it has become void meanwhile
+        self._failed_sources: set[str] = set()
+        self._restoring: set[int] = set()  # layers wanted from the checkpoint that the era begins from
+
+    def version_of(self, layer: int) -> int | None:
+        return self._versions.get(layer)
+
+    def kept(self) -> list[int]:
+        """The layers whose state is here, or on its way from a checkpoint."""
+        return [x for x, v in self._versions.items() if v is not None or x in self._restoring]
+
+    def lacks(self, layer: int) -> bool:
+        """Whether a layer that the era's checkpoint has is still wanted from there."""
+        return layer in self._restoring and self._versions.get(layer, 0) is None
+
+    def adopt(self, plan: Plan, node: str, version: int, anew: bool) -> None:
+        """Takes on the layers that the plan gives to the node; of the others those whose state is here stay.
+
+        A plan takes nothing from a node within a step: the node may have said that it is ready for the step with such
+        a layer, and a later plan of the same step may count on that (rule 6). ``give_up`` ends it, with the commit.
+        At the beginning of an era owners and hot standbys build the initial state themselves.
+        """
+        before = {} if anew else self._versions
+        if anew:
+            self._asked.clear()
+            self._followups.clear()
+            self._installs.clear()
+            self._catch_ups.clear()
+            self._running = None
+            self._restoring.clear()
+        self._failed_sources.clear()
+        mine = plan.layers_of(node)
+        self._versions = {layer: v for layer, v in before.items() if v is not None and layer not in mine}
+        for stage in plan.stages:
+            for layer in mine.intersection(stage.layers):
+                builds = anew and not plan.origin.folder and plan.step == plan.origin.step and node in stage.required()
+                initial = version if builds else None
+                self._versions[layer] = before.get(layer, initial)
+        known = {*plan.members, CHECKPOINT}
+        self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in known}
+        self._restoring &= {layer for layer, v in self._versions.items() if v is None}
+        self._await_checkpoint()
+
+    def held(self) -> list[int]:
+        """The layers that the node is to have memory for, ascending."""
+        return sorted(self._versions)
+
+    def give_up(self, mine: Collection[int]) -> None:
+        """A commit is to be applied: forgets all layers but these."""
+        for layer in [layer for layer in self._versions if layer not in mine]:
+            self._restart(layer)
+            del self._versions[layer]
+
+    def restores(self, plan: Plan, node: str, anew: bool) -> list[RestoreLayers]:
+        """What an owner or hot standby of a new era reads from the checkpoint that the era begins from."""
+        layers = [x for stage in plan.stages if node in stage.required() for x in stage.layers]
+        if not anew or not plan.origin.folder or plan.step != plan.origin.step or not layers:
+            return []
+        self._restoring.update(layers)
+        self._await_checkpoint()
+        return [RestoreLayers(plan.origin, tuple(layers), plan.era)]
+
+    def _await_checkpoint(self) -> None:
+        """Layers that nobody else is asked for at present come from the checkpoint."""
+        for layer in self._restoring:
+            self._asked.setdefault(layer, CHECKPOINT)
+
+    def unread(self, plan: Plan, node: str) -> list[FetchLayers]:
+        """The checkpoint cannot be read here so far: another holder is asked, once, for what is still missing."""
+        for layer in self._restoring:
+            if self._asked.get(layer) == CHECKPOINT:
+                del self._asked[layer]
+        out = self.fetches(plan, node)
+        self._await_checkpoint()
+        return out
+
+    def fetches(self, plan: Plan, node: str) -> list[FetchLayers]:
+        """What to ask for now: layers without state that nobody was asked for, from the owner or a hot standby."""
+        out: list[FetchLayers] = []
+        if None not in self._versions.values():
+            return out
+        mine = plan.layers_of(node)
+        for stage in plan.stages:
+            wanted = tuple(x for x in stage.layers if x in mine and self._versions[x] is None and x not in self._asked)
+            holders = [n for n in stage.required() if n != node]
+            if wanted and self._failed_sources.issuperset(holders):
+                self._failed_sources.clear()  # each has failed once: the first one again
+            sources = [n for n in holders if n not in self._failed_sources]
+            if wanted and sources:
+                self._asked.update(dict.fromkeys(wanted, sources[0]))
+                out.append(FetchLayers(sources[0], wanted, plan.era))
+        return out
+
+    def fetched(self, layer: int, version: int, state: V) -> None:
+        """A layer's state has arrived."""
+        if self._asked.get(layer) is not None and self._versions.get(layer, 0) is None:
+            self._installs.append(Install(layer, version, state))
+
+    def failed(self, peer: str, layers: Iterable[int]) -> None:
+        """The source could not send these layers: another one is asked, and in the end the same one again."""
+        self._failed_sources.add(peer)
+        for layer in layers:
+            if self._asked.get(layer) != peer:
+                continue
+            if layer in self._restoring:
+                self._asked[layer] = CHECKPOINT  # that holder has not read it either
+            else:
+                self._restart(layer)
+
+    def passed(self, layer: int, step: int) -> None:
+        """A later gradient is here: streams keep their order, so one that is missing will not come."""
+        waiting = self._followups.get(layer, [])
+        if self._versions.get(layer) is not None and any(t < step and value is None for t, _, value in waiting):
+            self._restart(layer)
+
+    def close_gaps(self) -> None:
+        """After the last commit: no later gradient will show that a missing one is lost. Its layer is fetched again."""
+        for layer, waiting in list(self._followups.items()):
+            if self._versions.get(layer) is not None and any(value is None for _, _, value in waiting):
+                self._restart(layer)
+
+    def next_install(self) -> Install[V] | None:
+        """The next state to put in place, of a layer that still lacks it.
+
+        Two holders may have sent the same layer, where the plan changed meanwhile. The later answer may be of an older
+        version: it would lie under the version of the first.
+        """
+        while self._installs:
+            install = self._installs.popleft()
+            if install.layer in self._asked and self._versions.get(install.layer, 0) is None:
+                self._running = install
+                return install
+        return None
+
+    def installed(self, work: Install[V], version: int) -> None:
+        """The state is in place; what was committed since its version follows, if none of it is missing."""
+        layer = work.layer
+        running, self._running = self._running, None
+        if running is None or layer not in self._versions or layer not in self._asked:
+            return
+        followups = [x for x in self._followups.pop(layer, []) if x[0] >= work.version]
+        if [t for t, _, _ in followups] != list(range(work.version, version)) or (
+            sum(value is None for _, _, value in followups) > COMMITS_TO_WAIT
+        ):
+            self._restart(layer)
+            return
+        self._asked.pop(layer)
+        self._restoring.discard(layer)
+        self._versions[layer] = work.version
+        if followups:
+            self._followups[layer] = followups
+            step, _, value = followups[0]
+            if value is not None:
+                self.late(layer, step, value)  # all that are here one after the other
+
+    def refuse(self, work: Install[V]) -> bool:
+        """The state that was to be installed does not fit. Whether it may be from the checkpoint of the era."""
+        running, self._running = self._running, None
+        restoring = work.layer in self._restoring
+        if running is not None and not restoring:
+            self._restart(work.layer)  # of a holder: it is asked again
+        return running is not None and restoring
+
+    def next_catch_up(self) -> Apply[V] | None:
+        if not self._catch_ups:
+            return None
+        self._running = catch_up = self._catch_ups.popleft()
+        return catch_up
+
+    def caught_up(self, work: Apply[V]) -> None:
+        running, self._running = self._running, None
+        for layer, _ in work.gradients:
+            if running is not None and self._versions.get(layer) == work.step:
+                self._versions[layer] = work.step + 1
+
+    def takes_step(self, layer: int, step: int, scale: float, value: V | None) -> bool:
+        """Whether a committed step is to be applied to the layer; a layer in flight keeps it for later."""
+        version = self._versions.get(layer)
+        if version is None or layer in self._followups or (version == step and value is None):
+            waiting = self._followups.setdefault(layer, [])
+            waiting.append((step, scale, value))
+            if version is not None and len(waiting) > COMMITS_TO_WAIT:
+                self._restart(layer)  # a gap that does not close: that layer again
+            return False
+        return version == step
+
+    def late(self, layer: int, step: int, value: V) -> None:
+        """A reduced gradient has come after its commit: a layer that waits for it goes on."""
+        waiting = self._followups.get(layer)
+        if waiting is None:
+            return
+        waiting[:] = [(t, scale, value if t == step else known) for t, scale, known in waiting]
+        if self._versions.get(layer) is None:
+            return
+        while waiting and waiting[0][2] is not None:
+            t, scale, known = waiting.pop(0)
+            assert known is not None
+            self._catch_ups.append(Apply(t, scale, ((layer, known),), catch_up=True))
+        if not waiting:
+            del self._followups[layer]
+
+    def applied(self, layers: Iterable[int]) -> None:
+        """A committed step was applied to these layers."""
+        for layer in layers:
+            version = self._versions.get(layer)
+            if version is not None:
+                self._versions[layer] = version + 1
+
+    def start_over(self) -> None:
+        """Every layer is to be fetched anew."""
+        self._restoring.clear()
+        for layer in self._versions:
+            self._restart(layer)
+        self._installs.clear()
+        self._catch_ups.clear()
+
+    def _restart(self, layer: int) -> None:
+        running = self._running
+        if running is not None and layer == _layer_of(running):
+            self._running = None
+        self._asked.pop(layer, None)
+        self._restoring.discard(layer)
+        self._followups.pop(layer, None)
+        self._catch_ups = deque(work for work in self._catch_ups if work.gradients[0][0] != layer)
+        if layer in self._versions:
+            self._versions[layer] = None
+
+
+def _layer_of(work: Install[V] | Apply[V]) -> int:
+    return work.layer if isinstance(work, Install) else work.gradients[0][0]
