@@ -31,10 +31,10 @@ COPY pipeline/ pipeline/
 COPY coordinator/ coordinator/
 COPY stage_server/ stage_server/
 COPY simulator/ simulator/
+# The links in it lead to the folders beside it.
 COPY culm/ culm/
 COPY ui/ ui/
 COPY examples/ examples/
-COPY benchmarks/ benchmarks/
 RUN /venv/bin/pip install --no-deps --target /culm .
 
 FROM ${PYTHON_IMAGE} AS base

@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.training import train
 from culm.pipeline.job import Job, load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.outcome import Outcome
 
 JOB = Path("examples/stdlib_gpt.toml")
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import grpc
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.training import train
 from culm.pipeline.job import load_job
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server.streams.fetch import fetch_layers
+from culm.terminal.outcome import Outcome
 
 JOB = Path("examples/stdlib_gpt.toml")
 MODES = ("none", "paced", "full")

@@ -1,7 +1,7 @@
 """Nodes that live and are of no use all the same: stuck, or loading for ever. Each verdict has its reason.
 
-Dead and silent nodes are found in ``culm.coordinator.membership``, by broken streams and missing heartbeats; those that a
-neighbour does not reach in ``culm.coordinator.links``.
+Dead and silent nodes are found in ``coordinator.membership``, by broken streams and missing heartbeats; those that a
+neighbour does not reach in ``coordinator.links``.
 
 Loading is a state of its own: storage that stalls says nothing about the node, and nobody computes faster for having
 lost it. A node that loads is waited for much longer, and not lost while another one waits for storage as well: then

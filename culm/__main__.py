@@ -50,7 +50,7 @@ def make_parser(modules: Iterable[str] = ()) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in modules or dict.fromkeys(MODULES.values()):
-        import_module(f"culm.{module}").add_arguments(commands)
+        import_module(f"culm.commands.{module}").add_arguments(commands)
     for each in all_parsers(parser):
         each.formatter_class = argparse.RawDescriptionHelpFormatter  # an example that is wrapped cannot be copied
     return parser

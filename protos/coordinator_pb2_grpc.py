@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from culm.protos import coordinator_pb2 as protos_dot_coordinator__pb2
+from culm.protos import coordinator_pb2 as culm_dot_protos_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/coordinator_pb2_grpc.py depends on'
+        + ' but the generated code in culm/protos/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,38 +37,38 @@ class CoordinatorStub(object):
         """
         self.Attend = channel.stream_stream(
                 '/culm.v1.Coordinator/Attend',
-                request_serializer=protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.AttendResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.AttendResponse.FromString,
                 _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/culm.v1.Coordinator/GetStatus',
-                request_serializer=protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetStatusResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
         self.ListEvents = channel.unary_stream(
                 '/culm.v1.Coordinator/ListEvents',
-                request_serializer=protos_dot_coordinator__pb2.ListEventsRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.ListEventsResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.ListEventsResponse.FromString,
                 _registered_method=True)
         self.GetCost = channel.unary_unary(
                 '/culm.v1.Coordinator/GetCost',
-                request_serializer=protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.GetCostResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.GetCostResponse.FromString,
                 _registered_method=True)
         self.Kill = channel.unary_unary(
                 '/culm.v1.Coordinator/Kill',
-                request_serializer=protos_dot_coordinator__pb2.KillRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.KillResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.KillRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.KillResponse.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/culm.v1.Coordinator/Drain',
-                request_serializer=protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.DrainResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.DrainResponse.FromString,
                 _registered_method=True)
         self.NoteFetched = channel.unary_unary(
                 '/culm.v1.Coordinator/NoteFetched',
-                request_serializer=protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
-                response_deserializer=protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
+                request_serializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
                 _registered_method=True)
 
 
@@ -129,38 +129,38 @@ def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Attend': grpc.stream_stream_rpc_method_handler(
                     servicer.Attend,
-                    request_deserializer=protos_dot_coordinator__pb2.AttendRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.AttendResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.AttendRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.AttendResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
-                    request_deserializer=protos_dot_coordinator__pb2.GetStatusRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetStatusResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.GetStatusRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.GetStatusResponse.SerializeToString,
             ),
             'ListEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.ListEvents,
-                    request_deserializer=protos_dot_coordinator__pb2.ListEventsRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.ListEventsResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.ListEventsRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.ListEventsResponse.SerializeToString,
             ),
             'GetCost': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCost,
-                    request_deserializer=protos_dot_coordinator__pb2.GetCostRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.GetCostResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.GetCostRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.GetCostResponse.SerializeToString,
             ),
             'Kill': grpc.unary_unary_rpc_method_handler(
                     servicer.Kill,
-                    request_deserializer=protos_dot_coordinator__pb2.KillRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.KillResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.KillRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.KillResponse.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=protos_dot_coordinator__pb2.DrainRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.DrainRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.DrainResponse.SerializeToString,
             ),
             'NoteFetched': grpc.unary_unary_rpc_method_handler(
                     servicer.NoteFetched,
-                    request_deserializer=protos_dot_coordinator__pb2.NoteFetchedRequest.FromString,
-                    response_serializer=protos_dot_coordinator__pb2.NoteFetchedResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_coordinator__pb2.NoteFetchedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -189,8 +189,8 @@ class Coordinator(object):
             request_iterator,
             target,
             '/culm.v1.Coordinator/Attend',
-            protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
-            protos_dot_coordinator__pb2.AttendResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.AttendRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -216,8 +216,8 @@ class Coordinator(object):
             request,
             target,
             '/culm.v1.Coordinator/GetStatus',
-            protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetStatusResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.GetStatusRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.GetStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -243,8 +243,8 @@ class Coordinator(object):
             request,
             target,
             '/culm.v1.Coordinator/ListEvents',
-            protos_dot_coordinator__pb2.ListEventsRequest.SerializeToString,
-            protos_dot_coordinator__pb2.ListEventsResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.ListEventsRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -270,8 +270,8 @@ class Coordinator(object):
             request,
             target,
             '/culm.v1.Coordinator/GetCost',
-            protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
-            protos_dot_coordinator__pb2.GetCostResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.GetCostRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.GetCostResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -297,8 +297,8 @@ class Coordinator(object):
             request,
             target,
             '/culm.v1.Coordinator/Kill',
-            protos_dot_coordinator__pb2.KillRequest.SerializeToString,
-            protos_dot_coordinator__pb2.KillResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.KillRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.KillResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -324,8 +324,8 @@ class Coordinator(object):
             request,
             target,
             '/culm.v1.Coordinator/Drain',
-            protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
-            protos_dot_coordinator__pb2.DrainResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.DrainRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.DrainResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -351,8 +351,8 @@ class Coordinator(object):
             request,
             target,
             '/culm.v1.Coordinator/NoteFetched',
-            protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
-            protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
+            culm_dot_protos_dot_coordinator__pb2.NoteFetchedRequest.SerializeToString,
+            culm_dot_protos_dot_coordinator__pb2.NoteFetchedResponse.FromString,
             options,
             channel_credentials,
             insecure,

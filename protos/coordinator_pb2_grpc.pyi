@@ -4,8 +4,8 @@ isort:skip_file
 """
 
 from collections import abc as _abc
-from grpc import aio as _aio
 from culm.protos import coordinator_pb2 as _coordinator_pb2
+from grpc import aio as _aio
 import abc as _abc_1
 import grpc as _grpc
 import sys

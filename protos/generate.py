@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = "protos"
+FOLDER = "culm/protos"  # a link to protos/: the path of a file is its import
 # The whole environment of the generator, installed without resolving: same pins, same bytes.
 GENERATOR = ("grpcio-tools==1.76.0", "mypy-protobuf==5.1.0", "protobuf==6.33.6")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py", "_pb2_grpc.pyi")
@@ -57,7 +57,7 @@ def run(command: Sequence[str], mend: str, env: Mapping[str, str] | None = None)
 
 
 def generate(out: Path) -> None:
-    """Writes the stubs of all .proto files to `out`/protos."""
+    """Writes the stubs of all .proto files to `out`/culm/protos."""
     home = generator_home()
     install_generator(home)
     sources = sorted((ROOT / FOLDER).glob("*.proto"))

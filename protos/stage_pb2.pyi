@@ -4,10 +4,10 @@ isort:skip_file
 """
 
 from collections import abc as _abc
+from culm.protos import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from culm.protos import tensor_pb2 as _tensor_pb2
 import builtins as _builtins
 import sys
 import typing as _typing

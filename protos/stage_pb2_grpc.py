@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from culm.protos import stage_pb2 as protos_dot_stage__pb2
+from culm.protos import stage_pb2 as culm_dot_protos_dot_stage__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/stage_pb2_grpc.py depends on'
+        + ' but the generated code in culm/protos/stage_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,13 +37,13 @@ class StageStub(object):
         """
         self.Deliver = channel.stream_stream(
                 '/culm.v1.Stage/Deliver',
-                request_serializer=protos_dot_stage__pb2.DeliverRequest.SerializeToString,
-                response_deserializer=protos_dot_stage__pb2.DeliverResponse.FromString,
+                request_serializer=culm_dot_protos_dot_stage__pb2.DeliverRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_stage__pb2.DeliverResponse.FromString,
                 _registered_method=True)
         self.Fetch = channel.unary_stream(
                 '/culm.v1.Stage/Fetch',
-                request_serializer=protos_dot_stage__pb2.FetchRequest.SerializeToString,
-                response_deserializer=protos_dot_stage__pb2.FetchResponse.FromString,
+                request_serializer=culm_dot_protos_dot_stage__pb2.FetchRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_stage__pb2.FetchResponse.FromString,
                 _registered_method=True)
 
 
@@ -70,13 +70,13 @@ def add_StageServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Deliver': grpc.stream_stream_rpc_method_handler(
                     servicer.Deliver,
-                    request_deserializer=protos_dot_stage__pb2.DeliverRequest.FromString,
-                    response_serializer=protos_dot_stage__pb2.DeliverResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_stage__pb2.DeliverRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_stage__pb2.DeliverResponse.SerializeToString,
             ),
             'Fetch': grpc.unary_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=protos_dot_stage__pb2.FetchRequest.FromString,
-                    response_serializer=protos_dot_stage__pb2.FetchResponse.SerializeToString,
+                    request_deserializer=culm_dot_protos_dot_stage__pb2.FetchRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_stage__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -105,8 +105,8 @@ class Stage(object):
             request_iterator,
             target,
             '/culm.v1.Stage/Deliver',
-            protos_dot_stage__pb2.DeliverRequest.SerializeToString,
-            protos_dot_stage__pb2.DeliverResponse.FromString,
+            culm_dot_protos_dot_stage__pb2.DeliverRequest.SerializeToString,
+            culm_dot_protos_dot_stage__pb2.DeliverResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -132,8 +132,8 @@ class Stage(object):
             request,
             target,
             '/culm.v1.Stage/Fetch',
-            protos_dot_stage__pb2.FetchRequest.SerializeToString,
-            protos_dot_stage__pb2.FetchResponse.FromString,
+            culm_dot_protos_dot_stage__pb2.FetchRequest.SerializeToString,
+            culm_dot_protos_dot_stage__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

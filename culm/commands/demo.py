@@ -34,7 +34,7 @@ def demo(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from culm.local import nursery
-    from culm.local.outcome import RunFailed
+    from culm.terminal.outcome import RunFailed
     from culm.terminal.progress import losses_table
 
     job = read_job(str(JOB), OVERRIDES)

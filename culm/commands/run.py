@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
     from culm.local import nursery
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
     from culm.local.kills import parse_kill
-    from culm.local.outcome import RunFailed
+    from culm.terminal.outcome import RunFailed
     from culm.terminal.progress import display
 
     job = read_job(arguments.job, arguments.set)

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import culm
 from culm.local.ports import is_free
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.tls import LOOPBACK
@@ -54,8 +55,9 @@ def ui(arguments: argparse.Namespace) -> int:
     os.environ["CULM_COORDINATOR"] = arguments.coordinator
     os.environ["CULM_UI_LOG"] = arguments.log or ("demo" if arguments.demo else "")
     os.environ["CULM_UI_SPEED"] = str(arguments.speed)
-    app = Path(__file__).resolve().parent.parent / "ui" / "app.py"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(app.parent.parent), os.environ.get("PYTHONPATH"))))
+    package = Path(culm.__file__).resolve().parent
+    app = package / "ui" / "app.py"
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))
     settings = {
         "server.address": host.strip("[]"),
         "server.port": port,

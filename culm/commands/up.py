@@ -81,7 +81,7 @@ def _start_keeper(folder: Path, record: Record) -> "subprocess.Popen[bytes]":
     """Starts the process that starts all others, and puts it on record before it does anything."""
     with open(folder / "keeper.log", "ab", opener=private.opener) as log:
         keeper = subprocess.Popen(
-            [sys.executable, "-m", "culm.local.keeper", str(folder.resolve())],
+            [sys.executable, "-m", "culm.commands.keeper", str(folder.resolve())],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

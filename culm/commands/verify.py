@@ -30,7 +30,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def verify(arguments: argparse.Namespace) -> int:
     from culm.local import nursery
-    from culm.local.outcome import RunFailed
+    from culm.terminal.outcome import RunFailed
 
     job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)

@@ -34,8 +34,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def weights(arguments: argparse.Namespace) -> int:
     from culm.local.gathering import gather
-    from culm.local.outcome import RunFailed
     from culm.pipeline.checkpoints.digest import save_weights, weights_sha256
+    from culm.terminal.outcome import RunFailed
 
     channel, stub = connect(arguments.coordinator)
     with channel:

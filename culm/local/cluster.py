@@ -13,7 +13,6 @@ from typing import Self
 
 from culm.local import nursery
 from culm.local.kills import Kill
-from culm.local.outcome import RunFailed
 from culm.local.processes import Child
 from culm.local.redis_server import EmbeddedRedis
 from culm.pipeline import private
@@ -21,6 +20,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.patience import VARIABLE, from_environment
 from culm.pipeline.text import LONGEST_NAME
+from culm.terminal.outcome import RunFailed
 
 START_SECONDS = 30.0
 USUAL_ADDRESS = "127.0.0.1:7070,127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken

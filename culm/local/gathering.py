@@ -6,7 +6,6 @@ from collections.abc import Callable
 import grpc
 import torch
 
-from culm.local.outcome import LayerState, RunFailed
 from culm.pipeline.checkpoints.checkpoint import read_layer
 from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, read_manifest
 from culm.pipeline.errors import JobError
@@ -14,6 +13,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server.streams.fetch import fetch_layers
+from culm.terminal.outcome import LayerState, RunFailed
 
 POLL_SECONDS = 0.05
 PATIENCE = 60.0  # seconds

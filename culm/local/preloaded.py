@@ -6,7 +6,7 @@ die_with_parent()  # before anything that takes its time: a launcher that is kil
 
 import torch  # noqa: E402
 
-import culm.commands.serve  # noqa: E402, F401
+import culm.commands.serve  # noqa: E402
 import culm.stage_server.service  # noqa: E402, F401
 
 

@@ -8,7 +8,6 @@ import grpc
 
 from culm.local.cluster import LocalCluster
 from culm.local.gathering import gather
-from culm.local.outcome import Outcome, RunFailed
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.job import Job
 from culm.pipeline.money.eventlog import Reader
@@ -16,6 +15,7 @@ from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
+from culm.terminal.outcome import Outcome, RunFailed
 
 PROMPT_SECONDS = 0.05  # between two looks where something is to be done at a certain step
 POLL_SECONDS = 0.25

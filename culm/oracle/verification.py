@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import grpc
 
 from culm.local.kills import Kill
-from culm.local.outcome import LayerState, Outcome
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult
 from culm.pipeline.checkpoints.digest import hash_layer
@@ -15,6 +14,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.places import KINDS
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.outcome import LayerState, Outcome
 
 
 class Killer:

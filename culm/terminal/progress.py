@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from culm.local.outcome import Outcome
 from culm.protos import coordinator_pb2 as pb
+from culm.terminal.outcome import Outcome
 
 SHOWN = {
     "joined",

@@ -152,13 +152,19 @@ class ModelSource:
         named.add(job.train.optimizer.partition(":")[0])
         used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer]
         named |= {m for made in used if (m := getattr(getattr(made, "func", made), "__module__", None))}
-        roots = {name.partition(".")[0] for name in named} - {"torch", "functools", "builtins"}
+        roots = {_root(name) for name in named} - {"torch", "functools", "builtins"}
         found = set()
         for name, module in list(sys.modules.items()):
             source = getattr(module, "__file__", None)
-            if name.partition(".")[0] in roots and source and source.endswith(".py"):
+            if _root(name) in roots and source and source.endswith(".py"):
                 found.add((name, Path(source)))
         return found
+
+
+def _root(module: str) -> str:
+    """The package that is the user's as a whole. Of Culm's own it is the part that a job can name, as culm.examples."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "culm" else parts[0]
 
 
 def _refuse_lazy(layer: nn.Module, index: int) -> None:

@@ -1,8 +1,8 @@
 """Culm over a trace: the real coordinator decides, the real schedule tells how long steps take; the clock is virtual.
 
-Nodes are not played message by message, as ``culm.simulator.histories.cluster`` does: between two decisions a step is as long as its
-timetable, and calm steps that cannot change anything are passed over at once. What a node would report, and when,
-follows from what it holds and from how long state takes to reach it.
+Nodes are not played message by message, as ``culm.simulator.histories.cluster`` does: between two decisions a step is
+as long as its timetable, and calm steps that cannot change anything are passed over at once. What a node would report,
+and when, follows from what it holds and from how long state takes to reach it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

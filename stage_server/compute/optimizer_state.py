@@ -6,7 +6,7 @@
     group.0.lr              an entry of parameter group 0: a number; groupplain.0.betas: other plain data
 
 Plain data is None, bool, int, float, str, and tuples, lists and dicts of plain data. What is of another kind cannot be
-copied; so is what an optimizer keeps beside ``state`` and ``param_groups``: ``culm.stage_server.compute.copying`` tries that.
+copied; so is what an optimizer keeps beside ``state`` and ``param_groups``: ``compute.copying`` tries that.
 """
 
 import json

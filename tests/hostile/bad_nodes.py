@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from culm.examples import digits_mlp
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.training import Disturber, train
 from culm.pipeline.job import Job, load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
-from examples import digits_mlp
+from culm.terminal.outcome import Outcome
 
 
 def _break(thread: str, flag: str) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import RunFailed
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.job import Job, job_to_toml, load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.outcome import RunFailed
 from tests.hostile.test_redis_memory import EXAMPLES, Amnesia
 
 STEPS = 200

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.processes import Child
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult, run_plain
@@ -21,6 +20,7 @@ from culm.pipeline.job import Job, load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
+from culm.terminal.outcome import Outcome
 from tests.hostile.commands import ROOT, environment, in_process
 
 EXAMPLE = ROOT / "examples" / "digits_mlp.toml"

@@ -13,12 +13,12 @@ from culm.commands.cost import _table
 from culm.commands.status import exposure_lines
 from culm.coordinator.edges.effects import event_of
 from culm.coordinator.edges.store import MemoryStore
-from culm.local.outcome import Outcome
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.eventlog import event_to_line, events_of_lines
 from culm.pipeline.text import LONGEST_TEXT, as_name, check_name, cleaned, closest, is_name, plain, told
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
+from culm.terminal.outcome import Outcome
 from culm.terminal.progress import Screen, losses_table, nodes_table
 from tests.fake_node import FakeNode
 from tests.hostile.commands import in_process

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome, RunFailed
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult, Stopped, run_plain
 from culm.pipeline.job import Job
 from culm.protos import coordinator_pb2 as pb
+from culm.terminal.outcome import Outcome, RunFailed
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 # A NaN in a sample: the loss is NaN. An infinite gradient behind a finite loss.

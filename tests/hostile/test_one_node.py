@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from culm.local.outcome import RunFailed
 from culm.oracle.plain_loop import run_plain
+from culm.terminal.outcome import RunFailed
 from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
 
 

@@ -17,7 +17,6 @@ from culm.coordinator.edges.archive import look
 from culm.coordinator.edges.persistence import from_document, to_document
 from culm.coordinator.state import Phase, Settings, State
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import RunFailed
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.checkpoint import read_layer, write_layer
@@ -28,6 +27,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server.restorer import Restorer
+from culm.terminal.outcome import RunFailed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 COSTS = (1.0, 1.0)

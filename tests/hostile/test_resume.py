@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.digest import weights_sha256
@@ -21,6 +20,7 @@ from culm.pipeline.parts import parse_allowed
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import seed_all, stream_seed
+from culm.terminal.outcome import Outcome
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 STEPS = 4  # of the run that writes the checkpoint

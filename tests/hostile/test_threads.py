@@ -12,13 +12,13 @@ import grpc
 import pytest
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import RunFailed
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.rpc.channel import details
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server.turn import Turn
+from culm.terminal.outcome import RunFailed
 from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
-from culm.local.outcome import Outcome, RunFailed
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult, run_plain
 from culm.pipeline.job import Job, load_job
@@ -16,6 +15,7 @@ from culm.pipeline.places import KINDS
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
+from culm.terminal.outcome import Outcome, RunFailed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOAK = os.environ.get("CULM_SOAK") == "1"

@@ -15,13 +15,13 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.training import train
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.times import TimeSplit
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
+from culm.terminal.outcome import Outcome
 from tests.integration.test_command_line import DIGITS, culm, the_one_line
 
 ROOT = Path(__file__).parents[2]

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from culm.local.cluster import LocalCluster
-from culm.local.outcome import Outcome
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.manifest import find_checkpoints
 from culm.pipeline.job import Job, load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.outcome import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS, STAGES, EVERY, STRIKE = 60, 3, 10, 25

@@ -32,7 +32,8 @@ def test_pieces_are_read_by_another_process_as_they_were_put() -> None:
     number = slots.put(parts(1, 2))
     assert number is not None
     reader = (
-        "import sys; from culm.protos import stage_pb2, tensor_pb2; from culm.stage_server.one_machine.slots import SharedSlots\n"
+        "import sys; from culm.protos import stage_pb2, tensor_pb2\n"
+        "from culm.stage_server.one_machine.slots import SharedSlots\n"
         "offer = stage_pb2.Memory.FromString(bytes.fromhex(sys.argv[1]))\n"
         "piece = tensor_pb2.Slot(number=int(sys.argv[2]), size=int(sys.argv[3]))\n"
         "sys.stdout.buffer.write(bytes(SharedSlots(offer).read(piece)))"

@@ -15,11 +15,11 @@ from culm.commands.ui import installed
 from culm.local import clusters
 from culm.local.cluster import USUAL_ADDRESS, LocalCluster
 from culm.local.clusters import KEEPER, Process, Record
-from culm.local.outcome import RunFailed
 from culm.local.ports import free_port, is_free
 from culm.local.processes import Child
 from culm.local.redis_binary import RedisUnavailable
 from culm.pipeline.job import load_job
+from culm.terminal.outcome import RunFailed
 
 POLL_SECONDS = 0.2
 USUAL_UI_PORT = 8501
