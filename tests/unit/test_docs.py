@@ -1,0 +1,39 @@
+"""The pages tell the truth about the repository: rules that are cited exist, and so do files that are named."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CITED = re.compile(r"\brules? (\d+(?:(?:, | and | to )\d+)*)", re.IGNORECASE)
+NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|toml|md|yml|yaml|proto))`")
+
+
+def texts() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in listed if name.endswith((".py", ".md", ".proto")) and "_pb2" not in name]
+
+
+def rules() -> set[int]:
+    return {int(number) for number in re.findall(r"^## (\d+)\. ", (ROOT / "docs/rules.md").read_text(), re.M)}
+
+
+def test_every_rule_that_is_cited_is_in_the_list() -> None:
+    known = rules()
+    assert known >= set(range(1, 19))
+    unknown = {
+        f"{path.relative_to(ROOT)}: rule {number}"
+        for path in texts()
+        for cited in CITED.findall(path.read_text())
+        for number in re.findall(r"\d+", cited)
+        if int(number) not in known
+    }
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("page", sorted(p.relative_to(ROOT).as_posix() for p in ROOT.glob("**/*.md") if ".venv" not in p.parts))
+def test_a_page_names_files_that_are_there(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert [name for name in NAMED.findall(text) if not (ROOT / name).exists()] == []
