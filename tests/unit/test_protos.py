@@ -19,7 +19,7 @@ def test_each_stub_that_differs_is_named() -> None:
     fresh = {"stage_pb2.py": b"new", "tensor_pb2.py": b"same", "added_pb2.py": b"new"}
     committed = {"stage_pb2.py": b"old", "tensor_pb2.py": b"same", "gone_pb2.py": b"old"}
     assert differing(fresh, committed) == [
-        "protos/added_pb2.py is missing",
-        "protos/gone_pb2.py comes from no .proto file",
-        "protos/stage_pb2.py differs from what its .proto file makes",
+        "culm/protos/added_pb2.py is missing",
+        "culm/protos/gone_pb2.py comes from no .proto file",
+        "culm/protos/stage_pb2.py differs from what its .proto file makes",
     ]
