@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+
+from culm.local import fork_process
 
 PR_SET_PDEATHSIG = 1
 
@@ -34,9 +35,8 @@ def warm_up() -> None:
 
 def end() -> None:
     """Ends the process that forks at once, while it imports: it would notice at the end only that nobody is left."""
-    server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None:
-        os.kill(server._forkserver_pid, signal.SIGKILL)
+    if (pid := fork_process.process_id()) is not None:
+        os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -78,10 +78,7 @@ def die_with_parent() -> None:
 def _become(words: list[str], log: str, environment: dict[str, str], folder: str) -> None:
     """In the fork: as if the command had been started as a process of its own."""
     die_with_parent()
-    # The process that forks ends when nobody can ask it any more, and its nodes with it: they are not to keep it alive.
-    server: Any = forkserver._forkserver
-    os.close(server._forkserver_alive_fd)
-    server._forkserver_alive_fd = None
+    fork_process.let_go()
     os.setsid()  # the terminal's Ctrl-C is for the launcher
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+from culm.stage_server.compute.torch_private import is_view, stage_backward_input, stage_backward_weight
 
 Microbatch = tuple[int, int]  # pipeline and index
 
@@ -36,7 +37,7 @@ class SplitBackward:
         if not x.requires_grad:
             self._whole[at] = (output, gradient)
             return None
-        if output._is_view():
+        if is_view(output):
             output = output.clone()  # torch detaches it in place, which a view does not allow
         gradients = None if gradient is None else [gradient]
         _, self._groups[at] = stage_backward_input([output], gradients, [x], iter(self._parameters))

@@ -1,0 +1,23 @@
+"""What Culm uses of the private parts of Python's forkserver; `tests/unit/test_private.py` tells when they change.
+
+``multiprocessing`` keeps the process that forks in one object of the module. It has no public way to learn that
+process's id, nor to close the file by which a fork keeps it alive.
+"""
+
+import os
+from multiprocessing import forkserver
+from typing import Any
+
+_server: Any = forkserver._forkserver
+
+
+def process_id() -> int | None:
+    """Of the process that forks; None before it is started."""
+    pid: int | None = _server._forkserver_pid
+    return pid
+
+
+def let_go() -> None:
+    """In a fork: the process that forks ends when nobody can ask it any more, and this one is not to keep it alive."""
+    os.close(_server._forkserver_alive_fd)
+    _server._forkserver_alive_fd = None

@@ -1,0 +1,38 @@
+"""The private parts of torch and Python that Culm stands on are still as it knows them."""
+
+import inspect
+import tomllib
+from importlib import metadata
+from multiprocessing import forkserver
+from pathlib import Path
+
+import torch
+
+from culm.stage_server.compute import torch_private
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_pythons_forkserver_keeps_its_process_and_its_file_where_culm_looks() -> None:
+    server = forkserver.ForkServer()
+    assert server._forkserver_pid is None  # type: ignore[attr-defined]
+    assert server._forkserver_alive_fd is None  # type: ignore[attr-defined]
+    assert isinstance(forkserver._forkserver, forkserver.ForkServer)
+
+
+def test_torch_splits_a_backward_as_culm_calls_it() -> None:
+    of_input = inspect.signature(torch_private.stage_backward_input)
+    assert list(of_input.parameters) == ["stage_outputs_or_loss", "output_grads", "input_values", "weights"]
+    of_weights = inspect.signature(torch_private.stage_backward_weight)
+    assert list(of_weights.parameters) == ["weights", "param_groups", "retain_graph"]
+    whole = torch.zeros(4)
+    assert torch_private.is_view(whole[:2])
+    assert not torch_private.is_view(whole)
+
+
+def test_no_newer_torch_is_taken_than_the_one_that_was_tried() -> None:
+    """Its private parts may be others in the next one."""
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (bound,) = [line.partition("<")[2] for line in wanted if line.startswith("torch>")]
+    tried = metadata.version("torch").partition("+")[0].split(".")
+    assert bound == f"{tried[0]}.{int(tried[1]) + 1}"
