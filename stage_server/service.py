@@ -101,7 +101,7 @@ class StageServer:
             self._hopeless,
             Patience(settings.patience),
             settings.coordinator_timeout,
-            lambda why: self._end(1, why),
+            self._deserted,
         )
 
     def _listen(self, listen: str) -> str:
@@ -276,6 +276,13 @@ class StageServer:
 
     def _hopeless(self, why: str) -> None:
         self._end(2, why)
+
+    def _deserted(self, why: str) -> None:
+        """No coordinator for longer than this node's own bound: a failure, but where it was told to stop anyhow."""
+        if self._draining is not None and self._draining.draining.told:
+            self.stop()
+        else:
+            self._end(1, why)
 
     # ---- stage_server.orders.Listener -------------------------------------------------------------------------------
 
