@@ -101,7 +101,7 @@ class StageServer:
             self._hopeless,
             Patience(settings.patience),
             settings.coordinator_timeout,
-            lambda why: self._end(1, why),
+            self._deserted,
         )
 
     def _listen(self, listen: str) -> str:
@@ -130,9 +130,12 @@ class StageServer:
             self._exposition.close()
         if self._forced is not None:
             self._forced.cancel()  # nothing was stuck: whoever called this goes on
+        self._say_why()
+        return self._exit or 0
+
+    def _say_why(self) -> None:
         if self._error and not self.join_anew:
             print(f"culm stage: {told(self._error)}", file=sys.stderr, flush=True)
-        return self._exit or 0
 
     def _work(self, welcome: pb.Welcome) -> None:
         """Takes part until told to stop. What raises ends the process, with last words to the coordinator."""
@@ -220,6 +223,7 @@ class StageServer:
         logging.shutdown()
         if self.join_anew:
             start_again()
+        self._say_why()
         os._exit(self._exit or 0)
 
     def _forfeit(self, why: str) -> None:
@@ -273,6 +277,13 @@ class StageServer:
     def _hopeless(self, why: str) -> None:
         self._end(2, why)
 
+    def _deserted(self, why: str) -> None:
+        """No coordinator for longer than this node's own bound: a failure, but where it was told to stop anyhow."""
+        if self._draining is not None and self._draining.draining.told:
+            self.stop()
+        else:
+            self._end(1, why)
+
     # ---- culm.stage_server.streams.orders.Listener -------------------------------------------------------------------
 
     def join(self) -> pb.Join:
@@ -318,7 +329,7 @@ class StageServer:
                 self._woken.set()
             else:
                 self._refuse_other_job(self._welcome.job_toml, order.welcome.job_toml)
-        elif body == "dismiss" and self._exit is None:  # one that leaves is not called back
+        elif body == "dismiss" and self._exit is None and self._failed is None:  # one that leaves is not called back
             self.join_anew = order.dismiss.join_anew
             goodbye = not order.dismiss.why or order.dismiss.goodbye
             log.info("dismissed: %s", order.dismiss.why)

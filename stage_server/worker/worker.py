@@ -148,6 +148,9 @@ class Worker(Running[V]):
         self._take_early()
 
     def _is_stale(self, plan: Plan) -> bool:
+        member = plan.members.get(self.node)
+        if member is not None and member.incarnation != self.incarnation and plan.held_by(self.node):
+            return True  # it counts on the process before this one, whose loss is not known yet (rule 13)
         return plan.term < self.term or (self.plan is not None and plan.order <= self.plan.order)
 
     def _begin_era(self, plan: Plan) -> None:

@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import psutil
 import pytest
 
@@ -16,9 +19,11 @@ from culm.local.cluster import LocalCluster
 from culm.local.processes import Child
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult, run_plain
-from culm.pipeline.job import Job, load_job
+from culm.pipeline.job import Job, job_to_toml, load_job
+from culm.pipeline.patience import Patience
+from culm.pipeline.rpc.channel import server_options
 from culm.protos import coordinator_pb2 as pb
-from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub, add_CoordinatorServicer_to_server
 from culm.terminal.client import connect
 from culm.terminal.outcome import Outcome
 from tests.hostile.commands import ROOT, environment, in_process
@@ -40,7 +45,7 @@ def plain() -> PlainResult:
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
     overrides: tuple[str, ...] = getattr(request, "param", ())
-    names = {f"n{i}": {"CULM_COORDINATOR_TIMEOUT": "1"} for i in range(3)} if "timeout" in overrides else {}
+    names = {name: {"CULM_COORDINATOR_TIMEOUT": "1"} for name in ("n0", "n2")} if "timeout" in overrides else {}
     job = digits(*(x for x in overrides if x != "timeout"))
     started = LocalCluster(job, EXAMPLE.parent, 3, folder=tmp_path / "run", patience=10.0, environments=names)
     with started:
@@ -190,6 +195,41 @@ def test_nodes_whose_coordinator_is_gone_end_after_a_bound_of_their_own(cluster:
             r"culm stage: no coordinator at \S+ for 1 s: the node ends, and what it held is lost; .*",
             child(cluster, name).last_line(),
         )
+
+
+class Leaving(CoordinatorServicer):
+    """A coordinator that tells its only node to stop, and goes as soon as the node asks to hand over."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def Attend(  # noqa: N802
+        self, request_iterator: Iterator[pb.AttendRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.AttendResponse]:
+        join = next(request_iterator).join
+        yield pb.AttendResponse(welcome=pb.Welcome(job_toml=job_to_toml(digits()), term=1))
+        for request in request_iterator:
+            if request.HasField("available"):
+                os.kill(join.pid, signal.SIGTERM)
+            elif request.HasField("draining"):
+                self.asked.set()
+
+
+def test_a_node_told_to_stop_ends_in_order_though_its_own_bound_is_shorter(tmp_path: Path) -> None:
+    coordinator = grpc.server(ThreadPoolExecutor(1), options=server_options(Patience()))
+    leaving = Leaving()  # type: ignore[abstract]
+    add_CoordinatorServicer_to_server(leaving, coordinator)
+    address = f"127.0.0.1:{coordinator.add_insecure_port('127.0.0.1:0')}"
+    coordinator.start()
+    words = ["-m", "culm", "stage", "--coordinator", address, "--coordinator-timeout", "0.1", "--notices", "none"]
+    node = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        assert leaving.asked.wait(DEADLINE)
+        coordinator.stop(None)
+        _, said = node.communicate(timeout=DEADLINE)
+    finally:
+        node.kill()
+    assert node.returncode == 0, said
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -14,9 +16,12 @@ import pytest
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.rpc.channel import details
+from culm.pipeline.patience import Patience
+from culm.pipeline.rpc.channel import details, server_options
 from culm.protos import coordinator_pb2 as pb
-from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub, add_CoordinatorServicer_to_server
+from culm.stage_server.service import StageServer
+from culm.stage_server.settings import StageSettings
 from culm.stage_server.turn import Turn
 from culm.terminal.outcome import RunFailed
 from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
@@ -52,6 +57,36 @@ def test_what_raises_on_a_thread_ends_the_node_with_its_reason(thread: str, tmp_
     assert "raised ZeroDivisionError: nobody expected this" in lost[0]
     lines = (tmp_path / "run" / "n1.log").read_text().splitlines()
     assert [x for x in lines if x.startswith("culm stage: the thread ")], "its own last line"
+
+
+class Quick(CoordinatorServicer):
+    """A coordinator whose dismissal reaches the node while it is still saying why it ends."""
+
+    server: StageServer
+
+    def Attend(  # noqa: N802
+        self, request_iterator: Iterator[pb.AttendRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.AttendResponse]:
+        for request in request_iterator:
+            if request.HasField("failed"):
+                dismiss = pb.Dismiss(why="n1 was declared lost (it failed)", join_anew=True)
+                self.server.order(pb.AttendResponse(dismiss=dismiss))
+        yield from ()
+
+
+def test_a_node_that_breaks_ends_though_it_is_told_to_join_anew(capfd: pytest.CaptureFixture[str]) -> None:
+    coordinator = grpc.server(ThreadPoolExecutor(1), options=server_options(Patience()))
+    quick = Quick()  # type: ignore[abstract]
+    add_CoordinatorServicer_to_server(quick, coordinator)
+    port = coordinator.add_insecure_port("127.0.0.1:0")
+    coordinator.start()
+    quick.server = server = StageServer(StageSettings(f"127.0.0.1:{port}", name="n1", notices="none"))
+    server.broken(ZeroDivisionError("nobody expected this"))
+    assert server.run() == 1
+    assert not server.join_anew
+    said = capfd.readouterr().err.splitlines()
+    assert said[-1] == "culm stage: the thread MainThread raised ZeroDivisionError: nobody expected this"
+    coordinator.stop(None)
 
 
 def test_the_lock_passes_on_what_was_raised_once_it_is_free() -> None:

@@ -52,6 +52,7 @@ def test_the_weights_of_a_run_that_is_done_are_fetched_whatever_happens_before(f
         (110, "a gradient came while the last commit was being applied: it was lost, and its report counted"),
         (161, "the nodes were let go with the checkpoint of the last step before anybody fetched"),
         (205, "an older leader, cut off from Redis, came to the end with all nodes and let them go"),
+        (15928, "a process that had started again took a plan that counted on the one before it, and held nothing"),
         (50150, "of two coordinators one had lost its only node and was cut off from Redis: the user asks the other"),
         (50280, "an era ended while a node was to go: it never went, and the run waited beside it"),
     ],

@@ -240,3 +240,14 @@ def test_of_two_answers_for_the_same_layer_the_later_one_is_left() -> None:
     worker.finish(first)
     assert worker.next_work() is None
     assert worker.seeding.version_of(2) == 1
+
+
+def test_a_plan_that_counts_on_the_process_before_is_not_taken() -> None:
+    """It was started again, and attends before the coordinator knows of the loss (rule 13)."""
+    again: Worker[Nothing] = Worker("n1", 2, Schedule(2), 2)
+    again.take_plan(PLAN)
+    assert again.plan is None
+    assert again.next_work() is None
+    spare = replace(PLAN, generation=2, stages=(StagePlan(0, 3, ("n0",)),))
+    again.take_plan(spare)
+    assert again.plan == spare
