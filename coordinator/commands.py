@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.commit import Commit as Commit  # as a command: send it to every attached node
 from culm.pipeline.identity import Identity
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
@@ -14,19 +15,6 @@ class Publish:
     """Send the plan to every attached node."""
 
     plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Send to every attached node: apply the step. ``next_plan``: a switch, to be adopted right after."""
-
-    term: int
-    era: int
-    step: int
-    scale: float
-    loss: float
-    next_plan: Plan | None = None
-    save: bool = False  # a checkpoint of the step, whatever its number
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     saves = state.stopping is not None and state.stopping.step is None
     if state.stopping is not None and saves:
         state = replace(state, stopping=replace(state.stopping, step=state.committed))
-    commit = Commit(state.term, state.era, step, scale, loss, next_plan, saves)
+    commit = Commit(term=state.term, era=state.era, step=step, scale=scale, loss=loss, next_plan=next_plan, save=saves)
     state = replace(state, last_commit=commit)
     return state, (Persist(), commit, commit_record(commit), *recovered, *records, *ended)
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from culm.coordinator.commands import Commit
 from culm.coordinator.failures import Work
 from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin

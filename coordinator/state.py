@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from culm.coordinator.agreement import Agreement
-from culm.coordinator.commands import Commit
 from culm.coordinator.failures import Failures
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.commit import Commit
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience

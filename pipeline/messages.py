@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Any
 
+from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.machine import Machine
@@ -92,6 +93,26 @@ def plan_from_proto(plan: coordinator_pb2.Plan) -> Plan:
         _stages_from_proto(plan.target),
         Redundancy(plan.redundancy.eager, plan.redundancy.ship_every) if plan.HasField("redundancy") else None,
         plan.leader,
+    )
+
+
+def commit_to_proto(commit: Commit) -> coordinator_pb2.Commit:
+    order = coordinator_pb2.Commit(term=commit.term, era=commit.era, step=commit.step)
+    order.scale, order.loss, order.save = commit.scale, commit.loss, commit.save
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+    return order
+
+
+def commit_from_proto(commit: coordinator_pb2.Commit) -> Commit:
+    return Commit(
+        term=commit.term,
+        era=commit.era,
+        step=commit.step,
+        scale=commit.scale,
+        loss=commit.loss,
+        next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
+        save=commit.save,
     )
 
 

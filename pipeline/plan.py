@@ -7,6 +7,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
+from culm.pipeline.instruction import Duty
 from culm.pipeline.origin import Origin
 
 
@@ -41,10 +42,11 @@ class StagePlan:
     def layers(self) -> range:
         return range(self.first_layer, self.end_layer)
 
-    @property
+    @cached_property
     def owner(self) -> str:
-        """The owner in pipeline 0."""
-        return self.owners[0]
+        """The stage's one owner. ValueError where its pipelines have several."""
+        (owner,) = dict.fromkeys(self.owners)
+        return owner
 
     def holders(self) -> tuple[str, ...]:
         """Every node with a copy, hot or being seeded, owners first."""
@@ -137,8 +139,26 @@ class Plan:
         """Copies of layers whose holders a commit waits for: owners' and hot standbys'."""
         return sum(len(s.layers) * len(s.required()) for s in self.stages)
 
+    @property
+    def pipelines(self) -> int:
+        return len(self.stages[0].owners) if self.stages else 0
+
+    def owners(self, pipeline: int) -> tuple[str, ...]:
+        """Who runs each stage of a pipeline."""
+        return tuple(stage.owners[pipeline] for stage in self.stages)
+
+    def owner_of(self, duty: Duty) -> str:
+        return self.stages[duty.stage].owners[duty.pipeline]
+
+    def duties_of(self, node: str) -> tuple[Duty, ...]:
+        """What the node runs, by pipeline and stage, ascending."""
+        found = (
+            Duty(p, s) for s, stage in enumerate(self.stages) for p, owner in enumerate(stage.owners) if owner == node
+        )
+        return tuple(sorted(found))
+
     def owned_by(self, node: str) -> tuple[int, ...]:
-        """Stages that the node owns in pipeline 0, ascending."""
+        """Stages that the node owns in some pipeline, ascending."""
         return tuple(i for i, s in enumerate(self.stages) if node in s.owners)
 
     def standby_for(self, node: str) -> tuple[int, ...]:
@@ -188,24 +208,11 @@ class Plan:
         preparing = [n for s in self.target if layer in s.layers for n in s.holders()]
         return tuple(dict.fromkeys((*self.stages[stage].holders(), *preparing)))
 
-    def savers(self) -> tuple[str, ...]:
-        """Who writes each stage's layers into a checkpoint: its standby, so that the owner computes on, else itself."""
-        return tuple(stage.hot_standby() or stage.owner for stage in self.stages)
+    def saved_by(self, node: str) -> tuple[int, ...]:
+        """The layers that the node writes into a checkpoint: a standby's, so that the owner computes on, else its own."""
+        mine = [stage for stage in self.stages if node == (stage.hot_standby() or stage.owner)]
+        return tuple(layer for stage in mine for layer in stage.layers)
 
     def exposed(self) -> tuple[int, ...]:
         """Stages without a hot standby."""
         return tuple(i for i, s in enumerate(self.stages) if s.hot_standby() is None)
-
-    def peers_of(self, node: str) -> tuple[str, ...]:
-        """The nodes to which this one sends tensors under the plan, without itself."""
-        last = len(self.stages) - 1
-        peers: dict[str, None] = {}
-        for s in self.owned_by(node):
-            if s < last:
-                peers[self.stages[s + 1].owner] = None
-            if s > 0:
-                peers[self.stages[s - 1].owner] = None
-            for layer in self.stages[s].layers:
-                peers.update(dict.fromkeys(self.receivers(s, layer)))
-        peers.pop(node, None)
-        return tuple(peers)

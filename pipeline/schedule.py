@@ -8,41 +8,17 @@ With four stages and four microbatches (F forward, B backward, a backward twice 
     stage 3            F0 B0 B0 F1 B1 B1 F2 ...
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from heapq import heapify, heappop, heappush
 
-Pass = Literal["F", "B", "W"]
+from culm.pipeline.flow import awaited, awaits, inputs_of, stages_after
+from culm.pipeline.instruction import Duty, Instruction, Pass
 
 FORWARD_COST = 1.0
 BACKWARD_COST = 2.0
 SPLIT_COST = 1.0  # of either half of a backward
-
-
-class Instruction(NamedTuple):
-    """One unit of work: a stage's forward or backward of one microbatch. Prints and parses as ``2B3``.
-
-    Where the schedule splits backwards, B is the gradient of the input and W, later, that of the parameters.
-    """
-
-    stage: int
-    op: Pass
-    microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.stage}{self.op}{self.microbatch}"
-
-    @staticmethod
-    def parse(text: str) -> "Instruction":
-        """``2B3`` is stage 2's backward of microbatch 3. ValueError says what is wrong."""
-        match = re.fullmatch(r"(\d+)([FBW])(\d+)", text.strip())
-        if match is None:
-            raise ValueError(f"{text!r} is no instruction: write stage, F, B or W, microbatch, such as 2B3")
-        op: Pass = "F" if match[2] == "F" else "B" if match[2] == "B" else "W"
-        return Instruction(int(match[1]), op, int(match[3]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +26,30 @@ class Slot:
     """When an instruction runs in the timetable, in units of one forward."""
 
     instruction: Instruction
-    worker: int
+    host: int
     start: float
     end: float
 
 
 @lru_cache(maxsize=1024)
-def one_f_one_b(stage: int, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
+def one_f_one_b(duty: Duty, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
     """The 1F1B order of one stage: warmup forwards, then one forward one backward, then cooldown backwards.
 
     ``lead``: by how many microbatches a stage's forwards are ahead of the next one's. With 1, the least memory, every
     microbatch waits for its tensors to travel to the next stage and back; with 2 the next one is there meanwhile. The
     order among forwards, and among backwards, is the same with any: so are the bits.
     """
-    warmup = min(lead * (stages - stage - 1), microbatches)
-    order = [Instruction(stage, "F", m) for m in range(warmup)]
+    warmup = min(lead * stages_after(duty.stage, stages), microbatches)
+    order = [Instruction(duty, "F", m) for m in range(warmup)]
     for m in range(microbatches - warmup):
-        order.append(Instruction(stage, "F", warmup + m))
-        order.append(Instruction(stage, "B", m))
-    order.extend(Instruction(stage, "B", m) for m in range(microbatches - warmup, microbatches))
+        order.append(Instruction(duty, "F", warmup + m))
+        order.append(Instruction(duty, "B", m))
+    order.extend(Instruction(duty, "B", m) for m in range(microbatches - warmup, microbatches))
     return tuple(order)
 
 
 @lru_cache(maxsize=1024)
-def zero_bubble(stage: int, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
+def zero_bubble(duty: Duty, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
     """The ZB-H1 order of one stage: 1F1B whose gradients of parameters wait for the bubbles of the cooldown.
 
     It is what every stage, on a worker of its own, does if it takes a backward first, then a forward as 1F1B allows it,
@@ -81,11 +57,11 @@ def zero_bubble(stage: int, stages: int, microbatches: int, lead: int = 1) -> tu
     stage keeps more. Backwards of the first stage, for which nobody waits, are whole. After Qi et al., Zero Bubble
     Pipeline Parallelism (ICLR 2024).
     """
-    return _zero_bubble(stages, microbatches, lead)[stage]
+    return _zero_bubble(duty.pipeline, stages, microbatches, lead)[duty.stage]
 
 
 @lru_cache(maxsize=1024)
-def _zero_bubble(stages: int, microbatches: int, lead: int) -> tuple[tuple[Instruction, ...], ...]:
+def _zero_bubble(pipeline: int, stages: int, microbatches: int, lead: int) -> tuple[tuple[Instruction, ...], ...]:
     orders: list[list[Instruction]] = [[] for _ in range(stages)]
     counts = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
     end: dict[Instruction, float] = {}
@@ -95,7 +71,7 @@ def _zero_bubble(stages: int, microbatches: int, lead: int) -> tuple[tuple[Instr
         best: tuple[float, int, int, Instruction] | None = None
         for s, count in enumerate(counts):
             for rank, op in enumerate(_choices(s, stages, microbatches, lead, count, most)):
-                instruction = Instruction(s, op, count[op])
+                instruction = Instruction(Duty(pipeline, s), op, count[op])
                 needs = inputs_of(instruction, stages)
                 if any(n not in end for n in needs):
                     continue
@@ -115,7 +91,7 @@ def _zero_bubble(stages: int, microbatches: int, lead: int) -> tuple[tuple[Instr
 def _choices(s: int, stages: int, microbatches: int, lead: int, count: dict[str, int], most: int) -> list[Pass]:
     """What a stage may do next, by preference, its inputs apart."""
     backward: list[Pass] = ["B"] if count["B"] < count["F"] else []
-    may = count["F"] < microbatches and count["F"] - count["B"] <= min(lead * (stages - s - 1), microbatches)
+    may = count["F"] < microbatches and count["F"] - count["B"] <= min(lead * stages_after(s, stages), microbatches)
     if s == 0:
         return ["F", *backward] if may else backward
     forward: list[Pass] = ["F"] if may and count["F"] - count["W"] < most else []
@@ -131,9 +107,9 @@ class Schedule:
     lead: int = 1
     splits: bool = False  # backwards: zero bubble
 
-    def order(self, stage: int, stages: int) -> tuple[Instruction, ...]:
-        """What the stage runs in a step, in order."""
-        return (zero_bubble if self.splits else one_f_one_b)(stage, stages, self.microbatches, self.lead)
+    def order(self, duty: Duty, stages: int) -> tuple[Instruction, ...]:
+        """What the duty is in a step, in order."""
+        return (zero_bubble if self.splits else one_f_one_b)(duty, stages, self.microbatches, self.lead)
 
     def splits_at(self, stage: int) -> bool:
         """Whether the stage's backwards are in two halves."""
@@ -150,104 +126,93 @@ class Schedule:
         return SPLIT_COST if self.splits_at(instruction.stage) else BACKWARD_COST
 
 
-def awaited(instruction: Instruction, stages: int) -> Instruction | None:
-    """The neighbour's instruction whose result this one needs, if any."""
-    s, op, m = instruction
-    if op == "F":
-        return Instruction(s - 1, "F", m) if s > 0 else None
-    return Instruction(s + 1, "B", m) if op == "B" and s < stages - 1 else None
-
-
-def inputs_of(instruction: Instruction, stages: int) -> tuple[Instruction, ...]:
-    """The instructions whose results this one needs: its own stage's, earlier in its order, and another's."""
-    s, op, m = instruction
-    own = {"F": (), "B": (Instruction(s, "F", m),), "W": (Instruction(s, "B", m),)}[op]
-    other = awaited(instruction, stages)
-    return own if other is None else (*own, other)
-
-
 @lru_cache(maxsize=1024)
-def _awaited(stage: int, stages: int, schedule: Schedule) -> tuple[Instruction | None, ...]:
-    return tuple(awaited(instruction, stages) for instruction in schedule.order(stage, stages))
+def _awaited(duty: Duty, stages: int, schedule: Schedule) -> tuple[Instruction | None, ...]:
+    return tuple(awaited(instruction, stages) for instruction in schedule.order(duty, stages))
 
 
-def timetable(worker_of: Sequence[int], schedule: Schedule) -> tuple[Slot, ...]:
-    """When everything runs if every worker runs one thing at a time and starts it as soon as it can.
+Hosts = Sequence[Sequence[int]]  # by pipeline and stage: who runs it
 
-    ``worker_of[stage]`` is the worker that hosts the stage. Each stage keeps its order; a worker with several stages
-    takes the head that can start first, of equals the one furthest down the pipeline (backwards free memory).
-    The slots come in order of start, so that the order restricted to any subset of unfinished work never deadlocks.
+
+def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Slot, ...]:
+    """When everything runs if every host runs one thing at a time and starts it as soon as it can.
+
+    Each duty keeps its order; a host with several duties takes the head that can start first, of equals the one
+    furthest down its pipeline (backwards free memory). The slots come in order of start, so that the order restricted
+    to any subset of unfinished work never deadlocks.
     """
-    stages = len(worker_of)
-    orders = [schedule.order(s, stages) for s in range(stages)]
-    needs = [_awaited(s, stages, schedule) for s in range(stages)]
-    position = [0] * stages
-    free = [0.0] * (max(worker_of) + 1)
+    host_of = {Duty(p, s): host for p, stages in enumerate(hosts) for s, host in enumerate(stages)}
+    stages = len(hosts[0])
+    orders = {duty: schedule.order(duty, stages) for duty in host_of}
+    needs = {duty: _awaited(duty, stages, schedule) for duty in host_of}
+    position = dict.fromkeys(host_of, 0)
+    free = [0.0] * (max(host_of.values()) + 1)
     end: dict[Instruction, float] = {}
     slots: list[Slot] = []
     # Heads whose inputs are there, by the earliest moment known: it may have become later, never earlier.
-    ready = [(0.0, 0, 0)]
+    ready = [(0.0, 0, duty) for duty in host_of if needs[duty][0] is None]
+    heapify(ready)
     while ready:
-        known, _, s = heappop(ready)
-        worker, head = worker_of[s], orders[s][position[s]]
-        start = max(known, free[worker])
+        known, _, duty = heappop(ready)
+        host, head = host_of[duty], orders[duty][position[duty]]
+        start = max(known, free[host])
         if start > known:
-            heappush(ready, (start, -s, s))
+            heappush(ready, (start, -duty.stage, duty))
             continue
-        end[head] = free[worker] = start + schedule.cost(head)
-        position[s] += 1
-        slots.append(Slot(head, worker, start, end[head]))
-        near = s + 1 if head.op == "F" else s - 1
-        for other in (s, near) if 0 <= near < stages else (s,):
+        end[head] = free[host] = start + schedule.cost(head)
+        position[duty] += 1
+        slots.append(Slot(head, host, start, end[head]))
+        follower = awaits(head, stages)
+        for other in (duty,) if follower is None else (duty, follower.duty):
             if position[other] == len(orders[other]):
                 continue
             needed = needs[other][position[other]]
-            if needed == head or (other == s and (needed is None or needed in end)):
+            if needed == head or (other == duty and (needed is None or needed in end)):
                 there = end[needed] if needed is not None else 0.0
-                heappush(ready, (max(there, free[worker_of[other]]), -other, other))
+                heappush(ready, (max(there, free[host_of[other]]), -other.stage, other))
     return tuple(slots)
 
 
 @lru_cache(maxsize=1024)
-def _order(worker_of: tuple[int, ...], schedule: Schedule) -> tuple[Instruction, ...]:
-    return tuple(slot.instruction for slot in timetable(worker_of, schedule))
+def _order(hosts: tuple[tuple[int, ...], ...], schedule: Schedule) -> tuple[Instruction, ...]:
+    return tuple(slot.instruction for slot in timetable(hosts, schedule))
 
 
-def programs(owners: Sequence[str], schedule: Schedule) -> dict[str, tuple[Instruction, ...]]:
-    """What every node runs in one step, in order, when ``owners[stage]`` hosts each stage.
+def programs(owners: Sequence[Sequence[str]], schedule: Schedule) -> dict[str, tuple[Instruction, ...]]:
+    """What every node runs in one step, in order, when ``owners[pipeline][stage]`` hosts each duty.
 
     Every node derives it from the plan alone, so all agree on one order of the whole step; leaving out what is done
     keeps it free of deadlock.
     """
-    index = {name: i for i, name in enumerate(dict.fromkeys(owners))}
+    index = {name: i for i, name in enumerate(dict.fromkeys(name for stages in owners for name in stages))}
     found: dict[str, list[Instruction]] = {name: [] for name in index}
-    for instruction in _order(tuple(index[name] for name in owners), schedule):
-        found[owners[instruction.stage]].append(instruction)
+    for instruction in _order(tuple(tuple(index[name] for name in stages) for stages in owners), schedule):
+        found[owners[instruction.duty.pipeline][instruction.duty.stage]].append(instruction)
     return {name: tuple(mine) for name, mine in found.items()}
 
 
-def program(owners: Sequence[str], node: str, schedule: Schedule) -> tuple[Instruction, ...]:
-    """What one node runs: nothing if it hosts no stage."""
+def program(owners: Sequence[Sequence[str]], node: str, schedule: Schedule) -> tuple[Instruction, ...]:
+    """What one node runs: nothing if it hosts no duty."""
     return programs(owners, schedule).get(node, ())
 
 
 def bubble_fraction(slots: Sequence[Slot]) -> float:
     """The share of the workers' time, up to the end of the step, in which they have nothing to run."""
     makespan = max(slot.end for slot in slots)
-    workers = {slot.worker for slot in slots}
-    return 1.0 - sum(slot.end - slot.start for slot in slots) / (makespan * len(workers))
+    hosts = {slot.host for slot in slots}
+    return 1.0 - sum(slot.end - slot.start for slot in slots) / (makespan * len(hosts))
 
 
 def chart(slots: Sequence[Slot]) -> str:
     """The timetable as text, a row a worker, a column a unit of time."""
     rows: dict[int, dict[int, str]] = {}
     for slot in slots:
-        row = rows.setdefault(slot.worker, {})
+        row = rows.setdefault(slot.host, {})
         for t in range(round(slot.start), round(slot.end)):
             row[t] = str(slot.instruction)
     width = max(len(str(slot.instruction)) for slot in slots)
     makespan = round(max(slot.end for slot in slots))
     return "\n".join(
-        f"{worker:>3} | " + " ".join(row.get(t, ".").ljust(width) for t in range(makespan)).rstrip()
-        for worker, row in sorted(rows.items())
+        f"{host:>3} | " + " ".join(row.get(t, ".").ljust(width) for t in range(makespan)).rstrip()
+        for host, row in sorted(rows.items())
     )

@@ -13,7 +13,8 @@ from culm.stage_server.checkpointer import Checkpointer, Share
 from culm.stage_server.restorer import Restorer
 from culm.stage_server.streams import reports
 from culm.stage_server.turn import Turn
-from culm.stage_server.worker.instructions import Install, RestoreLayers
+from culm.stage_server.worker.effects import RestoreLayers
+from culm.stage_server.worker.work import Install
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.checkpoint")
@@ -84,7 +85,7 @@ class Checkpoints:
 
     def lacks(self, era: int, layer: int) -> bool:
         with self._node.changed:
-            return era == self._node.worker.era and self._node.worker.seeding.lacks(layer)
+            return era == self._node.worker.era and self._node.worker.holdings.lacks(layer)
 
     def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None:
         with self._node.changed:

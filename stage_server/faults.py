@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable
 
 from culm.pipeline.places import Place, parse_place
-from culm.stage_server.worker.instructions import Apply, Load, Run, V, Work
+from culm.stage_server.worker.work import Apply, Load, Run, V, Work
 
 KILLED = 128 + signal.SIGKILL  # the exit code that shells and container engines give for a killed process
 _exit = os._exit  # the real one: see culm.pipeline.user_code.exits

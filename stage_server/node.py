@@ -4,12 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
+from culm.pipeline.flow import CROSSES, maker_of
 from culm.pipeline.job import Job
-from culm.pipeline.keys import ACTIVATION, GRADIENT, Key
-from culm.pipeline.messages import plan_from_proto, times_to_proto
+from culm.pipeline.keys import Key
+from culm.pipeline.messages import commit_from_proto, plan_from_proto, times_to_proto
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan import Member, Plan, PlanOrder
-from culm.pipeline.schedule import Instruction
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
@@ -31,25 +31,21 @@ from culm.stage_server.turn import Turn
 from culm.stage_server.watching.activity import Activity
 from culm.stage_server.watching.metrics import Reading
 from culm.stage_server.watching.traffic import Traffic
-from culm.stage_server.worker.instructions import (
+from culm.stage_server.worker.effects import (
     Acknowledge,
     Adopted,
     AnswerHello,
-    Apply,
-    Effect,
     FetchLayers,
     Forfeit,
-    Install,
-    Load,
-    Reduce,
     ReportCaughtUp,
     ReportReady,
+    ReportResumed,
     RestoreLayers,
-    Save,
     SayHello,
     Send,
-    Work,
+    carry_out,
 )
+from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Save, Work
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.node")
@@ -134,7 +130,7 @@ class Node:
                 if isinstance(work, Save):
                     self._checkpoints.write(work.step, result.copies)
                 if not self._activity.end(work, self.worker.version, result.kept_bytes):
-                    self.worker.ahead.stop()
+                    self.worker.stop_running_ahead()
                 if self._loans:
                     self.changed.notify_all()
             self._faults.after(work)
@@ -186,7 +182,7 @@ class Node:
 
     def _redundant(self) -> Work[Value] | None:
         """A forward for a stage that this node stands by for, if one is expected to be over before it is waited for."""
-        if not self.worker.eager or self._loans or self.worker.must_arrange:
+        if not self.worker.runner.eager or self._loans or self.worker.must_arrange:
             return None
         work = self.worker.next_redundant()
         return work if work is not None and self._activity.has_time_for(work) else None
@@ -202,37 +198,40 @@ class Node:
     # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
 
     def _carry_out(self) -> None:
-        for effect in self.worker.drain():
-            self._effect(effect)
+        carry_out(self.worker.drain(), self)
 
-    def _effect(self, effect: Effect) -> None:
-        if isinstance(effect, Send):
-            self._has_sent = True
-            self._peers.send(effect.peer, effect.key, effect.later)
-        elif isinstance(effect, Acknowledge):
-            self.receiver.acknowledge(effect.peer, effect.key)
-        elif isinstance(effect, Forfeit):
-            self._forfeit(effect.why)
-        elif isinstance(effect, SayHello):
-            self._peers.say_hello(effect.peer)
-        elif isinstance(effect, AnswerHello):
-            self.receiver.answer_hello(effect.peer, effect.order, effect.era, effect.version)
-        elif isinstance(effect, Adopted):
-            self._peers.connect(effect.plan, self.worker.node)
-            self._note_stages(effect.plan)
-        elif isinstance(effect, FetchLayers):
-            assert self.worker.plan is not None
-            log.info("fetching layers %s from %s at step %d", effect.layers, effect.peer, self.worker.version)
-            self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
-        elif isinstance(effect, RestoreLayers):
-            self._checkpoints.read(effect)
-        elif isinstance(effect, ReportCaughtUp):
-            self._report(reports.caught_up(effect))
-        elif isinstance(effect, ReportReady):
-            self._report(reports.ready(effect))
-            self._faults.at(effect.step, "ready", effect.stage)
-        else:
-            self._report(reports.resumed(effect))
+    def send(self, effect: Send) -> None:
+        self._has_sent = True
+        self._peers.send(effect.peer, effect.key, effect.later)
+
+    def acknowledge(self, effect: Acknowledge) -> None:
+        self.receiver.acknowledge(effect.peer, effect.key)
+
+    def say_hello(self, effect: SayHello) -> None:
+        self._peers.say_hello(effect.peer)
+
+    def answer_hello(self, effect: AnswerHello) -> None:
+        self.receiver.answer_hello(effect.peer, effect.order, effect.era, effect.version)
+
+    def forfeit(self, effect: Forfeit) -> None:
+        self._forfeit(effect.why)
+
+    def fetch_layers(self, effect: FetchLayers) -> None:
+        assert self.worker.plan is not None
+        log.info("fetching layers %s from %s at step %d", effect.layers, effect.peer, self.worker.version)
+        self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
+
+    def restore_layers(self, effect: RestoreLayers) -> None:
+        self._checkpoints.read(effect)
+
+    def report(self, fact: ReportReady | ReportCaughtUp | ReportResumed) -> None:
+        self._report(reports.fact(fact))
+        if isinstance(fact, ReportReady):
+            self._faults.at(fact.step, "ready", fact.stage)
+
+    def adopted(self, effect: Adopted) -> None:
+        self._peers.connect(effect.plan, self.worker.node)
+        self._note_stages(effect.plan)
 
     def _note_stages(self, plan: Plan) -> None:
         ranges = {s: plan.stages[s].layers for s in plan.owned_by(self.worker.node)}
@@ -258,16 +257,16 @@ class Node:
     def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
         # Without the lock, which whoever has just put the value out still holds: a key's value never changes, and the
         # peer is told which plan it was sent under (rule 3).
-        plan, value = self.worker.plan, self.worker.outbox.get(key)
+        plan, value = self.worker.plan, self.worker.post.outbox.get(key)
         if plan is None or value is None or plan.members.get(peer.node) != peer:
             return None
-        if self.worker.outbox.has_acknowledged(key, peer.node, peer.incarnation):
+        if self.worker.post.outbox.has_acknowledged(key, peer.node, peer.incarnation):
             return None
         return value, plan.order
 
     def unacknowledged(self, peer: Member) -> list[Key]:
         with self.changed:
-            plan, outbox = self.worker.plan, self.worker.outbox
+            plan, outbox = self.worker.plan, self.worker.post.outbox
             if plan is None or plan.members.get(peer.node) != peer:
                 return []
             return [key for key in outbox if peer.node in outbox.unacknowledged(key, plan)]
@@ -305,9 +304,8 @@ class Node:
         return self.worker.term
 
     def receiving(self, key: Key) -> None:
-        if key.kind in (ACTIVATION, GRADIENT):
-            op = Instruction(key.stage, "F" if key.kind is ACTIVATION else "B", key.index)
-            self._faults.at(key.step, "receive", op)
+        if key.kind in CROSSES:
+            self._faults.at(key.step, "receive", maker_of(key))
 
     def received(self, peer: str, count: int) -> None:
         self._traffic.received(peer, count)
@@ -333,7 +331,7 @@ class Node:
                 self._loans += 1
                 try:
                     self.changed.wait_for(lambda: self._stopped or not (self._busy or self.worker.must_arrange))
-                    version = self.worker.seeding.version_of(layer)
+                    version = self.worker.holdings.version_of(layer)
                     held = version is not None and era == self.worker.era and not self._stopped
                     loan = self._compute.layer(layer).lend() if held else None
                 finally:
@@ -389,8 +387,8 @@ class Node:
                 sent_bytes=self._traffic.sent_by_peer(),
                 received_bytes=self._traffic.received_by_peer(),
                 version=self.worker.version,
-                mailbox=len(self.worker.mailbox),
-                outbox=len(self.worker.outbox),
+                mailbox=len(self.worker.post.mailbox),
+                outbox=len(self.worker.post.outbox),
                 finished=self._activity.finished,
             )
 
@@ -405,7 +403,7 @@ class Node:
                 self.worker.take_plan(plan_from_proto(order.plan))
             elif body == "commit":
                 self._activity.arrived(None)
-                self.worker.take_commit(reports.commit_from_proto(order.commit))
+                self.worker.take_commit(commit_from_proto(order.commit))
             self.after_event()
         if body == "commit":
             time.sleep(GIVE_WAY)  # this thread would go on with the interpreter that the compute thread waits for

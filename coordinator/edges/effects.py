@@ -1,12 +1,20 @@
 """From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import events as ev
 from culm.coordinator.failures import Work
 from culm.pipeline.checkpoints.manifest import File
-from culm.pipeline.messages import identity_from_proto, plan_from_proto, plan_to_proto, times_from_proto
+from culm.pipeline.messages import (
+    commit_from_proto,
+    commit_to_proto,
+    identity_from_proto,
+    plan_from_proto,
+    plan_to_proto,
+    times_from_proto,
+)
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.pipeline.plan_change import change_of
@@ -15,11 +23,6 @@ from culm.protos import coordinator_pb2 as pb
 
 GIVE_WAY = 0.002  # seconds in which the first stage's node begins the next step
 SLOT_OVER_WAY = 5  # so many times as long take a forward and its backward where others give way
-
-
-def commit_from_proto(commit: pb.Commit) -> cmd.Commit:
-    next_plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
-    return cmd.Commit(commit.term, commit.era, commit.step, commit.scale, commit.loss, next_plan, commit.save)
 
 
 def addressee(command: cmd.Command) -> str | None:
@@ -53,8 +56,7 @@ def plan_in(command: cmd.Command) -> Plan | None:
 
 
 def commit_order(commit: cmd.Commit, before: Plan | None = None) -> pb.AttendResponse:
-    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
-    order.save = commit.save
+    order = commit_to_proto(replace(commit, next_plan=None))
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(_plan(commit.next_plan, before))
     return pb.AttendResponse(commit=order)

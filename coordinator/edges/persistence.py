@@ -5,9 +5,9 @@ from typing import Any
 
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
-from culm.coordinator.commands import Commit
 from culm.coordinator.failures import Failures
 from culm.coordinator.state import Ending, Node, Phase, Settings, State, Storage, Watch
+from culm.pipeline.commit import Commit
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan, Redundancy, stages_from_lists, stages_to_lists
 

@@ -25,7 +25,8 @@ from culm.simulator.histories.redis import SimulatedRedis
 from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_verdict
 from culm.simulator.histories.storage import URL, SimulatedStorage
 from culm.simulator.network import Channel, Clock
-from culm.stage_server.worker.instructions import FetchLayers, Run, Work
+from culm.stage_server.worker.effects import FetchLayers
+from culm.stage_server.worker.work import Run, Work
 from culm.stage_server.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class Cluster:
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
         worker.checkpoint_every = self.checkpoint_every
-        worker.eager, worker.ship_every = self.eager, self.ship_every
+        worker.runner.eager, worker.runner.ship_every = self.eager, self.ship_every
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
         self.every.append(node)
@@ -214,7 +215,7 @@ class Cluster:
                 self.clock.after(0.01, serve)  # still building them
                 return
             for layer in effect.layers:
-                version = source.worker.seeding.version_of(layer)
+                version = source.worker.holdings.version_of(layer)
                 if version is None or source.worker.era != effect.era or source.worker.must_arrange:
                     self.clock.after(0.05, failed)
                     return

@@ -11,7 +11,6 @@ from culm.pipeline.plan import Plan
 from culm.simulator.histories.invariants import check_coordinator, check_rollback
 from culm.simulator.histories.redis import SimulatedRedis
 from culm.simulator.network import Channel
-from culm.stage_server.worker.instructions import CommitOrder
 
 if TYPE_CHECKING:
     from culm.simulator.histories.cluster import Cluster
@@ -168,9 +167,9 @@ class Leader:
         self._order(name, command.plan)
 
     def _order_commit(self, name: str, c: cmd.Commit) -> None:
-        self._order(name, CommitOrder(c.term, c.era, c.step, c.scale, c.next_plan, c.loss, c.save))
+        self._order(name, c)
 
-    def _order(self, name: str, order: Plan | CommitOrder | None) -> None:
+    def _order(self, name: str, order: Plan | cmd.Commit | None) -> None:
         attached = self.streams.get(name)
         if attached is not None:
             node, down = attached

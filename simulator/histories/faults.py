@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from culm.coordinator import events as ev
 from culm.coordinator import state as co
-from culm.pipeline.schedule import Instruction
+from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.coordination import COORDINATOR
 from culm.simulator.histories.node import SimulatedNode
-from culm.stage_server.worker.instructions import Run, Work
+from culm.stage_server.worker.work import Run, Work
 
 if TYPE_CHECKING:
     from culm.simulator.histories.cluster import Cluster

@@ -2,36 +2,29 @@
 
 from typing import TYPE_CHECKING
 
-from culm.coordinator import commands as cmd
 from culm.coordinator import events as ev
+from culm.pipeline.commit import Commit
+from culm.pipeline.flow import peers_of
+from culm.pipeline.instruction import Instruction
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.plan import Plan, PlanOrder
-from culm.pipeline.schedule import Instruction
 from culm.simulator.histories.arithmetic import Arithmetic, Number
 from culm.simulator.network import Channel
-from culm.stage_server.worker.instructions import (
+from culm.stage_server.worker.effects import (
     Acknowledge,
     Adopted,
     AnswerHello,
-    Apply,
-    Arrange,
-    CommitOrder,
-    Effect,
     FetchLayers,
     Forfeit,
-    Install,
-    Reduce,
     ReportCaughtUp,
     ReportReady,
     ReportResumed,
     RestoreLayers,
-    Resume,
-    Run,
-    Save,
     SayHello,
     Send,
-    Work,
+    carry_out,
 )
+from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
 
 if TYPE_CHECKING:
@@ -90,15 +83,10 @@ class SimulatedNode:
         worker, leader = self.worker, self.leader
         if not self.alive or leader is None:
             return
-        plan, last = worker.plan, worker.last_commit
+        plan = worker.plan
         holds = plan is not None and bool(plan.layers_of(self.name))
-        commit = (
-            cmd.Commit(last.term, last.era, last.step, last.scale, last.loss, last.next_plan, last.save)
-            if last
-            else None
-        )
         costs = tuple(1.0 for _ in range(self.cluster.layers))
-        where = (worker.era, worker.version, holds, plan, commit, frozenset(worker.seeding.kept()))
+        where = (worker.era, worker.version, holds, plan, worker.last_commit, frozenset(worker.holdings.kept()))
         self.tell(ev.Available(self.name, self.incarnation, costs, "", *where))
         for fact in worker.repeat_facts():
             self.tell(self._ready(fact))
@@ -120,7 +108,7 @@ class SimulatedNode:
             self.up.cut()
             self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
 
-    def obey(self, order: Plan | CommitOrder | None) -> None:
+    def obey(self, order: Plan | Commit | None) -> None:
         """An order has arrived; None: go, and join anew."""
         if self.deaf:
             return
@@ -167,7 +155,7 @@ class SimulatedNode:
             return
         if not self.busy:
             work = self.worker.next_work()
-            if work is None and self.worker.eager and self.cluster.random.random() < RUNS_AHEAD:
+            if work is None and self.worker.runner.eager and self.cluster.random.random() < RUNS_AHEAD:
                 work = self.worker.next_redundant()
             if work is not None:
                 self.busy = True
@@ -193,7 +181,8 @@ class SimulatedNode:
     def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
         arithmetic = self.arithmetic
         if isinstance(work, Arrange):
-            arithmetic.arrange(work.layers, work.stages, work.anew, work.fresh)
+            stages = [(duty.stage, layers.start, layers.stop) for duty, layers in work.duties]
+            arithmetic.arrange(work.layers, stages, work.anew, [duty.stage for duty in work.fresh])
         elif isinstance(work, Apply):
             for layer, value in work.gradients:
                 arithmetic.apply(layer, value.number, work.scale, work.step)
@@ -202,13 +191,13 @@ class SimulatedNode:
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Resume):
-            if work.stage in arithmetic.ranges:
-                arithmetic.resume(work.stage, work.step, work.accumulated)
+            if work.duty.stage in arithmetic.ranges:
+                arithmetic.resume(work.duty.stage, work.step, work.accumulated)
         elif isinstance(work, Reduce):
-            if work.stage not in arithmetic.ranges:
+            if work.duty.stage not in arithmetic.ranges:
                 return None, ()
-            last = arithmetic.ranges[work.stage][1] == self.cluster.layers
-            return None, arithmetic.reduce(work.stage, last, self.cluster.microbatches)
+            last = arithmetic.ranges[work.duty.stage][1] == self.cluster.layers
+            return None, arithmetic.reduce(work.duty.stage, last, self.cluster.microbatches)
         else:
             return self._pass(work), ()
         return None, ()
@@ -238,33 +227,31 @@ class SimulatedNode:
     # ---- effects ----------------------------------------------------------------------------------------------------
 
     def _carry_out(self) -> None:
-        for effect in self.worker.drain():
-            self._effect(effect)
+        carry_out(self.worker.drain(), self)
 
-    def _effect(self, effect: Effect) -> None:
-        if isinstance(effect, Send):
-            self._send(effect.peer, effect.key)
-        elif isinstance(effect, Forfeit):
-            self.cluster.faults.kill(self)
-            self.cluster.join_anew(self)
-        elif isinstance(effect, SayHello):
-            self._hello(effect.peer)
-        elif isinstance(effect, Acknowledge):
-            self._back(effect.peer, effect.key)
-        elif isinstance(effect, AnswerHello):
-            self._back(effect.peer, effect)
-        elif isinstance(effect, Adopted):
-            self._connect(effect.plan)
-        elif isinstance(effect, FetchLayers):
-            self.cluster.fetch(self, effect)
-        elif isinstance(effect, RestoreLayers):
-            self.cluster.storage.restore(self, effect)
-        elif isinstance(effect, ReportCaughtUp):
-            self.tell(self._caught_up(effect))
-        elif isinstance(effect, ReportReady):
-            self.tell(self._ready(effect))
-        elif isinstance(effect, ReportResumed):
-            self.tell(ev.Resumed(self.name, self.incarnation, effect.generation, effect.stage))
+    def forfeit(self, effect: Forfeit) -> None:
+        self.cluster.faults.kill(self)
+        self.cluster.join_anew(self)
+
+    def acknowledge(self, effect: Acknowledge) -> None:
+        self._back(effect.peer, effect.key)
+
+    def answer_hello(self, effect: AnswerHello) -> None:
+        self._back(effect.peer, effect)
+
+    def fetch_layers(self, effect: FetchLayers) -> None:
+        self.cluster.fetch(self, effect)
+
+    def restore_layers(self, effect: RestoreLayers) -> None:
+        self.cluster.storage.restore(self, effect)
+
+    def report(self, fact: ReportReady | ReportCaughtUp | ReportResumed) -> None:
+        if isinstance(fact, ReportReady):
+            self.tell(self._ready(fact))
+        elif isinstance(fact, ReportCaughtUp):
+            self.tell(self._caught_up(fact))
+        else:
+            self.tell(ev.Resumed(self.name, self.incarnation, fact.generation, fact.stage))
 
     def _caught_up(self, fact: ReportCaughtUp) -> ev.CaughtUp:
         layers = (fact.first_layer, fact.end_layer)
@@ -286,8 +273,9 @@ class SimulatedNode:
     def _cut_off_from(self, peer: str) -> bool:
         return self.cluster.faults.cut_off(self.name, peer)
 
-    def _connect(self, plan: Plan) -> None:
-        self.peers = {p: plan.members[p].incarnation for p in plan.peers_of(self.name)}
+    def adopted(self, effect: Adopted) -> None:
+        plan = effect.plan
+        self.peers = {p: plan.members[p].incarnation for p in peers_of(self.name, plan)}
         for peer, (incarnation, channel) in list(self._streams.items()):
             if self.peers.get(peer) != incarnation:
                 channel.cut(keep=self.cluster.brief())
@@ -299,6 +287,9 @@ class SimulatedNode:
             self._streams[peer] = (incarnation, self.cluster.channel())
         return self._streams[peer][1]
 
+    def say_hello(self, effect: SayHello) -> None:
+        self._hello(effect.peer)
+
     def _hello(self, peer: str) -> None:
         if peer in self.peers and self.worker.plan is not None and not self._cut_off_from(peer):
             to, order = (peer, self.peers[peer]), self.worker.plan.order
@@ -309,8 +300,11 @@ class SimulatedNode:
         if self.leader is not None and self.leader.term < self.worker.term:
             self.detach()  # another leads by now (rule 12)
 
+    def send(self, effect: Send) -> None:
+        self._send(effect.peer, effect.key)
+
     def _send(self, peer: str, key: Key) -> None:
-        value = self.worker.outbox.get(key)
+        value = self.worker.post.outbox.get(key)
         plan = self.worker.plan
         assert peer in self.peers, f"{self.name} sends {key} to {peer}, to whom it has no stream"
         if value is None or plan is None or self._cut_off_from(peer):
@@ -345,8 +339,8 @@ class SimulatedNode:
             return
         self._streams.pop(peer, None)
         self._hello(peer)
-        for key in self.worker.outbox:
-            if peer in self.worker.outbox.unacknowledged(key, self.worker.plan):
+        for key in self.worker.post.outbox:
+            if peer in self.worker.post.outbox.unacknowledged(key, self.worker.plan):
                 self._send(peer, key)
 
     def break_streams(self, keep: float) -> None:

@@ -13,7 +13,7 @@ from culm.coordinator import state as co
 from culm.coordinator.failures import START
 from culm.coordinator.failures import Work as FailedWork
 from culm.simulator.histories.arithmetic import Number
-from culm.stage_server.worker.instructions import Run, Work
+from culm.stage_server.worker.work import Run, Work
 
 if TYPE_CHECKING:
     from culm.simulator.histories.cluster import Cluster

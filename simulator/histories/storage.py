@@ -25,7 +25,8 @@ from culm.pipeline.checkpoints.manifest import (
 )
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.arithmetic import Number
-from culm.stage_server.worker.instructions import RestoreLayers, Save
+from culm.stage_server.worker.effects import RestoreLayers
+from culm.stage_server.worker.work import Save
 
 if TYPE_CHECKING:
     from culm.simulator.histories.cluster import Cluster
@@ -144,7 +145,7 @@ class SimulatedStorage:
             try:
                 manifest = self._manifest(n.name, origin)
                 for layer in effect.layers:
-                    if n.worker.seeding.lacks(layer):
+                    if n.worker.holdings.lacks(layer):
                         states = [self._file(n.name, origin.folder, file) for file in manifest.files[layer]]
                         n.worker.fetched(effect.era, layer, origin.step, Number(int(states[0])))
                 return

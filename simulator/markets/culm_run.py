@@ -165,7 +165,7 @@ class CulmRun:
         node = self._nodes.pop(name, None)
         if node is not None:
             plan = self.state.plan
-            neighbours = plan.peers_of(name) if plan is not None and name in plan.members else ()
+            neighbours = peers_of(name, plan) if plan is not None and name in plan.members else ()
             detected = self.cluster.detect_seconds
             self._clock.after(detected, lambda: self._missed(name, node.incarnation, neighbours))
 

@@ -5,7 +5,9 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from culm.pipeline.schedule import Instruction, Schedule, awaited, programs
+from culm.pipeline.flow import awaited
+from culm.pipeline.instruction import Instruction
+from culm.pipeline.schedule import Schedule, programs
 from culm.pipeline.times import TimeSplit
 
 
@@ -37,7 +39,7 @@ class StepRun:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self._run(programs(self.owners, self.schedule), dict.fromkeys(self.owners, 0.0))
+        self._run(programs([self.owners], self.schedule), dict.fromkeys(self.owners, 0.0))
 
     def times(self, node: str) -> TimeSplit:
         """Where the node's compute thread's time goes."""
@@ -85,7 +87,9 @@ class StepRun:
         self.arrived = {i: t for i, t in self.arrived.items() if i in kept or t <= at}
         self.began = {i: t for i, t in self.began.items() if i in kept}
         self.ended, self.owners = kept, tuple(owners)
-        left = {node: [i for i in mine if i not in kept] for node, mine in programs(self.owners, self.schedule).items()}
+        left = {
+            node: [i for i in mine if i not in kept] for node, mine in programs([self.owners], self.schedule).items()
+        }
         self._run(left, free, {i for i in redone if i.op == "F"}, 1.0 - ahead)
         return len(redone)
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.data import Microbatches
@@ -16,7 +17,7 @@ from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage
-from culm.stage_server.worker.instructions import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
+from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
 
 log = logging.getLogger("culm.compute")
 
@@ -45,9 +46,9 @@ class Compute:
         self._device = device
         self._accelerated = device.type != "cpu"
         self._layers: dict[int, HeldLayer] = {}
-        self._stages: dict[int, Stage] = {}
-        self._ranges: dict[int, tuple[int, int]] = {}
-        self._begun: dict[int, int] = {}  # stage -> step that its accumulators belong to
+        self._stages: dict[Duty, Stage] = {}
+        self._ranges: dict[Duty, range] = {}  # the layers of each
+        self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._microbatches: Microbatches | None = None
         self._loaded: dict[Load, Samples] = {}
         self.building: int | None = None  # the layer whose constructor runs
@@ -75,10 +76,10 @@ class Compute:
             self._loaded[work] = self._load(work)
             return Result()
         if isinstance(work, Resume):
-            self._begin(work.stage, work.step).resume(work.count, work.accumulated)
+            self._begin(work.duty, work.step).resume(work.count, work.accumulated)
             return Result()
         if isinstance(work, Reduce):
-            return Result(reduced=tuple(self._begin(work.stage, work.step).reduce().items()))
+            return Result(reduced=tuple(self._begin(work.duty, work.step).reduce().items()))
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
@@ -104,19 +105,25 @@ class Compute:
             self._stages.clear()
             self._begun.clear()
         self._layers = {i: self._layers[i] if i in self._layers else self._build(i) for i in work.layers}
-        owned = {s: (first, end) for s, first, end in work.stages}
-        for s in [s for s in self._stages if owned.get(s) != self._ranges[s]]:
-            self._stages.pop(s).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
-            self._begun.pop(s, None)
-        for s in work.fresh:
-            self._begun.pop(s, None)
-        for s, (first, end) in owned.items():
-            if s not in self._stages:
-                layers = [self._layers[i] for i in range(first, end)]
-                last = end == self._source.layer_count
-                splits = self._job.schedule.splits_at(s)
-                self._stages[s] = Stage(self._job, layers, first == 0, last, self._source.loss, splits)
-        self._ranges = owned
+        ranges = dict(work.duties)
+        for duty in [duty for duty in self._stages if ranges.get(duty) != self._ranges[duty]]:
+            self._stages.pop(duty).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
+            self._begun.pop(duty, None)
+        for duty in work.fresh:
+            self._begun.pop(duty, None)
+        for duty, held in ranges.items():
+            if duty not in self._stages:
+                layers = [self._layers[i] for i in held]
+                splits = self._job.schedule.splits_at(duty.stage)
+                first, last = self._is_first(held), self._is_last(held)
+                self._stages[duty] = Stage(self._job, layers, first, last, self._source.loss, splits)
+        self._ranges = ranges
+
+    def _is_first(self, layers: range) -> bool:
+        return layers.start == 0
+
+    def _is_last(self, layers: range) -> bool:
+        return layers.stop == self._source.layer_count
 
     def _build(self, index: int) -> HeldLayer:
         self.building = index
@@ -125,13 +132,13 @@ class Compute:
         return layer
 
     def _holds_last(self) -> bool:
-        return any(end == self._source.layer_count for _, end in self._ranges.values())
+        return any(map(self._is_last, self._ranges.values()))
 
-    def _begin(self, stage: int, step: int) -> Stage:
-        runner = self._stages[stage]
-        if self._begun.get(stage) != step:
+    def _begin(self, duty: Duty, step: int) -> Stage:
+        runner = self._stages[duty]
+        if self._begun.get(duty) != step:
             runner.begin_step(step)
-            self._begun[stage] = step
+            self._begun[duty] = step
         return runner
 
     def has_loaded(self, load: Load) -> bool:
@@ -141,7 +148,7 @@ class Compute:
         with self.loading():
             if self._microbatches is None:
                 self._microbatches = Microbatches(self._job, self._source.dataset())
-            return self._microbatches.microbatch(load.step, 0, load.microbatch)
+            return self._microbatches.microbatch(load.step, load.pipeline, load.microbatch)
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:
         found = self._loaded.get(load) or self._load(load)
@@ -152,28 +159,28 @@ class Compute:
         return found
 
     def _run(self, work: Run[Value]) -> Result:
-        stage, m = work.instruction.stage, work.instruction.microbatch
-        runner = self._begin(stage, work.step)
-        first, end = self._ranges[stage]
-        last = end == self._source.layer_count
+        duty, op, m = work.instruction
+        runner = self._begin(duty, work.step)
+        first, last = self._is_first(self._ranges[duty]), self._is_last(self._ranges[duty])
         operand = work.operand.tensor() if work.operand is not None and work.operand.tensors else None
-        if work.instruction.op == "F":
+        if op == "F":
             target = None
-            if first == 0 or last:
-                inputs, targets = self._samples(Load(work.step, m), wanted_again=not last and self._holds_last())
-                operand = inputs if first == 0 else operand
+            if first or last:
+                load = Load(work.step, duty.pipeline, m)
+                inputs, targets = self._samples(load, wanted_again=not last and self._holds_last())
+                operand = inputs if first else operand
                 target = self._here(targets) if last else None
             assert operand is not None, f"{work.instruction} has no input"
             with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(0, m, self._here(operand), target)
+                output = runner.forward(duty.pipeline, m, self._here(operand), target)
             self._synchronize()
             return Result(value=Value.single(self._home(output)), kept_bytes=kept.size)
-        if work.instruction.op == "W":
-            runner.backward_of_parameters(0, m)
+        if op == "W":
+            runner.backward_of_parameters(duty.pipeline, m)
             self._synchronize()
             return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
         operand = self._here(operand) if operand is not None else None
-        gradient = runner.backward(0, m, operand, work.accumulates)
+        gradient = runner.backward(duty.pipeline, m, operand, work.accumulates)
         self._synchronize()
         return Result(
             value=Value.single(self._home(gradient)) if gradient is not None else Value(()),

@@ -1,5 +1,6 @@
 """The streams to the peers that a plan names."""
 
+from culm.pipeline.flow import peers_of
 from culm.pipeline.keys import Key
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan import Plan
@@ -22,7 +23,7 @@ class Peers:
     def connect(self, plan: Plan, node: str) -> None:
         """Streams to those to whom the node sends under the plan; the others, and those of older incarnations, end."""
         own = plan.members[node].address if node in plan.members else ""
-        wanted = {peer: plan.members[peer] for peer in plan.peers_of(node)}
+        wanted = {peer: plan.members[peer] for peer in peers_of(node, plan)}
         for peer, sender in list(self._senders.items()):
             if wanted.get(peer) != sender.peer:
                 self._senders.pop(peer).close()

@@ -1,11 +1,11 @@
 """A node's facts as messages to its coordinator, and the coordinator's commits as orders."""
 
 from culm.pipeline.checkpoints.manifest import File
-from culm.pipeline.messages import plan_from_proto, plan_to_proto
+from culm.pipeline.messages import commit_to_proto, plan_to_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
-from culm.stage_server.worker.instructions import CommitOrder, ReportCaughtUp, ReportReady, ReportResumed
+from culm.stage_server.worker.effects import ReportCaughtUp, ReportReady, ReportResumed
 from culm.stage_server.worker.worker import Worker
 
 
@@ -14,7 +14,7 @@ def available(node: pb.Available, worker: Worker[Value]) -> pb.AttendRequest:
     message = pb.Available()
     message.CopyFrom(node)
     message.era, message.version = worker.era, worker.version
-    message.layers.extend(worker.seeding.kept())
+    message.layers.extend(worker.holdings.kept())
     if worker.plan is not None:
         message.holds_state = bool(worker.plan.held_by(worker.node))
         message.plan.CopyFrom(plan_to_proto(worker.plan))
@@ -72,14 +72,11 @@ def checkpoint_bad(origin: Origin, why: str) -> pb.AttendRequest:
     return pb.AttendRequest(checkpoint_bad=named)
 
 
-def commit_to_proto(commit: CommitOrder) -> pb.Commit:
-    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step, scale=commit.scale, loss=commit.loss)
-    order.save = commit.save
-    if commit.next_plan is not None:
-        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
-    return order
-
-
-def commit_from_proto(commit: pb.Commit) -> CommitOrder:
-    plan = plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None
-    return CommitOrder(commit.term, commit.era, commit.step, commit.scale, plan, commit.loss, commit.save)
+def fact(fact: ReportReady | ReportCaughtUp | ReportResumed) -> pb.AttendRequest:
+    match fact:
+        case ReportReady():
+            return ready(fact)
+        case ReportCaughtUp():
+            return caught_up(fact)
+        case ReportResumed():
+            return resumed(fact)

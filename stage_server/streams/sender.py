@@ -14,13 +14,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.keys import ACCUMULATED, ACTIVATION, PARTIAL, REDUCED, Key
+from culm.pipeline.flow import maker_of
+from culm.pipeline.keys import ACCUMULATED, PARTIAL, REDUCED, Key
 from culm.pipeline.messages import key_from_proto, key_to_proto
 from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member, PlanOrder
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.tls import open_channel
-from culm.pipeline.schedule import Instruction
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import chunks, header_of
 from culm.protos import stage_pb2, tensor_pb2
@@ -272,7 +272,6 @@ class Sender:
             if key.kind in (REDUCED, ACCUMULATED):
                 self._faults.at(key.step, "ship", key.stage)
             else:
-                op = Instruction(key.stage, "F" if key.kind is ACTIVATION else "B", key.index)
-                self._faults.at(key.step, "send", op)
+                self._faults.at(key.step, "send", maker_of(key))
         if total >= LARGE:
             self._source.went(total, time.monotonic() - began)

@@ -11,7 +11,7 @@ from culm.stage_server.compute.keeping import Limit
 from culm.stage_server.watching.durations import Durations
 from culm.stage_server.watching.slack import COMMIT, LOADS, Slack, Slot
 from culm.stage_server.watching.times import Times, phase_of, redundant_share
-from culm.stage_server.worker.instructions import Load, Run, Work
+from culm.stage_server.worker.work import Load, Run, Work
 
 
 class Activity:
@@ -56,7 +56,7 @@ class Activity:
         self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
         self._running = work
         if isinstance(work, Run) and not work.redundant:
-            self._durations.begin(work.instruction[:2], self._began)
+            self._durations.begin((work.instruction.stage, work.instruction.op), self._began)
 
     def end(self, work: Work[Value] | Load, step: int, kept_bytes: int) -> bool:
         """``kept_bytes``: of a redundant forward's graph. False if the step's memory for these is used up."""

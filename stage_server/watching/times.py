@@ -2,12 +2,11 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import fields
-from typing import Literal, TypeVar
+from typing import Literal
 
 from culm.pipeline.times import TimeSplit
-from culm.stage_server.worker.instructions import Apply, Facts, Install, Load, Reduce, Run, Work
+from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, V, Work
 
-V = TypeVar("V", bound=Facts)
 Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
 PLACE = {field.name: i for i, field in enumerate(fields(TimeSplit))}
 

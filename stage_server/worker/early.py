@@ -5,7 +5,7 @@ from typing import Generic, NamedTuple
 
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import PlanOrder
-from culm.stage_server.worker.instructions import V
+from culm.stage_server.worker.work import V
 
 
 class Arrival(NamedTuple, Generic[V]):

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from culm.pipeline.instruction import Duty
 from culm.pipeline.keys import ACCUMULATED, REDUCED, Key, superseded
 
 V = TypeVar("V")
@@ -30,9 +31,9 @@ class Mailbox(Generic[V]):
         """The keys of the reduced gradients of a step."""
         return {key for key in self._values if key.kind is REDUCED and key.step == step}
 
-    def accumulated(self, step: int, stage: int) -> Key | None:
-        """The key of what the stage's gradients have come to, as far as its owner has told."""
-        found = (k for k in self._values if k.kind is ACCUMULATED and (k.step, k.stage) == (step, stage))
+    def accumulated(self, step: int, duty: Duty) -> Key | None:
+        """The key of what the duty's gradients have come to, as far as its owner has told."""
+        found = (k for k in self._values if k.kind is ACCUMULATED and k.step == step and k.duty == duty)
         return max(found, default=None)
 
     def __contains__(self, key: Key) -> bool:

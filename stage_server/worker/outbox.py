@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from culm.pipeline.keys import REDUCED, Key, consumers, superseded
+from culm.pipeline.flow import consumers
+from culm.pipeline.instruction import Duty
+from culm.pipeline.keys import REDUCED, Key, superseded
 from culm.pipeline.plan import Plan
 
 V = TypeVar("V")
@@ -63,10 +65,10 @@ class Outbox(Generic[V]):
         late = key.kind is REDUCED and key.step >= step - COMMITS_TO_WAIT
         return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
 
-    def forget_stage(self, stage: int) -> None:
-        """Drops what a stage produced: its work belongs to another node now."""
-        self._values = {k: v for k, v in self._values.items() if k.stage != stage}
-        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.stage != stage}
+    def forget_duty(self, duty: Duty) -> None:
+        """Drops what a duty produced: it is another node's now."""
+        self._values = {k: v for k, v in self._values.items() if k.duty != duty}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.duty != duty}
 
     def clear(self) -> None:
         self._values.clear()

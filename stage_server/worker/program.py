@@ -1,9 +1,9 @@
 """A node's part of a step: instructions in their order, and how far it has come."""
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from culm.pipeline.schedule import Instruction
+from culm.pipeline.instruction import Instruction
 
 
 class Program:
@@ -17,16 +17,8 @@ class Program:
         """Another step begins."""
         self._position = 0
 
-    def head(self, done: Container[Instruction]) -> Instruction | None:
-        """The first that is not done; None if all is. Until ``restart`` whatever is done stays so."""
-        while self._position < len(self._instructions):
-            head = self._instructions[self._position]
-            if head not in done:
-                return head
+    def left(self, is_done: Callable[[Instruction], bool]) -> Iterator[Instruction]:
+        """What is not done, in order. Until ``restart`` whatever is done stays so."""
+        while self._position < len(self._instructions) and is_done(self._instructions[self._position]):
             self._position += 1
-        return None
-
-    def left(self, done: Container[Instruction]) -> Iterator[Instruction]:
-        """What is not done, in order."""
-        self.head(done)
-        return (i for i in islice(self._instructions, self._position, None) if i not in done)
+        return (i for i in islice(self._instructions, self._position, None) if not is_done(i))

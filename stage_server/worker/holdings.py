@@ -5,13 +5,14 @@ from collections.abc import Collection, Iterable
 from typing import Generic
 
 from culm.pipeline.plan import Plan
-from culm.stage_server.worker.instructions import Apply, FetchLayers, Install, RestoreLayers, V
+from culm.stage_server.worker.effects import FetchLayers, RestoreLayers
 from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
+from culm.stage_server.worker.work import Apply, Install, V
 
 CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
 
 
-class Seeding(Generic[V]):
+class Holdings(Generic[V]):
     """Each layer has its own version; None while its state is not here yet.
 
     A layer in flight keeps the reduced gradients of the steps that commit meanwhile, so that it can follow.

@@ -1,0 +1,18 @@
+"""The commit of a step: decided once by the coordinator, applied by every holder (rules 5 to 7)."""
+
+from dataclasses import dataclass
+
+from culm.pipeline.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Apply the step, then adopt the plan, if there is one."""
+
+    term: int
+    era: int
+    step: int
+    scale: float  # of the step's reduced gradients, as ``culm.pipeline.clip`` gives it
+    loss: float = 0.0  # the step's, a mean over its microbatches
+    next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
+    save: bool = False  # a checkpoint of the step, whatever its number

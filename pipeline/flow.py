@@ -1,0 +1,111 @@
+"""The chain of stages: what each instruction takes and gives, and which duty, and so which node, is on the other side.
+
+The only module that knows that stages stand in a row:
+
+    samples -> [stage 0] -- ACTIVATION --> [stage 1] -- ACTIVATION --> [stage 2] <- targets
+               [stage 0] <--- GRADIENT --- [stage 1] <--- GRADIENT --- [stage 2]
+
+A pipeline's tensors stay in that pipeline. What a stage's holders share, REDUCED and ACCUMULATED, goes across instead.
+"""
+
+from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, REDUCED, Key
+from culm.pipeline.plan import Plan
+
+
+def takes_samples(stage: int) -> bool:
+    """Whether the stage's forwards take their input from the dataset."""
+    return stage == 0
+
+
+def takes_targets(stage: int, stages: int) -> bool:
+    """Whether the stage's forwards end in the loss, and take the target from the dataset."""
+    return stage == stages - 1
+
+
+def stages_after(stage: int, stages: int) -> int:
+    """How many stages a microbatch still has to pass."""
+    return stages - stage - 1
+
+
+def _before(duty: Duty) -> Duty | None:
+    return Duty(duty.pipeline, duty.stage - 1) if duty.stage > 0 else None
+
+
+def _after(duty: Duty, stages: int) -> Duty | None:
+    return Duty(duty.pipeline, duty.stage + 1) if duty.stage < stages - 1 else None
+
+
+def neighbours(duty: Duty, stages: int) -> tuple[Duty, ...]:
+    """The duties with which this one exchanges activations and gradients."""
+    return tuple(near for near in (_before(duty), _after(duty, stages)) if near is not None)
+
+
+def awaited(instruction: Instruction, stages: int) -> Instruction | None:
+    """The neighbour's instruction whose result this one takes; None where it takes none."""
+    duty, op, microbatch = instruction
+    near = _before(duty) if op == "F" else _after(duty, stages) if op == "B" else None
+    return Instruction(near, op, microbatch) if near is not None else None
+
+
+def awaits(instruction: Instruction, stages: int) -> Instruction | None:
+    """The neighbour's instruction that takes this one's result; None where nobody does."""
+    duty, op, microbatch = instruction
+    near = _after(duty, stages) if op == "F" else _before(duty) if op == "B" else None
+    return Instruction(near, op, microbatch) if near is not None else None
+
+
+def inputs_of(instruction: Instruction, stages: int) -> tuple[Instruction, ...]:
+    """The instructions whose results this one needs: its own duty's, earlier in its order, and a neighbour's."""
+    duty, op, microbatch = instruction
+    own = {"F": (), "B": (Instruction(duty, "F", microbatch),), "W": (Instruction(duty, "B", microbatch),)}[op]
+    other = awaited(instruction, stages)
+    return own if other is None else (*own, other)
+
+
+def result_of(instruction: Instruction, era: int, step: int) -> Key:
+    """The key of what a forward or an input's backward gives. At the chain's ends nobody consumes it."""
+    (pipeline, stage), op, microbatch = instruction
+    return Key(era, step, pipeline, ACTIVATION if op == "F" else GRADIENT, stage, microbatch)
+
+
+def maker_of(key: Key) -> Instruction:
+    """The instruction that gives this activation or gradient."""
+    return Instruction(key.duty, "F" if key.kind is ACTIVATION else "B", key.index)
+
+
+CROSSES = (ACTIVATION, GRADIENT)  # the kinds that pass from a stage to its neighbour
+
+
+def producer(key: Key, plan: Plan) -> str | None:
+    """The node whose value of this key counts under the plan, or None if the plan knows no such duty."""
+    if key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
+        return None
+    return plan.stages[key.stage].owner if key.kind is REDUCED else plan.owner_of(key.duty)
+
+
+def consumers(key: Key, plan: Plan) -> tuple[str, ...]:
+    """The nodes that need this key under the plan; may include the producer when it hosts both sides."""
+    kind, stage = key.kind, key.stage
+    if kind is ACTIVATION:
+        return (plan.stages[stage + 1].owners[key.pipeline],) if stage < len(plan.stages) - 1 else ()
+    if kind is GRADIENT:
+        return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()
+    if kind is REDUCED:
+        return plan.receivers(stage, key.index)
+    if kind is ACCUMULATED:
+        standby = plan.stages[stage].hot_standby()
+        return (standby,) if standby is not None else ()
+    return ()
+
+
+def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
+    """The nodes to which this one sends tensors under the plan, without itself."""
+    peers: dict[str, None] = {}
+    for duty in plan.duties_of(node):
+        near = (_after(duty, len(plan.stages)), _before(duty))
+        peers.update((plan.owner_of(each), None) for each in near if each is not None)
+        for layer in plan.stages[duty.stage].layers:
+            peers.update(dict.fromkeys(plan.receivers(duty.stage, layer)))
+    peers.pop(node, None)
+    return tuple(peers)

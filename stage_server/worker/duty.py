@@ -1,0 +1,89 @@
+"""What has become of each duty on this node in the running step: one record a (pipeline, stage), gone at the commit."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Generic
+
+from culm.pipeline.instruction import Duty, Instruction
+from culm.stage_server.worker.takeover import Takeover
+from culm.stage_server.worker.work import V
+
+
+@dataclass(slots=True)
+class DutyStep(Generic[V]):
+    """A duty that the node runs, or stands by for and runs ahead of a loss."""
+
+    # The generation of the plan that brought the duty here; None: it is another node's. Work that was begun under
+    # another tenure is void: the duty was somewhere else meanwhile, and its graphs with it.
+    tenure: int | None = None
+    done: set[Instruction] = field(default_factory=set)  # by this node as the owner; never by another
+    # Outputs of redundant forwards, microbatch 0 first; an output that no node consumes is None.
+    ahead: list[V | None] = field(default_factory=list)
+    spoilt: bool = False  # graphs were dropped within the step: nothing more is run ahead
+    adopted: int = 0  # forwards among ``done`` that had been run ahead when the duty came here
+    takeover: Takeover | None = None  # how the duty came here, if that was within the step
+    inherited: int = 0  # microbatches in the gradients that the lost owner had shipped: they are not accumulated again
+
+    def give_up(self) -> None:
+        """The duty is another node's. What was run ahead for it stays, if this node goes on standing by."""
+        self.tenure = self.takeover = None
+        self.inherited = self.adopted = 0
+        self.done.clear()
+
+    def drop_ahead(self) -> None:
+        """This node does not stand by any more, and its graphs go."""
+        if self.ahead:
+            self.ahead.clear()
+            self.spoilt = True
+
+
+class Duties(Generic[V]):
+    """The records. ``ticket`` tells forwards that are run ahead in this step and era from those begun before: it is
+    negative, a tenure never is.
+    """
+
+    def __init__(self) -> None:
+        self._steps: dict[Duty, DutyStep[V]] = {}
+        self.ticket = -1
+        self.stopped = False  # memory is short: nothing more is run ahead in this step
+
+    def __getitem__(self, duty: Duty) -> DutyStep[V]:
+        """The duty's record; a new one if nothing of it has happened here in this step."""
+        found = self._steps.get(duty)
+        if found is None:
+            found = self._steps[duty] = DutyStep()
+        return found
+
+    def get(self, duty: Duty) -> DutyStep[V] | None:
+        return self._steps.get(duty)
+
+    def owned(self) -> list[Duty]:
+        """What this node runs, ascending."""
+        return sorted(duty for duty, step in self._steps.items() if step.tenure is not None)
+
+    def of_stage(self, stage: int) -> Iterator[tuple[Duty, DutyStep[V]]]:
+        return ((duty, step) for duty, step in self._steps.items() if duty.stage == stage)
+
+    def items(self) -> Collection[tuple[Duty, DutyStep[V]]]:
+        return self._steps.items()
+
+    def has_done(self, instruction: Instruction) -> bool:
+        step = self._steps.get(instruction.duty)
+        return step is not None and instruction in step.done
+
+    def is_current(self, duty: Duty, tenure: int) -> bool:
+        """Whether work that was begun under this tenure still counts, within its step."""
+        step = self._steps.get(duty)
+        return step is not None and step.tenure == tenure
+
+    def end_step(self) -> None:
+        """The step is committed: of each record the tenure is left."""
+        self._steps = {d: DutyStep(tenure=step.tenure) for d, step in self._steps.items() if step.tenure is not None}
+        self.ticket -= 1
+        self.stopped = False
+
+    def end_era(self) -> None:
+        """All of it is void."""
+        self._steps.clear()
+        self.ticket -= 1
+        self.stopped = False

@@ -1,0 +1,162 @@
+"""What a worker asks its node to send and to report: frozen data, carried out in order by ``carry_out``."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from culm.pipeline.keys import Key
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Plan, PlanOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send the outbox's value of the key to a peer."""
+
+    peer: str
+    key: Key
+    later: bool = False  # the node's own next work goes first
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Tell a peer that its tensor is here, or is of no use here any more."""
+
+    peer: str
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    """Tell a peer which plan this node obeys; it answers with what it has."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHello:
+    """All that is here of the peer's has been acknowledged; this is where this node stands."""
+
+    peer: str
+    order: PlanOrder  # of the plan that the Hello named
+    era: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forfeit:
+    """What this node holds can be brought up to the committed step no more: it is to join anew, holding nothing."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLayers:
+    """Ask a holder for the state of these layers."""
+
+    peer: str
+    layers: tuple[int, ...]
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """A fact for the coordinator (rule 6): the whole reduced gradient of these layers is here, for this step."""
+
+    era: int
+    step: int
+    stage: int
+    first_layer: int
+    squared_norms: tuple[float, ...]  # a layer's each, from ``first_layer`` on
+    losses: tuple[float, ...]  # a microbatch's each; of the last stage alone
+    redone: int  # instructions that this node did again for a lost owner
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreLayers:
+    """Read these layers' state from the checkpoint that the era begins from."""
+
+    origin: Origin
+    layers: tuple[int, ...]
+    era: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCaughtUp:
+    """Layers that were behind are at this node's version."""
+
+    era: int
+    first_layer: int
+    end_layer: int
+    version: int
+    order: PlanOrder  # of the plan that this node obeys
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResumed:
+    """The first instruction of a stage begins that came here with this generation's plan."""
+
+    generation: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A plan took effect: streams to peers that it does not name can go, others must be there."""
+
+    plan: Plan
+
+
+Effect = (
+    Send
+    | Acknowledge
+    | SayHello
+    | AnswerHello
+    | Forfeit
+    | FetchLayers
+    | RestoreLayers
+    | ReportReady
+    | ReportCaughtUp
+    | ReportResumed
+    | Adopted
+)
+
+
+class Node(Protocol):
+    """Who carries effects out: the process, and the simulated node. No call waits."""
+
+    def send(self, effect: Send) -> None: ...
+    def acknowledge(self, effect: Acknowledge) -> None: ...
+    def say_hello(self, effect: SayHello) -> None: ...
+    def answer_hello(self, effect: AnswerHello) -> None: ...
+    def forfeit(self, effect: Forfeit) -> None: ...
+    def fetch_layers(self, effect: FetchLayers) -> None: ...
+    def restore_layers(self, effect: RestoreLayers) -> None: ...
+    def report(self, fact: ReportReady | ReportCaughtUp | ReportResumed) -> None: ...
+    def adopted(self, effect: Adopted) -> None: ...
+
+
+def carry_out(effects: Iterable[Effect], node: Node) -> None:
+    """Hands each to the node, in order: the one interpreter of what workers want."""
+    for effect in effects:
+        match effect:
+            case Send():
+                node.send(effect)
+            case Acknowledge():
+                node.acknowledge(effect)
+            case SayHello():
+                node.say_hello(effect)
+            case AnswerHello():
+                node.answer_hello(effect)
+            case Forfeit():
+                node.forfeit(effect)
+            case FetchLayers():
+                node.fetch_layers(effect)
+            case RestoreLayers():
+                node.restore_layers(effect)
+            case ReportReady() | ReportCaughtUp() | ReportResumed():
+                node.report(effect)
+            case Adopted():
+                node.adopted(effect)
+            case _:
+                assert_never(effect)

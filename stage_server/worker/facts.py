@@ -1,0 +1,83 @@
+"""What a node tells its coordinator, and tells it again when it (re)attaches (rule 6).
+
+Facts, not votes: "this incarnation holds the whole reduced gradient of these layers for (era, step)" stays true
+whatever plan follows, so it is said once a step, and repeated as it was said.
+"""
+
+from typing import Generic
+
+from culm.pipeline import flow
+from culm.pipeline.plan import Plan
+from culm.stage_server.worker.effects import Effect, ReportCaughtUp, ReportReady
+from culm.stage_server.worker.holdings import Holdings
+from culm.stage_server.worker.position import Position
+from culm.stage_server.worker.post import Post
+from culm.stage_server.worker.runner import Runner
+from culm.stage_server.worker.work import V
+
+Part = tuple[int, int, int]  # a stage, or what this node holds of it: stage, first layer, end
+
+
+class Facts(Generic[V]):
+    """Each method reports what has become true since the last call."""
+
+    def __init__(
+        self, position: Position, holdings: Holdings[V], post: Post[V], runner: Runner[V], effects: list[Effect]
+    ) -> None:
+        self._at = position
+        self._holdings = holdings
+        self._post = post
+        self._runner = runner
+        self._effects = effects
+        self.ready: dict[Part, ReportReady] = {}  # of the running step
+        self.settled: dict[int, ReportCaughtUp] = {}  # after the last commit, by first layer: seeded copies
+
+    def note_ready(self, plan: Plan) -> None:
+        """Of every part whose reduced gradient and state are here."""
+        for stage, layers in plan.parts_of(self._at.node):
+            part = (stage, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
+            keys = [self._at.reduced(stage, layer) for layer in layers]
+            if part in self.ready or any(key not in self._post.mailbox for key in keys):
+                continue
+            if not self._at_version(layers):
+                continue
+            values = [self._post.mailbox.get(key) for key in keys]
+            losses = values[-1].losses if flow.takes_targets(stage, len(plan.stages)) else ()
+            report = ReportReady(
+                era=self._at.era,
+                step=self._at.version,
+                stage=stage,
+                first_layer=layers.start,
+                squared_norms=tuple(value.squared_norm for value in values),
+                losses=losses,
+                redone=self._runner.redone(stage),
+            )
+            self.ready[part] = report
+            self._effects.append(report)
+
+    def note_caught_up(self, plan: Plan, applied: set[int]) -> None:
+        """Of parts with a layer whose missed step was just ``applied``. Their gradients may come after their commits
+        for ever: the coordinator is to wait for this node, too.
+        """
+        for _, layers in plan.parts_of(self._at.node):
+            if not applied.isdisjoint(layers) and self._at_version(layers):
+                self._effects.append(self._caught_up(layers, plan))
+
+    def note_settled(self, plan: Plan) -> None:
+        """After the last commit: of seeded copies that are whole. Each counts for one plan, so it is said under all."""
+        self.settled = {first: x for first, x in self.settled.items() if x.order == plan.order}
+        for stage, layers in plan.parts_of(self._at.node):
+            if self._at.node in plan.stages[stage].required() or layers.start in self.settled:
+                continue
+            if self._at_version(layers):
+                report = self.settled[layers.start] = self._caught_up(layers, plan)
+                self._effects.append(report)
+
+    def end_step(self) -> None:
+        self.ready.clear()
+
+    def _at_version(self, layers: range) -> bool:
+        return all(self._holdings.version_of(layer) == self._at.version for layer in layers)
+
+    def _caught_up(self, layers: range, plan: Plan) -> ReportCaughtUp:
+        return ReportCaughtUp(self._at.era, layers.start, layers.stop, self._at.version, plan.order)

@@ -1,0 +1,54 @@
+"""Where a node stands in the run: whom it obeys, in which era and step it is, and what it knows to be committed."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from culm.pipeline import flow, keys
+from culm.pipeline.commit import Commit
+from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.keys import ACCUMULATED, Key
+from culm.pipeline.plan import Plan
+from culm.pipeline.schedule import Schedule
+
+
+@dataclass(slots=True, kw_only=True)
+class Position:
+    """The worker moves it; its parts only read it."""
+
+    node: str
+    incarnation: int
+    schedule: Schedule
+    steps: int  # of the run
+
+    term: int = 0  # the highest heard of; it never falls (rule 12)
+    era: int = 0
+    version: int = 0  # steps applied to all that is held; also the number of the running step
+    plan: Plan | None = None  # the one obeyed; its order never falls within a term
+    commits: deque[Commit] = field(default_factory=deque)  # known and not applied, without a gap from ``version`` on
+
+    @property
+    def committed(self) -> int:
+        """Steps known to be committed, applied here or not yet."""
+        return self.version + len(self.commits)
+
+    @property
+    def microbatches(self) -> int:
+        """A pipeline's, in a step."""
+        return self.schedule.microbatches
+
+    def order(self, duty: Duty) -> tuple[Instruction, ...]:
+        """All that the duty is in a step."""
+        assert self.plan is not None
+        return self.schedule.order(duty, len(self.plan.stages))
+
+    def result_of(self, instruction: Instruction) -> Key:
+        """The key of what the instruction gives in the running step."""
+        return flow.result_of(instruction, self.era, self.version)
+
+    def reduced(self, stage: int, layer: int) -> Key:
+        """The key of a layer's reduced gradient of the running step."""
+        return keys.reduced(self.era, self.version, stage, layer)
+
+    def accumulated(self, duty: Duty, count: int) -> Key:
+        """The key of what the duty's gradients have come to after so many microbatches of the running step."""
+        return Key(self.era, self.version, duty.pipeline, ACCUMULATED, duty.stage, count)

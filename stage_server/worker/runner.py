@@ -1,0 +1,297 @@
+"""What the node runs next of its duties, and what becomes of it: its program, forwards ahead of a loss, takeovers.
+
+The program is the plan's, one order of all the instructions of the node's duties in a step. An owner runs it from its
+beginning; what is done stays done whatever plans follow in the step. An heir leaves out what was done ahead and what
+its neighbours hold. While the program's head waits for a tensor, forwards of duties that the node stands by for may
+run: they are of use if the owner is lost (rule 9).
+"""
+
+from collections.abc import Iterator
+from typing import Generic
+
+from culm.pipeline import flow
+from culm.pipeline.flow import consumers
+from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.keys import Key
+from culm.pipeline.plan import Plan
+from culm.pipeline.schedule import program
+from culm.stage_server.worker import reduction
+from culm.stage_server.worker.duty import Duties
+from culm.stage_server.worker.effects import Effect, ReportResumed
+from culm.stage_server.worker.holdings import Holdings
+from culm.stage_server.worker.position import Position
+from culm.stage_server.worker.post import Post
+from culm.stage_server.worker.program import Program
+from culm.stage_server.worker.takeover import Takeover, lost_results
+from culm.stage_server.worker.work import Load, Reduce, Resume, Run, V
+
+
+class Runner(Generic[V]):
+    """Reads where the node stands and what it holds; writes the records of its duties and puts out their results."""
+
+    def __init__(self, position: Position, holdings: Holdings[V], post: Post[V], effects: list[Effect]) -> None:
+        self._at = position
+        self._holdings = holdings
+        self._post = post
+        self._effects = effects
+        self.duties: Duties[V] = Duties()
+        self.eager = False  # run forwards ahead for duties that this node stands by for
+        self.ship_every = 0  # microbatches; 0: gradients go to the standby when they are whole
+        self.awaited: Key | None = None  # why there is nothing to run: the next instruction lacks this tensor
+        self.resumes: list[Resume[V]] = []  # to be done before anything else of their duties
+        self._program = Program()
+
+    # ---- plans ------------------------------------------------------------------------------------------------------
+
+    def adopt(self, plan: Plan, anew: bool) -> tuple[Duty, ...]:
+        """Takes on the duties of a plan, and gives up those of others. Returns those that begin the step again.
+
+        ``anew``: the plan's era begins, and nothing of before counts.
+        """
+        owned, ahead = plan.duties_of(self._at.node), self.ahead_of_losses(plan)
+        for duty, step in self.duties.items():
+            if duty not in owned and duty not in ahead:
+                step.drop_ahead()
+        for duty in self.duties.owned():
+            if duty not in owned:
+                self.duties[duty].give_up()
+                self.resumes = [resume for resume in self.resumes if resume.duty != duty]
+                self._post.forget_duty(duty)
+        fresh = []
+        for duty in owned:
+            step = self.duties[duty]
+            if step.tenure is None:
+                if not step.ahead:
+                    fresh.append(duty)
+                step.tenure = plan.generation
+                if not anew:
+                    self._take_over(duty, plan)
+        owners = [plan.owners(pipeline) for pipeline in range(plan.pipelines)]
+        self._program = Program(program(owners, self._at.node, self._at.schedule))
+        return tuple(fresh)
+
+    def ahead_of_losses(self, plan: Plan) -> set[Duty]:
+        """The duties whose forwards this node may run before anything is lost."""
+        if not self.eager:
+            return set()
+        stages = [s for s, stage in enumerate(plan.stages) if self._at.node in stage.required()]
+        duties = {Duty(pipeline, s) for s in stages for pipeline in range(plan.pipelines)}
+        return duties.difference(plan.duties_of(self._at.node))
+
+    def _take_over(self, duty: Duty, plan: Plan) -> None:
+        """The duty comes here within a step: what no consumer holds is to be done again."""
+        step = self.duties[duty]
+        step.takeover = Takeover(plan.order)
+        if not step.ahead:
+            step.spoilt = True
+        for microbatch, output in enumerate(step.ahead):
+            self._adopt_forward(Instruction(duty, "F", microbatch), output, plan)
+        for instruction in self._at.order(duty):
+            if instruction.op == "B" and self._at.result_of(instruction) in self._post.mailbox:
+                step.takeover.known.add(instruction)
+        if self._post.holds_whole(duty.stage):
+            self._post.ship(duty.stage)
+            return
+        shipped = self._post.mailbox.accumulated(self._at.version, duty)
+        if shipped is not None:
+            step.inherited = shipped.index
+            self.resumes.append(Resume(duty, self._at.version, shipped.index, self._post.mailbox.get(shipped)))
+
+    def _adopt_forward(self, instruction: Instruction, output: V | None, plan: Plan) -> None:
+        """A forward that was run ahead is the owner's now. Whoever adopts a plan sends all that is out anyhow."""
+        step = self.duties[instruction.duty]
+        step.done.add(instruction)
+        step.adopted += 1
+        key = self._at.result_of(instruction)
+        if output is not None and consumers(key, plan):
+            self._post.outbox.put(key, output)
+
+    # ---- what to run ------------------------------------------------------------------------------------------------
+
+    def next_reduce(self) -> Reduce | None:
+        """A duty whose backwards are done, and whose stage's reduced gradient is not here."""
+        for duty in self.duties.owned():
+            if self._is_complete(duty) and not self._post.holds_whole(duty.stage):
+                return Reduce(duty, self._at.version, self._tenure(duty))
+        return None
+
+    def next_run(self) -> Run[V] | None:
+        """The first of the program that is left to be done; None while it lacks its tensor, which ``awaited`` names."""
+        self.awaited = None
+        # An heir's part changes as its neighbours answer, and it may turn out that it has none.
+        parts = {duty: self._part(duty) for duty, step in self.duties.items() if step.takeover is not None}
+        for instruction in self._program.left(self.duties.has_done):
+            duty = instruction.duty
+            if duty not in parts:
+                parts[duty] = self._part(duty)
+            part = parts[duty]
+            if part is None or instruction in part:
+                return self._run(instruction)
+        return None
+
+    def _run(self, instruction: Instruction) -> Run[V] | None:
+        operand: V | None = None
+        key = self._post.input_of(instruction)
+        if key is not None:
+            if key not in self._post.mailbox:
+                self.awaited = key
+                return None
+            operand = self._post.mailbox.get(key)
+        self._note_resumed(instruction.duty)
+        accumulates = reduction.accumulates(instruction, self.duties[instruction.duty].inherited)
+        tenure = self._tenure(instruction.duty)
+        return Run(instruction, self._at.version, tenure, operand, accumulates, self._ships(instruction))
+
+    def next_redundant(self) -> Run[V] | None:
+        """A forward of a duty that this node stands by for, of use if its owner is lost."""
+        plan = self._at.plan
+        if plan is None or self.duties.stopped:
+            return None
+        for duty in sorted(self.ahead_of_losses(plan)):
+            step = self.duties[duty]
+            instruction = Instruction(duty, "F", len(step.ahead))
+            here = self._at_version(duty.stage) and not self._post.holds_whole(duty.stage)
+            if step.spoilt or instruction.microbatch >= self._at.microbatches or not here:
+                continue
+            key = self._post.input_of(instruction)
+            operand = self._post.outbox.get(key) if key is not None else None
+            if key is None or operand is not None:
+                return Run(instruction, self._at.version, self.duties.ticket, operand)
+        return None
+
+    def next_loads(self) -> Iterator[Load]:
+        """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
+        plan = self._at.plan
+        stages = len(plan.stages) if plan is not None else 0
+        owned = self.duties.owned()
+        ends = [d for d in owned if flow.takes_samples(d.stage) or flow.takes_targets(d.stage, stages)]
+        # Not at a step's beginning, when all that runs on a machine has work to do.
+        begun = any(self.duties[duty].done for duty in ends)
+        version = self._at.version
+        for step in range(version, min(version + 1 + begun, self._at.steps) if ends else 0):
+            for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
+                for m in range(self._at.microbatches):
+                    forwards = (Instruction(duty, "F", m) for duty in ends if duty.pipeline == pipeline)
+                    if step > version or not all(map(self.duties.has_done, forwards)):
+                        yield Load(step, pipeline, m)
+
+    # ---- what was run -----------------------------------------------------------------------------------------------
+
+    def ran(self, work: Run[V], result: V | None, accumulated: V | None) -> None:
+        """Takes what an instruction gave. Of one that is no longer this node's it is dropped."""
+        if work.redundant:
+            self._ran_ahead(work, result)
+        elif self.is_current(work.instruction.duty, work.step, work.tenure):
+            duty = work.instruction.duty
+            self.duties[duty].done.add(work.instruction)
+            self._post.put_result(work.instruction, result)
+            if accumulated is not None:
+                self._post.put_out(self._at.accumulated(duty, work.ships), accumulated)
+
+    def _ran_ahead(self, work: Run[V], result: V | None) -> None:
+        plan, duty = self._at.plan, work.instruction.duty
+        if work.tenure != self.duties.ticket or work.step != self._at.version or plan is None:
+            return
+        step = self.duties[duty]
+        if step.tenure is None and duty not in self.ahead_of_losses(plan):
+            step.spoilt = True  # it went to another node meanwhile, and its graph with it
+        elif not step.spoilt and work.instruction.microbatch == len(step.ahead):
+            step.ahead.append(result)
+            if step.tenure is not None:
+                self._adopt_forward(work.instruction, result, plan)
+                self._post.put_result(work.instruction, result)
+
+    def is_current(self, duty: Duty, step: int, tenure: int) -> bool:
+        """Whether work that was begun in this step under this tenure still counts."""
+        return step == self._at.version and self.duties.is_current(duty, tenure)
+
+    def has_taken_over(self, duty: Duty) -> bool:
+        """Whether the duty came here within the running step."""
+        step = self.duties.get(duty)
+        return step is not None and step.takeover is not None
+
+    def held_elsewhere(self, key: Key) -> None:
+        """A consumer has a tensor that this node has not produced: its lost owner got as far as this."""
+        step = self.duties.get(key.duty)
+        if step is not None and step.takeover is not None and key not in self._post.outbox:
+            step.takeover.known.add(flow.maker_of(key))
+
+    def redone(self, stage: int) -> int:
+        """How many instructions of the stage ran here though a lost owner had finished them."""
+        count = 0
+        for duty, step in self.duties.of_stage(stage):
+            if step.takeover is not None:
+                adopted = {Instruction(duty, "F", m) for m in range(step.adopted)}
+                count += step.takeover.redone(self._at.order(duty), step.done - adopted)
+        return count
+
+    def end_step(self) -> None:
+        """The step is committed, here or elsewhere."""
+        self.duties.end_step()
+        self.resumes.clear()
+        self._program.restart()
+
+    def end_era(self) -> None:
+        self.duties.end_era()
+        self.resumes.clear()
+
+    # ---- what is left -----------------------------------------------------------------------------------------------
+
+    def _part(self, duty: Duty) -> set[Instruction] | None:
+        """What this node is to run of a duty that it owns; None: all that is not done."""
+        if not self._at_version(duty.stage):
+            return set()  # its state is on its way still: from a checkpoint, after a rollback
+        step, order = self.duties[duty], self._at.order(duty)
+        if not self._post.holds_whole(duty.stage):
+            if not step.inherited:
+                return None
+            new = {i for i in order if reduction.accumulates(i, step.inherited)}
+            return (new - step.done) | self._lost_results(duty, [i for i in order if i not in new])
+        if step.takeover is None or not self._has_heard(duty, step.takeover):
+            return set()
+        lost = self._lost_results(duty, list(order))
+        if not lost:
+            self._note_resumed(duty)
+        return lost
+
+    def _lost_results(self, duty: Duty, order: list[Instruction]) -> set[Instruction]:
+        """What an heir redoes of work whose gradients it has: only what a consumer lacks, once it has been told."""
+        step = self.duties[duty]
+        if not order or step.takeover is None or not self._has_heard(duty, step.takeover):
+            return set()
+        # What is shipped is of stages whose forwards change no buffers.
+        return lost_results(order, step.done, self._post.lacks, each_alone=step.inherited > 0)
+
+    def _has_heard(self, duty: Duty, takeover: Takeover) -> bool:
+        """Whether an heir's neighbours have told what they hold."""
+        plan = self._at.plan
+        assert plan is not None
+        peers = {plan.owner_of(near) for near in flow.neighbours(duty, len(plan.stages))}
+        return takeover.has_heard(peers - {self._at.node}, self._post.synced)
+
+    def _is_complete(self, duty: Duty) -> bool:
+        step = self.duties[duty]
+        return reduction.is_complete(self._at.order(duty), step.done, step.inherited)
+
+    def _ships(self, instruction: Instruction) -> int:
+        """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
+        inherited = self.duties[instruction.duty].inherited
+        count = reduction.prefix_after(instruction, self._at.schedule, self.ship_every, inherited)
+        assert self._at.plan is not None
+        return count if count and consumers(self._at.accumulated(instruction.duty, count), self._at.plan) else 0
+
+    def _note_resumed(self, duty: Duty) -> None:
+        takeover = self.duties[duty].takeover
+        if takeover is not None and not takeover.resumed:
+            takeover.resumed = True
+            self._effects.append(ReportResumed(takeover.since[1], duty.stage))
+
+    def _tenure(self, duty: Duty) -> int:
+        tenure = self.duties[duty].tenure
+        assert tenure is not None, f"{duty} is another node's"
+        return tenure
+
+    def _at_version(self, stage: int) -> bool:
+        plan = self._at.plan
+        assert plan is not None
+        return all(self._holdings.version_of(layer) == self._at.version for layer in plan.stages[stage].layers)

@@ -1,0 +1,50 @@
+"""The heir's side of a loss: what it has to do again of a duty that came to it within the step (rule 9).
+
+It redoes what is not held by whoever consumes it: a gradient that was reduced and sent is not computed again, nor is
+an activation that the next stage has. What its neighbours hold they tell by acknowledging, after its Hello.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from culm.pipeline.instruction import Instruction
+from culm.pipeline.plan import PlanOrder
+
+
+@dataclass(slots=True)
+class Takeover:
+    """Forgotten with the step's commit: from then on the heir is an owner like any other."""
+
+    since: PlanOrder  # of the plan by which the duty came
+    known: set[Instruction] = field(default_factory=set)  # whose results a consumer held already
+    resumed: bool = False  # the duty's first instruction since has begun, and is reported
+
+    def has_heard(self, peers: Iterable[str], synced: Mapping[str, PlanOrder]) -> bool:
+        """Whether all of these have told what they hold since the duty came here."""
+        return all(synced.get(peer, (0, 0)) >= self.since for peer in peers)
+
+    def redone(self, order: Sequence[Instruction], done: Collection[Instruction]) -> int:
+        """How many instructions ran here though the lost owner had finished them: all up to its last known result."""
+        last = max((i for i, x in enumerate(order) if x in self.known), default=-1)
+        return sum(x in done for x in order[: last + 1])
+
+
+def needed_for(lacking: Sequence[Instruction], each_alone: bool) -> set[Instruction]:
+    """What is to be run so that these results exist again, of one duty whose parameter gradients are already here.
+
+    ``each_alone``: the stage's forwards change no buffers, so a microbatch's forward needs none before it.
+    """
+    needed = {i.microbatch for i in lacking}
+    forwards = needed if each_alone else set(range(max(needed, default=-1) + 1))
+    # A backward needs its forward's graph.
+    return {Instruction(i.duty, "F", m) for i in lacking[:1] for m in forwards} | {i for i in lacking if i.op == "B"}
+
+
+def lost_results(
+    order: Sequence[Instruction],
+    done: Collection[Instruction],
+    lacks: Callable[[Instruction], bool],
+    each_alone: bool,
+) -> set[Instruction]:
+    """What is left to redo of work whose gradients are here: what some consumer ``lacks``, and what that needs."""
+    return needed_for([i for i in order if lacks(i)], each_alone) - set(done)

@@ -1,0 +1,109 @@
+"""The pieces of work that a worker gives its node's one compute thread, one after another: frozen data."""
+
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from culm.pipeline.instruction import Duty, Instruction
+
+
+class ValueFacts(Protocol):
+    """What a worker reads of a reduced gradient; all else in a value is opaque to it."""
+
+    @property
+    def squared_norm(self) -> float: ...
+    @property
+    def losses(self) -> tuple[float, ...]: ...
+
+
+V = TypeVar("V", bound=ValueFacts)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrange:
+    """Hold exactly these layers (new ones at their initial state) and be ready to run these duties.
+
+    ``anew``: a new era; drop all state first.
+    """
+
+    layers: tuple[int, ...]
+    duties: tuple[tuple[Duty, range], ...]  # with their layers: owned, or to be run ahead
+    step: int
+    anew: bool
+    fresh: tuple[Duty, ...] = ()  # that begin the step again: what was run ahead for them does not count
+    initial: tuple[int, ...] = ()  # layers whose initial state is what the run goes on from
+
+
+@dataclass(frozen=True, slots=True)
+class Run(Generic[V]):
+    """A forward or backward. ``operand`` is the activation or gradient it takes; None at the pipeline's ends."""
+
+    instruction: Instruction
+    step: int
+    tenure: int  # the generation in which the duty came to this node; negative: the node stands by for it
+    operand: V | None
+    accumulates: bool = True  # False: what it adds to parameter gradients is in what the lost owner shipped
+    ships: int = 0  # after so many microbatches give what the parameter gradients have come to
+
+    @property
+    def redundant(self) -> bool:
+        return self.tenure < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Generic[V]):
+    """Accumulate the duty's parameter gradients upon these, which are those of the first ``count`` microbatches."""
+
+    duty: Duty
+    step: int
+    count: int
+    accumulated: V
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Every backward of the duty is done: give its stage's reduced gradient, a value a layer."""
+
+    duty: Duty
+    step: int
+    tenure: int
+
+
+@dataclass(frozen=True, slots=True)
+class Apply(Generic[V]):
+    """The one place where weights change: apply a committed step to these layers."""
+
+    step: int
+    scale: float
+    gradients: tuple[tuple[int, V], ...]  # (layer, reduced gradient)
+    catch_up: bool = False  # for one layer that was seeded at an older version
+
+
+@dataclass(frozen=True, slots=True)
+class Install(Generic[V]):
+    """Replace a layer's state by a copy that another holder sent."""
+
+    layer: int
+    version: int
+    state: V
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy these layers, all at version ``step``, for a checkpoint."""
+
+    step: int
+    layers: tuple[int, ...]
+
+
+class Load(NamedTuple):
+    """Take a microbatch's samples from the dataset before a forward wants them, while there is nothing to do."""
+
+    step: int
+    pipeline: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"loading microbatch {self.microbatch}"
+
+
+Work = Arrange | Run[V] | Resume[V] | Reduce | Apply[V] | Install[V] | Save
