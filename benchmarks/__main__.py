@@ -21,6 +21,7 @@ from benchmarks.measure import Measure, quiet_rounds
 from benchmarks.priorities import allowed
 from benchmarks.restarts import restarted
 from culm.local.kills import Kill
+from culm.pipeline.instruction import Duty
 from culm.pipeline.schedule import one_f_one_b
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -129,7 +130,7 @@ def killed(number: int) -> list[Measure]:
     """What a kill costs."""
     draw = random.Random(number)
     stage = draw.randrange(failover.STAGES)
-    at = str(draw.choice(one_f_one_b(stage, failover.STAGES, failover.MICROBATCHES)))
+    at = str(draw.choice(one_f_one_b(Duty(failover.PIPELINE, stage), failover.STAGES, failover.MICROBATCHES)))
     kill = Kill(f"n{stage}", failover.KILLED, at)
     lazy, eager, shipped = (failover.steps_lost(way, kill).lost for way in ("lazy", "eager", "k = 2"))
     return [

@@ -18,9 +18,11 @@ from torch.nn import functional
 
 from benchmarks.paced import BACKWARD, FORWARD, WIDTH, Paced, dataset
 from benchmarks.priorities import later_first
+from culm.pipeline.instruction import Duty
 from culm.pipeline.schedule import one_f_one_b
 
 BYTES = WIDTH * 4  # of a tensor
+PIPELINE = 0  # of the job here, which has one
 LEAD = 2  # microbatches that a stage is ahead of the next one, as in the runtime
 
 
@@ -75,7 +77,7 @@ def work(
     last = len(forwards)
     module = Paced(FORWARD, BACKWARD)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
-    program = one_f_one_b(stage, last + 1, microbatches, LEAD)
+    program = one_f_one_b(Duty(PIPELINE, stage), last + 1, microbatches, LEAD)
     samples = Samples(microbatches if stage in (0, last) else 0)
     ends = []
     for step in range(steps):

@@ -18,10 +18,12 @@ from benchmarks.pipelining import ROOT, WARM
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train
+from culm.pipeline.instruction import Duty
 from culm.pipeline.job import load_job
 from culm.pipeline.schedule import one_f_one_b
 from culm.protos import coordinator_pb2 as pb
 
+PIPELINE = 0  # of the job here, which has one
 STAGES, MICROBATCHES, STEPS, KILLED = 4, 8, 18, 12
 
 
@@ -72,7 +74,7 @@ def main() -> None:
     found: dict[str, list[Loss]] = {way: [] for way in WAYS}
     for number in range(arguments.rounds):
         stage = draw.randrange(STAGES)
-        at = draw.choice(one_f_one_b(stage, STAGES, MICROBATCHES))
+        at = draw.choice(one_f_one_b(Duty(PIPELINE, stage), STAGES, MICROBATCHES))
         for redundancy, times in found.items():
             times.append(steps_lost(redundancy, Kill(f"n{stage}", KILLED, str(at))))
         told = ", ".join(

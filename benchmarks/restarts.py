@@ -12,6 +12,7 @@ from benchmarks import failover, torchrun_restart
 from benchmarks.awake import awake_cores
 from benchmarks.measure import Measure
 from culm.local.kills import Kill
+from culm.pipeline.instruction import Duty
 from culm.pipeline.schedule import one_f_one_b
 
 LEAST = 0.01  # of a calm step, that counts as lost however little it was: steps differ by as much by themselves
@@ -32,7 +33,7 @@ class Round:
 def both(draw: random.Random) -> Round:
     """A kill at a random instruction of Culm's run, and one at a random moment between two saves of torchrun's."""
     stage = draw.randrange(failover.STAGES)
-    at = str(draw.choice(one_f_one_b(stage, failover.STAGES, failover.MICROBATCHES)))
+    at = str(draw.choice(one_f_one_b(Duty(failover.PIPELINE, stage), failover.STAGES, failover.MICROBATCHES)))
     torchruns = torchrun_restart.lost_seconds(stage, draw.randrange(torchrun_restart.EVERY), draw.random())
     # By how much the disturbed step was longer: more than what was lost since the kill, which may be nothing.
     loss = failover.steps_lost("lazy", Kill(f"n{stage}", failover.KILLED, at))

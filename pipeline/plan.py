@@ -209,7 +209,7 @@ class Plan:
         return tuple(dict.fromkeys((*self.stages[stage].holders(), *preparing)))
 
     def saved_by(self, node: str) -> tuple[int, ...]:
-        """The layers that the node writes into a checkpoint: a standby's, so that the owner computes on, else its own."""
+        """What the node writes into a checkpoint: layers that it stands by for, so that their owners compute on."""
         mine = [stage for stage in self.stages if node == (stage.hot_standby() or stage.owner)]
         return tuple(layer for stage in mine for layer in stage.layers)
 

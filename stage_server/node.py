@@ -163,7 +163,7 @@ class Node:
             self._activity.waits(self.worker.awaited, self.worker.waits_for_commit)
             work = self._load() or self._redundant()
         if work is None:
-            self._activity.rests(self.worker.waits_for_input)
+            self._activity.rests(self.worker.awaited is not None)
         else:
             self._activity.begin(work, self._ranges.values())
         return work

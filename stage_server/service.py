@@ -170,7 +170,7 @@ class StageServer:
         )
         compute = Compute(job, source, device)
         compute.warm_up()
-        worker.term = welcome.term
+        worker.at.term = welcome.term
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job.pipeline.microbatches, job.job.steps, source)
         faults = Faults(self._settings.kill_at)

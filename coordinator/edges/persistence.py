@@ -146,7 +146,8 @@ def _commit_to(commit: Commit) -> Document:
 def _commit_from(document: Document) -> Commit:
     scale, loss = float.fromhex(document["scale"]), float.fromhex(document["loss"])
     plan = _plan_from(document["next_plan"]) if document["next_plan"] else None
-    return Commit(document["term"], document["era"], document["step"], scale, loss, plan, document.get("save", False))
+    term, era, step, saves = document["term"], document["era"], document["step"], document.get("save", False)
+    return Commit(term=term, era=era, step=step, scale=scale, loss=loss, next_plan=plan, save=saves)
 
 
 def without_volatile(state: State) -> State:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.places import KINDS
 from culm.pipeline.text import plain, shortened
@@ -65,7 +66,8 @@ def _check_instruction(instruction: str, where: str, job: Job) -> None:
     stage = int(re.split("[A-Z]", label)[0])
     if stage >= stages:
         raise JobError(f"there is no stage {stage}", where, f"name one of 0 to {stages - 1}")
-    known = [str(each) for each in job.schedule.order(stage, stages)]
+    duties = [Duty(pipeline, stage) for pipeline in range(job.pipeline.pipelines)]
+    known = [str(each) for duty in duties for each in job.schedule.order(duty, stages)]
     if label not in known:
         most = job.pipeline.microbatches - 1
         mend = f"stage {stage} runs {', '.join(sorted({f'{k.rstrip(DIGITS)}0' for k in known}))} to .. {most}"

@@ -10,6 +10,7 @@ from culm.local.kills import Kill
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult
 from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.places import KINDS
 from culm.protos import coordinator_pb2 as pb
@@ -45,9 +46,10 @@ class Killer:
     def _arm(self, stub: CoordinatorStub, status: pb.GetStatusResponse) -> None:
         stages = len(status.plan.stages)
         stage = self._draw.randrange(stages)
-        node = status.plan.stages[stage].owners[0]
-        place = str(self._draw.choice(self._job.schedule.order(stage, stages)))
-        kind = self._draw.choice([*KINDS, place, place, place])
+        duties = [Duty(pipeline, stage) for pipeline in range(self._job.pipeline.pipelines)]
+        at = self._draw.choice([each for duty in duties for each in self._job.schedule.order(duty, stages)])
+        node = status.plan.stages[stage].owners[at.duty.pipeline]
+        kind = self._draw.choice([*KINDS, *[str(at)] * 3])
         self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
         try:
             stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)

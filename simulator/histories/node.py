@@ -221,7 +221,7 @@ class SimulatedNode:
         if work.instruction.op == "F":
             last = self.arithmetic.ranges[stage][1] == self.cluster.layers
             return Number(self.arithmetic.forward(stage, work.step, m, operand, last))
-        splits = self.worker.schedule.splits_at(stage)
+        splits = self.worker.at.schedule.splits_at(stage)
         return Number(self.arithmetic.backward(stage, work.step, m, operand, splits, work.accumulates))
 
     # ---- effects ----------------------------------------------------------------------------------------------------

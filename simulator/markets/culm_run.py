@@ -15,6 +15,7 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.redundancy import REVIEW_STEPS
 from culm.pipeline.checkpoints.manifest import File, folder_of
+from culm.pipeline.flow import peers_of
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan

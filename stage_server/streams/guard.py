@@ -39,9 +39,9 @@ class Guard:
         """Whether the tensor may be of use here; one that the worker would drop needs no memory."""
         refuse(bounds.tensor_problem(key, header, self.run))
         refuse(order_problem(*order))
-        if not self._worker.waits(order):
-            return not self._worker.drops(peer, incarnation, order, key)
-        if self._worker.waiting(peer) >= self.run.most_arrivals:
+        if not self._worker.post.waits(order):
+            return not self._worker.post.drops(peer, incarnation, order, key)
+        if self._worker.post.early.count(peer) >= self.run.most_arrivals:
             raise Unfit(f"more than {self.run.most_arrivals} tensors for a plan that has not come")
         return True
 

@@ -55,7 +55,7 @@ async def train(log: EventLog, clock: Clock, store: RedisStore) -> None:
             join("n1", step)
             clock.now += 1.0
             log.record("hot", "stage 1 has one", {"node": "n1", "stage": "1", "exposure_ms": "250.0"}, step, step)
-        commit = commit_record(Commit(1, 0, step, 0.5, 1.0 / (step + 1)))
+        commit = commit_record(Commit(term=1, era=0, step=step, scale=0.5, loss=1.0 / (step + 1)))
         log.record(commit.kind, commit.text, commit.fields, step + 1, 1)
         if step % 500 == 0:
             await store._drained.wait()

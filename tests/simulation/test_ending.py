@@ -116,9 +116,8 @@ class WaitsForTheNext(Worker[Any]):
     """Rule 17 off: what is seeded waits for a later gradient after the last commit, too."""
 
     def fetch_failed(self, era: int, peer: str, layers: Any) -> None:
-        self._look_anew()
         if era == self.era:
-            self.seeding.failed(peer, layers)
+            self.holdings.failed(peer, layers)
 
 
 @pytest.mark.parametrize("rule", [without_repair, without_release, WaitsForTheNext], ids=lambda rule: rule.__name__)

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from culm.coordinator import events as ev
-from culm.pipeline.schedule import Instruction
+from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.cluster import Cluster
 from culm.simulator.histories.faults import Kill
+from tests.short import unit
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
 
@@ -182,7 +183,7 @@ def test_histories_that_failed_once(seed: int, why: str) -> None:
 
 
 def instructions(stages: int, microbatches: int) -> list[Instruction]:
-    return [Instruction(s, op, m) for s in range(stages) for op in ("F", "B") for m in range(microbatches)]
+    return [unit(s, op, m) for s in range(stages) for op in ("F", "B") for m in range(microbatches)]
 
 
 @pytest.mark.parametrize("freeze", [False, True])
@@ -217,7 +218,7 @@ def test_redundancy_is_repaired_after_every_loss(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_standby_whose_gradients_come_after_their_commits_becomes_hot_all_the_same(seed: int) -> None:
     """Also on a node that owns a stage as well, and so applies commits at once."""
-    kills = (Kill("n1", 5, Instruction(1, "F", 0)),)
+    kills = (Kill("n1", 5, unit(1, "F", 0)),)
     cluster = Cluster(seed, stages=2, layers=6, steps=60, spares=1, disturb=0, kills=kills, bulk_seconds=0.02).run()
     hot = [r for _, r in cluster.records if r.kind == "hot"]
     (lost,) = [at for at, r in cluster.records if r.kind == "lost"]
@@ -371,7 +372,7 @@ def test_cutting_anew_ends_exact(hundred: int) -> None:
 
 
 def test_with_nodes_gone_for_good_the_model_is_cut_anew_for_the_others() -> None:
-    kills = (Kill("n3", 2, Instruction(3, "F", 0)),)
+    kills = (Kill("n3", 2, unit(3, "F", 0)),)
     cluster = Cluster(
         1, stages=4, layers=12, microbatches=3, steps=40, disturb=0, kills=kills, respawn=False, settle_seconds=0.5
     ).run()
@@ -385,7 +386,7 @@ def test_with_nodes_gone_for_good_the_model_is_cut_anew_for_the_others() -> None
 def test_a_run_that_shrank_grows_back_soon_after_a_node_has_come() -> None:
     """Also where two nodes were lost at once: that is no sign that the next loss comes in a second."""
     settle = 4.0
-    kills = (Kill("n2", 2, Instruction(2, "F", 0)), Kill("n0", 2, Instruction(0, "B", 1)))
+    kills = (Kill("n2", 2, unit(2, "F", 0)), Kill("n0", 2, unit(0, "B", 1)))
     cluster = Cluster(
         1,
         stages=4,

@@ -17,16 +17,20 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.checkpoints.manifest import MANIFEST, Manifest, manifest_from_json
 from culm.pipeline.clip import SKIPPED
-from culm.pipeline.keys import Key, Kind
+from culm.pipeline.commit import Commit
+from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
-from culm.pipeline.schedule import Schedule
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.cluster import Cluster
 from culm.simulator.histories.hostile_peer import Checks
 from culm.simulator.histories.storage import SimulatedStorage
-from culm.stage_server.worker.instructions import CommitOrder, Install
 from culm.stage_server.worker.outbox import Outbox
+from culm.stage_server.worker.position import Position
+from culm.stage_server.worker.post import Post
+from culm.stage_server.worker.runner import Runner
+from culm.stage_server.worker.work import Install
 from culm.stage_server.worker.worker import Worker
 from tests.simulation.test_start_up import one_machine
 from tests.simulation.test_storage import history_of_storage
@@ -35,29 +39,42 @@ from tests.simulation.test_targets import history_of_two_losses
 Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
 
 
+class EraLess(Position):
+    """Its keys forget their era."""
+
+    __slots__ = ()
+
+    def result_of(self, instruction: Instruction) -> Key:
+        return super().result_of(instruction)._replace(era=0)
+
+    def reduced(self, stage: int, layer: int) -> Key:
+        return super().reduced(stage, layer)._replace(era=0)
+
+
+class TakesOfAnyEra(Post[Number]):
+    def is_taken(self, arrival: Any, key: Key, plan: Plan) -> bool:
+        return super().is_taken(arrival, key._replace(era=self._at.era), plan)
+
+    def end_era(self) -> None:
+        self.outbox.clear()
+
+
 class WithoutEra(Worker[Number]):
-    """Rule 1 off: keys forget their era."""
+    """Rule 1 off."""
 
-    def _key(self, kind: Kind, stage: int, index: int) -> Key:
-        return super()._key(kind, stage, index)._replace(era=0)
-
-    def _of_this_era(self, key: Key) -> bool:
-        return True
-
-    def _begin_era(self, plan: Plan) -> None:
-        kept = [(k, self.mailbox.get(k)) for k in self.mailbox]
-        super()._begin_era(plan)
-        for key, value in kept:
-            self.mailbox.put(key, value)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.at.__class__ = EraLess
+        self.post.__class__ = TakesOfAnyEra
 
 
 class WithoutVersion(Worker[Number]):
     """Rule 2 off: the next step begins before the commit is applied."""
 
-    def take_commit(self, commit: CommitOrder) -> None:
+    def take_commit(self, commit: Commit) -> None:
         if commit.era == self.era and commit.step == self.version:
-            self.version += 1
-            self._forget_step()
+            self.at.version += 1
+            self._end_step()
 
 
 class WithoutProducer(Worker[Number]):
@@ -81,17 +98,25 @@ class Forgetful(Outbox[Number]):
 class WithoutKeeping(Worker[Number]):
     """Rule 5 off: a producer drops what has been acknowledged."""
 
-    def __init__(self, node: str, incarnation: int, schedule: Schedule, steps: int) -> None:
-        super().__init__(node, incarnation, schedule, steps)
-        self.outbox = Forgetful()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.post.outbox = Forgetful()
+
+
+class GoesOn(Runner[Number]):
+    def _take_over(self, duty: Duty, plan: Plan) -> None:
+        super()._take_over(duty, plan)
+        step = self.duties[duty]
+        if step.takeover is not None:
+            step.done |= step.takeover.known
 
 
 class WithoutHeir(Worker[Number]):
     """Rule 9 off: the heir goes on where the lost owner stood, as if its accumulators had come along."""
 
-    def _promote(self, stage: int, plan: Plan) -> None:
-        super()._promote(stage, plan)
-        self._done |= self._heir._known
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.runner.__class__ = GoesOn
 
 
 class WithoutSeedingByLayer(Worker[Number]):
@@ -176,8 +201,8 @@ def without_blame(state: co.State, event: ev.Event, now: float) -> tuple[co.Stat
     return advance(state, event, now)
 
 
-class WithoutTerm(Worker[Number]):
-    """Rule 12 off: a leader that was replaced is attended and obeyed as well."""
+class Termless(Position):
+    __slots__ = ()
 
     @property
     def term(self) -> int:
@@ -186,6 +211,14 @@ class WithoutTerm(Worker[Number]):
     @term.setter
     def term(self, value: int) -> None:
         pass
+
+
+class WithoutTerm(Worker[Number]):
+    """Rule 12 off: a leader that was replaced is attended and obeyed as well."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.at.__class__ = Termless
 
     def _is_stale(self, plan: Plan) -> bool:
         return self.plan is not None and plan.generation <= self.plan.generation
@@ -299,7 +332,7 @@ class WithoutStaying(Worker[Number]):
     def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
         super().take_plan(plan, at_commit)
         if self.plan is plan:
-            self.seeding.give_up(plan.layers_of(self.node))
+            self.holdings.give_up(plan.layers_of(self.node))
 
 
 def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from culm.pipeline.keys import Key, Kind
-from culm.pipeline.schedule import Instruction
+from culm.pipeline.keys import Key
 from culm.pipeline.tensors.values import Value
 from culm.stage_server.watching.activity import Activity
-from culm.stage_server.worker.instructions import Load, Run
+from culm.stage_server.worker.work import Load, Run
+from tests.short import gradient, unit
 
-GRADIENT = Key(0, 0, 0, Kind.GRADIENT, 1, 3)
-LOAD = Load(1, 0)
-FORWARD: Run[Value] = Run(Instruction(1, "F", 0), 0, -1, None)
+GRADIENT = gradient(1, 3)
+LOAD = Load(1, 0, 0)
+FORWARD: Run[Value] = Run(unit(1, "F", 0), 0, -1, None)
 
 
 class Clock:

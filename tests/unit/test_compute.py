@@ -6,11 +6,11 @@ import torch
 
 from benchmarks.paced import WIDTH, job_file
 from culm.pipeline.job import load_job
-from culm.pipeline.schedule import Instruction
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.compute import Compute
-from culm.stage_server.worker.instructions import Apply, Arrange, Run
+from culm.stage_server.worker.work import Apply, Arrange, Run
+from tests.short import duty, unit
 
 OWN, STANDBY = 1, 2
 
@@ -20,23 +20,23 @@ def made(tmp_path: Path) -> tuple[Compute, Value]:
     settings = {"steps": 2, "stages": 3, "microbatches": 1, "redundancy": "eager"}
     job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings))
     compute = Compute(job, ModelSource(job), torch.device("cpu"))
-    compute.do(Arrange((OWN, STANDBY), ((OWN, 1, 2), (STANDBY, 2, 3)), 0, True))
+    compute.do(Arrange((OWN, STANDBY), ((duty(OWN), range(1, 2)), (duty(STANDBY), range(2, 3))), 0, True))
     x = Value.single(torch.ones(1, WIDTH))
-    compute.do(Run(Instruction(OWN, "F", 0), 0, 1, x))
+    compute.do(Run(unit(OWN, "F", 0), 0, 1, x))
     return compute, x
 
 
 def test_catching_up_in_the_middle_of_a_step_leaves_its_graphs(tmp_path: Path) -> None:
     compute, x = made(tmp_path)
     compute.do(Apply(0, 1.0, ((STANDBY, Value(())),), catch_up=True))
-    gradient = compute.do(Run(Instruction(OWN, "B", 0), 0, 1, x)).value
+    gradient = compute.do(Run(unit(OWN, "B", 0), 0, 1, x)).value
     assert gradient is not None
     assert gradient.tensor().shape == (1, WIDTH)
 
 
 def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_path: Path) -> None:
     compute, x = made(tmp_path)
-    ahead = compute.do(Run(Instruction(STANDBY, "F", 0), 0, -1, x))
+    ahead = compute.do(Run(unit(STANDBY, "F", 0), 0, -1, x))
     assert ahead.kept_bytes > 0
-    compute.do(Arrange((OWN, STANDBY), ((OWN, 1, 2), (STANDBY, 2, 3)), 0, False))
-    assert compute.do(Run(Instruction(STANDBY, "B", 0), 0, 2, None)).value is not None
+    compute.do(Arrange((OWN, STANDBY), ((duty(OWN), range(1, 2)), (duty(STANDBY), range(2, 3))), 0, False))
+    assert compute.do(Run(unit(STANDBY, "B", 0), 0, 2, None)).value is not None

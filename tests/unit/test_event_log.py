@@ -16,7 +16,7 @@ PLAN = {"steps": "9", "stage_count": "1", "stages": "[]", "samples_per_step": "8
 
 
 def commit(log: EventLog, step: int, loss: float = 0.5) -> None:
-    record = commit_record(Commit(1, 0, step, 1.0, loss))
+    record = commit_record(Commit(term=1, era=0, step=step, scale=1.0, loss=loss))
     log.record(record.kind, record.text, record.fields, step + 1, 1)
 
 

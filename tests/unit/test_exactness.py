@@ -156,7 +156,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
             stage.begin_step(step)
         outputs: dict[tuple[int, int], torch.Tensor] = {}
         gradients: dict[tuple[int, int], torch.Tensor | None] = {}
-        for slot in timetable(list(range(count)), job.schedule):
+        for slot in timetable([range(count)], job.schedule):
             s, m = slot.instruction.stage, slot.instruction.microbatch
             x, target = data.microbatch(step, 0, m)
             if slot.instruction.op == "F":

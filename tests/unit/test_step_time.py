@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.pipeline.schedule import Schedule, inputs_of
+from culm.pipeline.flow import inputs_of
+from culm.pipeline.schedule import Schedule
 from culm.simulator.markets.step_time import Durations, StepRun, calm
 
 F, B = 0.01, 0.02

@@ -4,15 +4,15 @@ from dataclasses import astuple, dataclass
 
 import pytest
 
-from culm.pipeline.keys import Key, Kind
 from culm.pipeline.messages import times_from_proto, times_to_proto
 from culm.pipeline.plan import Member, Plan, StagePlan
-from culm.pipeline.schedule import Instruction, Schedule
+from culm.pipeline.schedule import Schedule
 from culm.pipeline.times import TimeSplit
 from culm.stage_server.watching.times import Phase, Times, phase_of, redundant_share
 from culm.stage_server.watching.traffic import Traffic
-from culm.stage_server.worker.instructions import Apply, Arrange, Install, Reduce, Run, Save, Work
+from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
+from tests.short import activation, duty, unit
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Nothing:
 
 
 WORKS: list[tuple[Work[Nothing], Phase]] = [
-    (Run(Instruction(1, "F", 0), 0, 1, Nothing()), "forward"),
-    (Run(Instruction(1, "B", 0), 0, 1, Nothing()), "backward"),
-    (Reduce(1, 0, 1), "backward"),
+    (Run(unit(1, "F", 0), 0, 1, Nothing()), "forward"),
+    (Run(unit(1, "B", 0), 0, 1, Nothing()), "backward"),
+    (Reduce(duty(1), 0, 1), "backward"),
     (Apply(0, 1.0, ()), "apply"),
-    (Arrange((0,), ((0, 0, 1),), 0, True), "apply"),
+    (Arrange((0,), ((duty(0), range(1)),), 0, True), "apply"),
     (Install(0, 0, Nothing()), "apply"),
     (Save(0, (0,)), "apply"),
 ]
@@ -49,7 +49,7 @@ def test_applying_a_step_to_a_standbys_layers_is_redundant_work() -> None:
     apply: Work[Nothing] = Apply(0, 1.0, ((0, Nothing()), (1, Nothing()), (2, Nothing()), (3, Nothing())))
     assert redundant_share(apply, [range(1)]) == 0.75
     assert redundant_share(apply, [range(2), range(2, 4)]) == 0.0
-    assert redundant_share(Run(Instruction(1, "F", 0), 0, 1, Nothing()), []) == 0.0
+    assert redundant_share(Run(unit(1, "F", 0), 0, 1, Nothing()), []) == 0.0
     times = Times(0.0)
     times.turn("apply", 0.0, 0.75)
     assert times.split(4.0) == TimeSplit(apply=1.0, redundant=3.0)
@@ -91,7 +91,7 @@ def two_stages() -> Plan:
 def waits_for_input(worker: Worker[Nothing]) -> bool:
     """Whether, there being nothing to do, it is for want of a tensor."""
     assert worker.next_work() is None
-    return worker.waits_for_input
+    return worker.awaited is not None
 
 
 def test_waiting_for_a_tensor_of_the_step_is_a_bubble_and_nothing_else_is() -> None:
@@ -105,12 +105,12 @@ def test_waiting_for_a_tensor_of_the_step_is_a_bubble_and_nothing_else_is() -> N
     worker.finish(arrange)
     assert waits_for_input(worker), "1F0 lacks the activation of 0F0"
 
-    worker.deliver("n0", 1, plan.order, Key(0, 0, 0, Kind.ACTIVATION, 0, 0), Nothing())
-    for instruction in (Instruction(1, "F", 0), Instruction(1, "B", 0)):
+    worker.deliver("n0", 1, plan.order, activation(0, 0), Nothing())
+    for instruction in (unit(1, "F", 0), unit(1, "B", 0)):
         work = worker.next_work()
         assert isinstance(work, Run)
         assert work.instruction == instruction
-        assert not worker.waits_for_input
+        assert worker.awaited is None
         worker.finish(work, Nothing())
     reduce = worker.next_work()
     assert isinstance(reduce, Reduce)

@@ -4,22 +4,15 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from culm.pipeline.keys import Key, Kind
+from culm.pipeline.commit import Commit
+from culm.pipeline.instruction import Instruction
+from culm.pipeline.keys import Key
 from culm.pipeline.plan import Member, Plan, StagePlan, Standby
-from culm.pipeline.schedule import Instruction, Schedule
-from culm.stage_server.worker.instructions import (
-    Apply,
-    Arrange,
-    CommitOrder,
-    FetchLayers,
-    Forfeit,
-    Install,
-    Load,
-    ReportReady,
-    Run,
-    Send,
-)
+from culm.pipeline.schedule import Schedule
+from culm.stage_server.worker.effects import FetchLayers, Forfeit, ReportReady, Send
+from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Run
 from culm.stage_server.worker.worker import Worker
+from tests.short import activation, gradient, reduced_gradient, unit
 
 
 @dataclass(frozen=True)
@@ -51,9 +44,9 @@ def runs_next(worker: Worker[Nothing]) -> Instruction:
 
 def test_the_samples_of_this_step_are_loaded_first_and_those_of_the_next_once_it_has_begun_here() -> None:
     worker = worker_of("n0")
-    assert list(worker.next_loads()) == [Load(0, 0), Load(0, 1)]
-    assert runs_next(worker) == Instruction(0, "F", 0)
-    assert list(worker.next_loads()) == [Load(0, 1), Load(1, 0), Load(1, 1)]
+    assert list(worker.next_loads()) == [Load(0, 0, 0), Load(0, 0, 1)]
+    assert runs_next(worker) == unit(0, "F", 0)
+    assert list(worker.next_loads()) == [Load(0, 0, 1), Load(1, 0, 0), Load(1, 0, 1)]
 
 
 @pytest.mark.parametrize(("name", "steps", "count"), [("n0", 1, 1), ("n1", 2, 0), ("n0", 2, 3), ("n2", 2, 2)])
@@ -68,34 +61,34 @@ def test_nothing_is_loaded_after_the_last_step_or_by_a_stage_that_takes_no_sampl
 
 def test_an_acknowledgement_gives_an_owner_nothing_to_do_but_it_may_spare_an_heir_work() -> None:
     worker = worker_of("n0")
-    assert runs_next(worker) == Instruction(0, "F", 0)
-    assert not worker.acknowledged("n1", 1, [Key(0, 0, 0, Kind.ACTIVATION, 0, 0)])
+    assert runs_next(worker) == unit(0, "F", 0)
+    assert not worker.acknowledged("n1", 1, [activation(0, 0)])
 
     stages = (STAGES[0], replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
     worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
     assert not worker.acknowledged("n2", 1, [])
-    assert worker.acknowledged("n2", 1, [Key(0, 0, 0, Kind.ACTIVATION, 1, 0)])
+    assert worker.acknowledged("n2", 1, [activation(1, 0)])
 
 
 def test_a_program_is_gone_through_once_and_again_from_its_beginning_in_the_next_plan() -> None:
     worker = worker_of("n0")
-    assert [runs_next(worker) for _ in range(2)] == [Instruction(0, "F", 0), Instruction(0, "F", 1)]
+    assert [runs_next(worker) for _ in range(2)] == [unit(0, "F", 0), unit(0, "F", 1)]
     assert worker.next_work() is None
-    assert worker.awaited == Key(0, 0, 0, Kind.GRADIENT, 1, 0)
+    assert worker.awaited == gradient(1, 0)
 
     stages = (STAGES[0], replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
     worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
     arrange = worker.next_work()
     assert isinstance(arrange, Arrange)
     worker.finish(arrange)
-    assert [runs_next(worker) for _ in range(2)] == [Instruction(1, "F", 0), Instruction(1, "F", 1)]
+    assert [runs_next(worker) for _ in range(2)] == [unit(1, "F", 0), unit(1, "F", 1)]
 
 
 def sent_by_the_last_stage(lead: int) -> tuple[Worker[Nothing], list[Send]]:
     """All that n2 sends in a step: the gradients of two microbatches."""
     worker = worker_of("n2", lead=lead)
     for m in range(2):
-        worker.deliver("n1", 1, PLAN.order, Key(0, 0, 0, Kind.ACTIVATION, 1, m), Nothing())
+        worker.deliver("n1", 1, PLAN.order, activation(1, m), Nothing())
     worker.drain()
     assert [str(runs_next(worker)) for _ in range(4)] == ["2F0", "2B0", "2F1", "2B1"]
     return worker, [effect for effect in worker.drain() if isinstance(effect, Send)]
@@ -106,7 +99,7 @@ def test_the_last_stages_gradients_leave_once_its_next_work_has_begun_if_the_sta
     lead: int, first_later: bool
 ) -> None:
     _, sends = sent_by_the_last_stage(lead)
-    gradients = [Key(0, 0, 0, Kind.GRADIENT, 2, m) for m in range(2)]
+    gradients = [gradient(2, m) for m in range(2)]
     assert sends == [Send("n1", gradients[0], first_later), Send("n1", gradients[1])]
 
 
@@ -115,10 +108,10 @@ def test_what_is_sent_again_after_a_loss_is_sent_at_once() -> None:
     stages = (replace(STAGES[0], standbys=()), replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
     worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
     sends = [effect for effect in worker.drain() if isinstance(effect, Send)]
-    assert sends == [Send("n0", Key(0, 0, 0, Kind.GRADIENT, 2, m)) for m in range(2)]
+    assert sends == [Send("n0", gradient(2, m)) for m in range(2)]
 
 
-@pytest.mark.parametrize(("name", "awaited"), [("n0", None), ("n1", Key(0, 0, 0, Kind.ACTIVATION, 0, 0)), ("n3", None)])
+@pytest.mark.parametrize(("name", "awaited"), [("n0", None), ("n1", activation(0, 0)), ("n3", None)])
 def test_a_step_begins_with_an_activation_except_at_the_first_stage(name: str, awaited: Key | None) -> None:
     worker: Worker[Nothing] = Worker(name, 1, Schedule(2), 2)
     worker.take_plan(PLAN)
@@ -148,16 +141,16 @@ def test_a_plan_takes_nothing_within_a_step_and_the_commit_does() -> None:
     worker.take_plan(PREPARING)
     seeded(worker, (2, 3))
     for layer in (2, 3):
-        worker.deliver("n1", 1, (1, 1), Key(0, 0, 0, Kind.REDUCED, 1, layer), Nothing())
+        worker.deliver("n1", 1, (1, 1), reduced_gradient(1, layer), Nothing())
     assert reports_of(worker) == [(1, 2, 4)]
     worker.take_plan(replace(PREPARING, generation=2, target=()))
-    assert [worker.seeding.version_of(layer) for layer in (2, 3)] == [0, 0], "the fact stays true"
+    assert [worker.holdings.version_of(layer) for layer in (2, 3)] == [0, 0], "the fact stays true"
     seeded(worker, ())
-    worker.take_commit(CommitOrder(1, 0, 0, 1.0))
+    worker.take_commit(Commit(term=1, era=0, step=0, scale=1.0))
     apply = worker.next_work()
     assert apply == Apply(0, 1.0, ())
     worker.finish(apply)
-    assert [worker.seeding.version_of(layer) for layer in (2, 3)] == [None, None]
+    assert [worker.holdings.version_of(layer) for layer in (2, 3)] == [None, None]
     assert worker.next_work() == Arrange((), (), 1, anew=False)
 
 
@@ -167,17 +160,17 @@ def test_a_gradient_that_comes_while_its_commit_is_being_applied_is_applied_next
     worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 1)
     worker.take_plan(replace(PREPARING, stages=seeding, target=()))
     seeded(worker, (0, 1))
-    worker.take_commit(CommitOrder(1, 0, 0, 1.0))
+    worker.take_commit(Commit(term=1, era=0, step=0, scale=1.0))
     apply = worker.next_work()
     assert apply == Apply(0, 1.0, ()), "nothing of it is here"
     for layer in (0, 1):
-        worker.deliver("n0", 1, (1, 1), Key(0, 0, 0, Kind.REDUCED, 0, layer), Nothing())
+        worker.deliver("n0", 1, (1, 1), reduced_gradient(0, layer), Nothing())
     worker.finish(apply)
     for layer in (0, 1):
         catch_up = worker.next_work()
         assert catch_up == Apply(0, 1.0, ((layer, Nothing()),), catch_up=True)
         worker.finish(catch_up)
-    assert [worker.seeding.version_of(layer) for layer in (0, 1)] == [1, 1]
+    assert [worker.holdings.version_of(layer) for layer in (0, 1)] == [1, 1]
 
 
 def test_nothing_waits_for_a_gradient_once_the_last_commit_is_here() -> None:
@@ -186,9 +179,9 @@ def test_nothing_waits_for_a_gradient_once_the_last_commit_is_here() -> None:
     worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 2)
     worker.take_plan(replace(PREPARING, stages=seeding, target=()))
     seeded(worker, (0, 1))
-    worker.take_commit(CommitOrder(1, 0, 0, 1.0))
+    worker.take_commit(Commit(term=1, era=0, step=0, scale=1.0))
     assert worker.next_work() is None, "its gradients may be on their way"
-    worker.take_commit(CommitOrder(1, 0, 1, 1.0))
+    worker.take_commit(Commit(term=1, era=0, step=1, scale=1.0))
     for step in (0, 1):
         apply = worker.next_work()
         assert apply == Apply(step, 1.0, ())
@@ -203,13 +196,13 @@ def test_a_report_of_a_part_hides_none_of_the_whole_stage() -> None:
     worker.take_plan(PREPARING)
     seeded(worker, (2, 3))
     for layer in (2, 3):
-        worker.deliver("n1", 1, (1, 1), Key(0, 0, 0, Kind.REDUCED, 1, layer), Nothing())
+        worker.deliver("n1", 1, (1, 1), reduced_gradient(1, layer), Nothing())
     assert reports_of(worker) == [(1, 2, 4)]
     stages = (TWO[0], replace(TWO[1], standbys=(Standby("n2", hot=False),)))
     worker.take_plan(replace(PREPARING, generation=2, stages=stages, target=()))
     seeded(worker, (4, 5))
     for layer in (4, 5):
-        worker.deliver("n1", 1, (1, 2), Key(0, 0, 0, Kind.REDUCED, 1, layer), Nothing())
+        worker.deliver("n1", 1, (1, 2), reduced_gradient(1, layer), Nothing())
     assert reports_of(worker) == [(1, 2, 6)]
 
 
@@ -220,8 +213,8 @@ def test_a_holder_that_was_passed_over_forfeits_though_it_has_the_gradients_of_t
     seeded(worker, ())
     for s, stage in enumerate(TWO):
         for layer in stage.layers:
-            worker.mailbox.put(Key(0, 1, 0, Kind.REDUCED, s, layer), Nothing())
-    worker.take_commit(CommitOrder(1, 0, 1, 1.0))
+            worker.post.mailbox.put(reduced_gradient(s, layer, step=1), Nothing())
+    worker.take_commit(Commit(term=1, era=0, step=1, scale=1.0))
     worker.drain()
     assert worker.next_work() == Apply(1, 1.0, ())
     assert any(isinstance(effect, Forfeit) for effect in worker.drain())
@@ -239,7 +232,7 @@ def test_of_two_answers_for_the_same_layer_the_later_one_is_left() -> None:
     assert worker.next_work() == first
     worker.finish(first)
     assert worker.next_work() is None
-    assert worker.seeding.version_of(2) == 1
+    assert worker.holdings.version_of(2) == 1
 
 
 def test_a_plan_that_counts_on_the_process_before_is_not_taken() -> None:
