@@ -26,6 +26,7 @@ from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_ver
 from culm.simulator.histories.storage import URL, SimulatedStorage
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.worker.effects import FetchLayers
+from culm.stage_server.worker.story import story
 from culm.stage_server.worker.work import Run, Work
 from culm.stage_server.worker.worker import Worker
 
@@ -289,12 +290,18 @@ class Cluster:
         try:
             while not (check_verdict(self, self.start_up.wrong) or self.ending.over()):
                 if not self.clock.step() or self.clock.now > STUCK_AFTER:
-                    raise Broken(f"stuck in step {self.state.committed}: {self.state.detail}")
+                    raise Broken(f"stuck in step {self.state.committed}: {self.state.detail}\n{self._stories()}")
             if not self.ending.fetched:
                 self._check()
         except AssertionError as error:
             raise Broken(f"seed {self.seed}: {error}") from error
         return self
+
+    def _stories(self) -> str:
+        """Of the tensors that nodes wait for, as those who are to give and to take them tell it."""
+        living = [node.worker for node in self.nodes.values() if node.alive]
+        awaited = dict.fromkeys(worker.awaited for worker in living if worker.awaited is not None)
+        return "\n".join(story(worker, key) for key in awaited for worker in living)
 
     def at_its_end(self) -> bool:
         """Whether every step is committed, and applied by all holders that live."""

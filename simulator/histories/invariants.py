@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 from culm.coordinator import state as co
 from culm.coordinator.decide import validate
-from culm.pipeline.keys import Kind
 from culm.pipeline.terms import ERAS_BITS
-from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
+from culm.stage_server.worker.validate import validate as validate_worker
 
 if TYPE_CHECKING:
     from culm.simulator.histories.cluster import Cluster
@@ -25,26 +24,7 @@ def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:
         assert claimed == version, f"{name} takes layer {layer} at version {version} for {claimed} (rule 2)"
         exact = arithmetic.states[layer] == states[version][layer]
         assert exact, f"{name} has another layer {layer} at version {version} than the plain loop (rules 2, 7, 11)"
-    for key in worker.post.mailbox:
-        assert key.era == worker.era, f"{name} holds {key} in era {worker.era} (rule 1)"
-        assert worker.version <= key.step <= worker.committed + 1, f"{name} holds {key} in {worker.version} (rule 5)"
-    for key in worker.post.outbox:
-        oldest = worker.version - (COMMITS_TO_WAIT if key.kind is Kind.REDUCED else 0)
-        kept = key.era == worker.era and oldest <= key.step <= worker.version
-        assert kept, f"{name} keeps {key} in step {worker.version} of era {worker.era} (rule 5)"
-        assert key.duty in worker.runner.duties.owned(), f"{name} keeps {key} of a stage that is not its own (rule 3)"
-    for fact in worker.repeat_facts():
-        assert (fact.era, fact.step) == (worker.era, worker.version), f"{name} repeats an old fact (rule 6)"
-    owned = worker.plan.duties_of(name) if worker.plan is not None else ()
-    runs = tuple(worker.runner.duties.owned())
-    assert runs == owned, f"{name} runs {runs}, its plan gives it {owned}"
-    # One that is told of a commit beyond its next has been passed over: it has given up all that it held, and forfeits
-    # its place with that commit.
-    passed_over = worker.committed > worker.version and not worker.holdings.kept()
-    for s, stage in enumerate(worker.plan.stages if worker.plan is not None and not passed_over else ()):
-        for layer in stage.layers if name in stage.required() else ():
-            here = worker.holdings.version_of(layer) is not None or worker.holdings.lacks(layer)
-            assert here, f"{name} is taken for a holder of stage {s} and has no state of layer {layer} (rule 6)"
+    validate_worker(worker)
 
 
 def check_coordinator(cluster: "Cluster", state: co.State) -> None:

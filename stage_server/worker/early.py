@@ -45,6 +45,10 @@ class Early(Generic[V]):
     def keys(self) -> Iterator[Key]:
         return (arrival.key for arrival in self._arrivals if arrival.key is not None)
 
+    def waiting(self) -> tuple[Arrival[V], ...]:
+        """What is here, in the order in which it came."""
+        return tuple(self._arrivals)
+
     def take(self) -> list[Arrival[V]]:
         """All of it, to be looked at anew."""
         arrivals, self._arrivals = self._arrivals, []

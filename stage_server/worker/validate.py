@@ -1,0 +1,61 @@
+"""What holds of a worker after every event, whatever came before. For the simulation and for tests."""
+
+from typing import Any
+
+from culm.pipeline.keys import REDUCED
+from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
+from culm.stage_server.worker.worker import Worker
+
+
+def validate(worker: Worker[Any]) -> None:
+    """Raises AssertionError, in words, with the number of the rule."""
+    _post(worker)
+    _duties(worker)
+    _holdings(worker)
+    at = worker.at
+    steps = [commit.step for commit in at.commits]
+    assert at.plan is None or steps == list(range(at.version, at.committed)), f"{at.node} queues {steps} (rule 2)"
+    assert 0 <= at.version <= at.steps, f"{at.node} is at version {at.version} of {at.steps}"
+    for fact in worker.repeat_facts():
+        assert (fact.era, fact.step) == (at.era, at.version), f"{at.node} repeats an old fact (rule 6)"
+
+
+def _post(worker: Worker[Any]) -> None:
+    at = worker.at
+    for key in worker.post.mailbox:
+        assert key.era == at.era, f"{at.node} holds {key} in era {at.era} (rule 1)"
+        assert at.version <= key.step <= at.committed + 1, f"{at.node} holds {key} in {at.version} (rule 5)"
+    for key in worker.post.outbox:
+        oldest = at.version - (COMMITS_TO_WAIT if key.kind is REDUCED else 0)
+        kept = key.era == at.era and oldest <= key.step <= at.version
+        assert kept, f"{at.node} keeps {key} in step {at.version} of era {at.era} (rule 5)"
+        assert key.duty in worker.runner.duties.owned(), (
+            f"{at.node} keeps {key} of a duty that it does not run (rule 3)"
+        )
+
+
+def _duties(worker: Worker[Any]) -> None:
+    at, duties = worker.at, worker.runner.duties
+    owned = at.plan.duties_of(at.node) if at.plan is not None else ()
+    assert tuple(duties.owned()) == owned, f"{at.node} runs {duties.owned()}, its plan gives it {owned}"
+    for duty, step in duties.items():
+        assert step.tenure is not None or not step.done, f"{at.node} has done {step.done} of {duty}, another node's"
+        assert step.tenure is not None or step.takeover is None, f"{at.node} is no heir of {duty} any more (rule 9)"
+        assert step.inherited == 0 or step.takeover is not None, (
+            f"{at.node} inherited of {duty} without a loss (rule 9)"
+        )
+        assert step.adopted <= len(step.done), f"{at.node} adopted what it has not done of {duty}"
+
+
+def _holdings(worker: Worker[Any]) -> None:
+    at, holdings = worker.at, worker.holdings
+    for layer in holdings.held():
+        version = holdings.version_of(layer)
+        assert version is None or version <= at.version, f"{at.node} has layer {layer} at {version} (rule 2)"
+    # One that is told of a commit beyond its next has been passed over: it has given up all that it held, and forfeits
+    # its place with that commit.
+    passed_over = at.committed > at.version and not holdings.kept()
+    for s, stage in enumerate(at.plan.stages if at.plan is not None and not passed_over else ()):
+        for layer in stage.layers if at.node in stage.required() else ():
+            here = holdings.version_of(layer) is not None or holdings.lacks(layer)
+            assert here, f"{at.node} is taken for a holder of stage {s} and has no state of layer {layer} (rule 6)"
