@@ -19,8 +19,9 @@ from culm.coordinator.failures import (
     start_failed,
 )
 from culm.coordinator.state import Node, Phase, State
+from culm.pipeline.money import kinds
 
-CODES = {START: "2"}  # with which whoever started the run ends: the job file is at fault; 1 for all else
+CODES = {START: 2}  # with which whoever started the run ends: the job file is at fault; 1 for all else
 
 
 def node_failed(state: State, event: NodeFailed, now: float) -> Decision:
@@ -56,7 +57,7 @@ def _start_failed(state: State, node: Node, work: Work, why: str) -> Decision:
         return state, ()
     again = f" ({count} times by now)" if count > 1 else ""
     told = f"{node.node} cannot take part, the others go on without it: {why}{again}"
-    return state, (Record("dismissed", told, {"node": node.node, "why": why, "count": str(count)}),)
+    return state, (Record(kinds.Dismissed(node=node.node, why=why, count=count), told),)
 
 
 def _is_the_jobs(state: State, work: Work) -> bool:
@@ -81,6 +82,6 @@ def fail(state: State, work: Work, why: str, node: str) -> Decision:
     """The job itself is at fault: nothing is decided any more."""
     commands: tuple[Command, ...] = (
         Persist(),
-        Record("failed", why, {"node": node, "why": why, "code": CODES.get(work, "1")}),
+        Record(kinds.Failed(node=node, why=why, code=CODES.get(work, 1)), why),
     )
     return replace(state, phase=Phase.FAILED, detail=why), commands

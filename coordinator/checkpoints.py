@@ -16,6 +16,7 @@ from culm.coordinator.events import CheckpointBad, Checkpointed, CheckpointFault
 from culm.coordinator.membership import roll_back
 from culm.coordinator.state import State
 from culm.pipeline.checkpoints.manifest import folder_of
+from culm.pipeline.money import kinds
 
 SHARES_KEPT = 3  # steps whose files are on record though the checkpoint is not whole: a node may have died in between
 
@@ -52,7 +53,7 @@ def checkpointed(state: State, event: Checkpointed) -> Decision:
         storage=replace(state.storage, fault=""),
     )
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
-    record = Record("checkpoint", text, {"step": str(new.step), "folder": new.folder})
+    record = Record(kinds.Checkpointed(step=new.step, folder=new.folder), text)
     return state, (Persist(), record, Retain(new.step, frozenset(c.step for c in left)))
 
 
@@ -64,7 +65,7 @@ def fault(state: State, event: CheckpointFault) -> Decision:
     state = replace(state, storage=replace(state.storage, fault=text))
     if told:
         return state, ()
-    return state, (Record("checkpoint_fault", text, {"node": event.node, "step": str(event.step), "why": event.why}),)
+    return state, (Record(kinds.CheckpointFault(node=event.node, step=event.step, why=event.why), text),)
 
 
 def bad(state: State, event: CheckpointBad) -> Decision:
@@ -88,7 +89,7 @@ def unread(state: State, event: Unread) -> Decision:
     text = f"{event.node} cannot read {state.origin}: {event.why}; it asks again, and the other holders as well"
     commands: list[Command] = []
     if first:
-        commands.append(Record("waiting", text, {"node": event.node, "why": event.why}))
+        commands.append(Record(kinds.Waiting(node=event.node, why=event.why), text))
     looks = event.absent and not state.storage.examined
     if looks:
         commands.append(Examine(state.origin))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit as Commit  # as a command: send it to every attached node
 from culm.pipeline.identity import Identity
+from culm.pipeline.money.kinds import Event
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 
@@ -92,11 +93,14 @@ class Examine:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Add to the event log. ``fields`` are facts by name, in words or numbers as text."""
+    """Add to the event log, with what is to be said of it in words."""
 
-    kind: str
+    event: Event
     text: str
-    fields: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        return self.event.kind
 
 
 Command = (

@@ -10,6 +10,7 @@ from culm.coordinator.placement import natural_order, release, settle
 from culm.coordinator.repartition import Situation, propose
 from culm.coordinator.state import Layers, Loss, Phase, State
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
+from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
 
 LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
@@ -71,14 +72,14 @@ def commit_if_ready(state: State, now: float) -> Decision:
     ended: list[Command] = []
     if fault:
         left_out = f"step {step} changes nothing: {fault}"
-        records.append(Record("skipped", left_out, {"step": str(step), "why": fault}))
+        records.append(Record(kinds.Skipped(step=step, why=fault), left_out))
     facts = before.facts
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     target: Stages = ()
     why, chosen, pays = "", None, ""
     if state.committed >= settings.steps:
         why = "the run is done: the stages to be are given up" if plan.target else ""
-        ended.append(Record("done", f"all {settings.steps} steps are committed", {"step": str(state.committed)}))
+        ended.append(Record(kinds.Done(step=state.committed), f"all {settings.steps} steps are committed"))
     else:
         target, why = _target(state, plan, stages, facts, now)
         if target and complete(target, facts, plan):
@@ -104,8 +105,8 @@ def commit_if_ready(state: State, now: float) -> Decision:
 def _stopped(state: State, fault: str) -> Decision:
     """Ends the run before the step: a number that is not finite is the job's fault, and no node's (rule 18)."""
     text = stop_in_words(state.committed, fault)
-    fields = {"step": str(state.committed), "why": fault, "code": "1"}
-    return replace(state, phase=Phase.FAILED, detail=text), (Persist(), Record("failed", text, fields))
+    failed = kinds.Failed(step=state.committed, why=fault, code=1)
+    return replace(state, phase=Phase.FAILED, detail=text), (Persist(), Record(failed, text))
 
 
 def keep(state: State, now: float) -> Decision:
@@ -205,14 +206,14 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
 
 def _recovered(state: State, loss: Loss, now: float) -> Record:
     resumed = (loss.resumed_at if loss.resumed_at is not None else now) - loss.at
-    fields = {
-        "node": loss.node,
-        "stage": str(loss.stage),
-        "step": str(state.committed),
-        "detect_ms": f"{loss.detect_seconds * 1e3:.1f}",
-        "resume_ms": f"{resumed * 1e3:.1f}",
-        "redone": str(loss.redone),
-    }
+    recovered = kinds.Recovered(
+        node=loss.node,
+        stage=loss.stage,
+        step=state.committed,
+        detect_ms=round(loss.detect_seconds * 1e3, 1),
+        resume_ms=round(resumed * 1e3, 1),
+        redone=loss.redone,
+    )
     done = f"{loss.redone} instructions of stage {loss.stage} redone"
     text = f"step {state.committed} survived the loss of {loss.node}: {done}"
-    return Record("recovered", text, fields)
+    return Record(recovered, text)

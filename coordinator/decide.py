@@ -50,6 +50,7 @@ from culm.coordinator.events import (
 from culm.coordinator.placement import place
 from culm.coordinator.state import Layers, Phase, Settings, State
 from culm.coordinator.zones import in_words
+from culm.pipeline.money import kinds
 
 SLOW_FOR = 1 / 3  # of the time that nodes are left alone before a new cut: so long a node is slow before it counts
 
@@ -123,7 +124,7 @@ def _built(state: State, event: Built, now: float) -> Decision:
         return replace(state, agreement=agreed), (() if agreed == state.agreement else (Persist(),))
     state, commands = membership.lose(state, {event.node: why}, now)
     # First: the node ends with its reason, where one that is merely lost joins anew.
-    gone = (Dismiss(event.node, event.incarnation, why), Record("dismissed", why, {"node": event.node}))
+    gone = (Dismiss(event.node, event.incarnation, why), Record(kinds.Dismissed(node=event.node), why))
     return chain((state, (*gone, *commands)), now)
 
 
@@ -141,8 +142,8 @@ def _heard(state: State, event: Heard) -> Decision:
         pace, changed = slowness.told(node.pace, beat.slowness, at, state.settings.settle_seconds * SLOW_FOR)
         if changed:
             text = f"{beat.node} takes {beat.slowness:.1f} times what it took at first"
-            fields = {"node": beat.node, "slowness": f"{beat.slowness:.2f}"}
-            records.append(Record("slow", f"{text}: the cut is reconsidered, it goes on", fields))
+            slow = kinds.Slow(node=beat.node, slowness=round(beat.slowness, 2))
+            records.append(Record(slow, f"{text}: the cut is reconsidered, it goes on"))
         nodes[beat.node] = replace(
             node,
             heard_at=at,
@@ -214,9 +215,9 @@ def _resumed(state: State, event: Resumed, now: float) -> Decision:
     for loss in state.open_losses:
         if (loss.stage, loss.heir) == (event.stage, event.node) and loss.resumed_at is None:
             loss = replace(loss, resumed_at=now)
-            ms = f"{(now - loss.at) * 1e3:.1f}"
-            fields = {"node": loss.node, "heir": loss.heir, "stage": str(loss.stage), "resume_ms": ms}
-            commands.append(Record("resumed", f"{loss.heir} resumed stage {loss.stage} after {ms} ms", fields))
+            ms = round((now - loss.at) * 1e3, 1)
+            resumed = kinds.Resumed(node=loss.node, heir=loss.heir, stage=loss.stage, resume_ms=ms)
+            commands.append(Record(resumed, f"{loss.heir} resumed stage {loss.stage} after {ms:.1f} ms"))
         losses.append(loss)
     return replace(state, open_losses=tuple(losses)), tuple(commands)
 
@@ -327,7 +328,7 @@ def begin_era(state: State, now: float) -> Decision:
     state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
     if state.committed >= settings.steps:  # nothing is left to be trained: the holders read the final weights
         state = done(state, now)
-        records = (*records, Record("done", f"the weights of all {settings.steps} steps are read again"))
+        records = (*records, Record(kinds.Done(), f"the weights of all {settings.steps} steps are read again"))
     return state, (*gone, Persist(), Publish(plan), *records)
 
 

@@ -1,13 +1,13 @@
 """How a decision about placement becomes a plan, with its consequences for exposure on record."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Commit, Record
 from culm.coordinator.state import Layers, Phase, State
 from culm.coordinator.zones import Zones
-from culm.pipeline.plan import Member, Plan, Redundancy, Stages, stages_to_lists
+from culm.pipeline.money import kinds
+from culm.pipeline.plan import Member, Plan, Redundancy, Stages
 
 Decision = tuple[State, tuple[Command, ...]]
 
@@ -55,9 +55,9 @@ def with_plan(
     for s, start in state.exposed_since.items():
         if s not in since and s < len(stages):
             node = stages[s].hot_standby() or ""
-            ms = f"{(now - start) * 1e3:.1f}"
-            text = f"stage {s} has a hot standby again, {node}, after {ms} ms"
-            records.append(Record("hot", text, {"node": node, "stage": str(s), "exposure_ms": ms}))
+            ms = round((now - start) * 1e3, 1)
+            text = f"stage {s} has a hot standby again, {node}, after {ms:.1f} ms"
+            records.append(Record(kinds.Hot(node=node, stage=s, exposure_ms=ms), text))
     state = replace(
         state, generation=generation, exposed_since=since, following=_still_following(state, plan), plan=plan
     )
@@ -87,19 +87,18 @@ def done(state: State, now: float) -> State:
 
 def plan_record(state: State, plan: Plan) -> Record:
     """What the event log says of a plan: who does what, and what a step trains on."""
-    fields = {
-        "generation": str(plan.generation),
-        "steps": str(state.settings.steps),
-        "stage_count": str(len(plan.stages)),
-        "stages": json.dumps(stages_to_lists(plan.stages)),
-        "samples_per_step": str(state.settings.samples_per_step),
-        "tokens_per_step": str(state.settings.tokens_per_step),
-    }
-    return Record("plan", plan.reason, fields)
+    planned = kinds.Planned(
+        generation=plan.generation,
+        steps=state.settings.steps,
+        stage_count=len(plan.stages),
+        stages=plan.stages,
+        samples_per_step=state.settings.samples_per_step,
+        tokens_per_step=state.settings.tokens_per_step,
+    )
+    return Record(planned, plan.reason)
 
 
 def commit_record(commit: Commit) -> Record:
     """What the event log says of a commit."""
-    loss = commit.loss
-    fields = {"step": str(commit.step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(commit.scale)}
-    return Record("commit", f"step {commit.step} committed, loss {loss:.4f}", fields)
+    committed = kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale)
+    return Record(committed, kinds.words_of(committed))

@@ -19,6 +19,7 @@ from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.events import Fetched
 from culm.coordinator.state import Phase, State, Stopping
+from culm.pipeline.money import kinds
 
 # How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
 # memory than from the storage.
@@ -39,7 +40,7 @@ def fetched(state: State, event: Fetched) -> Decision:
     state = replace(state, ending=replace(state.ending, fetched=event.who))
     text = f"the final weights were fetched: {event.who}"
     state, released = release(state, f"the run is done and its weights were fetched: {event.who}")
-    return state, (Record("fetched", text, {"who": event.who}), *released)
+    return state, (Record(kinds.Fetched(who=event.who), text), *released)
 
 
 def look(state: State, now: float) -> Decision:
@@ -81,7 +82,7 @@ def release(state: State, why: str) -> Decision:
         exposed_since={},
         saved={},
     )
-    return state, (Persist(), Record("released", f"every node may go: {why}", {"why": why}), *commands)
+    return state, (Persist(), Record(kinds.Released(why=why), f"every node may go: {why}"), *commands)
 
 
 def seconds_left(state: State, now: float) -> float:
@@ -127,7 +128,7 @@ def _everyone_stops(state: State, now: float) -> Decision:
         return _everyone_goes(state)
     if state.stopping is None and saves:
         text = "every node is to go: a last checkpoint is written first"
-        return replace(state, stopping=Stopping(now)), (Record("stopping", text),)
+        return replace(state, stopping=Stopping(now)), (Record(kinds.Stopping(), text),)
     if state.stopping is None or not told:
         return state, ()
     whole = state.stopping.step is not None and any(c.step >= state.stopping.step for c in state.checkpoints)

@@ -12,6 +12,7 @@ from culm.coordinator.failures import Work, died, is_told, machine_of
 from culm.coordinator.placement import promote, repair
 from culm.coordinator.state import Ending, Loss, Node, Phase, State
 from culm.coordinator.takeover import recovering
+from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
 from culm.pipeline.terms import ERAS_BITS
 
@@ -49,7 +50,7 @@ def join(state: State, event: Joined, now: float) -> Decision:
     else:
         node = replace(known, address=event.address, pid=event.pid, machine=event.machine)
         node = replace(node, attached_since=now, detached_at=None, heard_at=now)
-        commands.append(Record("attached", f"{event.node} is back on its order stream", {"node": event.node}))
+        commands.append(Record(kinds.Attached(node=event.node), f"{event.node} is back on its order stream"))
     evidence = {k: v for k, v in state.evidence.items() if k != event.node}
     changed_at = state.changed_at if known is not None else now
     state = replace(state, nodes={**state.nodes, event.node: node}, evidence=evidence, changed_at=changed_at)
@@ -76,9 +77,9 @@ def fence(state: State, gone: Collection[tuple[str, int]]) -> State:
 
 def joined_record(node: Node) -> Record:
     """What the event log says of a newcomer."""
-    fields = {"node": node.node, "incarnation": str(node.incarnation), **asdict(node.machine)}
-    fields |= {"zone": node.zone, "address": node.address}
-    return Record("joined", f"{node.node} joined from {node.address}", fields)
+    machine = {**asdict(node.machine), "zone": node.zone}
+    joined = kinds.Joined(node=node.node, incarnation=node.incarnation, address=node.address, **machine)
+    return Record(joined, f"{node.node} joined from {node.address}")
 
 
 def refusal(state: State, event: Available) -> str:
@@ -105,7 +106,7 @@ def dismiss(state: State, name: str, why: str) -> Decision:
     """Refuses a node that has taken no part yet."""
     node = state.nodes[name]
     state = replace(state, nodes={k: v for k, v in state.nodes.items() if k != name})
-    return state, (Dismiss(name, node.incarnation, why), Record("dismissed", why, {"node": name}))
+    return state, (Dismiss(name, node.incarnation, why), Record(kinds.Dismissed(node=name), why))
 
 
 def usable(state: State) -> list[str]:
@@ -130,7 +131,7 @@ def warn(state: State, event: Warned) -> Decision:
     state = replace(state, nodes={**state.nodes, node.node: replace(node, warning=event.why)})
     enough = node.node not in usable(state)
     then = "the others are enough to take over" if enough else "it works on until there are others to take over"
-    return state, (Record("warned", f"{node.node}: {event.why}; {then}", {"node": node.node, "why": event.why}),)
+    return state, (Record(kinds.Warned(node=node.node, why=event.why), f"{node.node}: {event.why}; {then}"),)
 
 
 def drain(state: State, event: Draining, now: float) -> Decision:
@@ -146,8 +147,8 @@ def drain(state: State, event: Draining, now: float) -> Decision:
         state, nodes={**state.nodes, node.node: replace(node, draining=event.why, leaves_at=leaves_at, told=event.told)}
     )
     left = f", {event.seconds_left:.0f} s are left" if event.seconds_left is not None else ""
-    fields = {"node": node.node, "why": event.why, "seconds_left": f"{event.seconds_left or 0:.1f}"}
-    noted = Record("draining", f"{node.node} is to go: {event.why}{left}", fields)
+    draining = kinds.Draining(node=node.node, why=event.why, seconds_left=round(event.seconds_left or 0.0, 1))
+    noted = Record(draining, f"{node.node} is to go: {event.why}{left}")
     last = all(n.draining for n in state.nodes.values())  # nobody is left to hand over to: see culm.coordinator.ending
     if (last and event.told) or (state.plan is not None and state.plan.held_by(node.node)):
         return state, (noted, Persist())
@@ -167,8 +168,8 @@ def let_go(state: State, names: Sequence[str]) -> Decision:
 def farewell(state: State, name: str, why: str) -> Decision:
     """Dismisses one node for good: nothing is wrong with it."""
     node = state.nodes[name]
-    fields = {"node": name, "why": node.draining or why}
-    commands = (Dismiss(name, node.incarnation, why, goodbye=True), Record("left", f"{name} has left, {why}", fields))
+    left = Record(kinds.Left(node=name, why=node.draining or why), f"{name} has left, {why}")
+    commands = (Dismiss(name, node.incarnation, why, goodbye=True), left)
     state = fence(state, {(name, node.incarnation)})
     state = replace(
         state,
@@ -184,7 +185,7 @@ def send_away(state: State, name: str, why: str, now: float) -> Decision:
     """A holder that has lost its state joins anew; its loss is declared when it is due."""
     node = state.nodes[name]
     state = replace(state, nodes={**state.nodes, name: replace(node, attached_since=None, detached_at=now)})
-    return state, (Dismiss(name, node.incarnation, why, join_anew=True), Record("dismissed", why, {"node": name}))
+    return state, (Dismiss(name, node.incarnation, why, join_anew=True), Record(kinds.Dismissed(node=name), why))
 
 
 def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
@@ -225,7 +226,7 @@ def tick(state: State, now: float) -> Decision:
     silent: tuple[Command, ...] = ()
     stood_still = passed > patience.seconds / 2
     if nodes and not stood_still and now - newest > patience.seconds / 2:
-        state, silent = waiting.wait(state, waiting.SILENCE, NOBODY, "silent")
+        state, silent = waiting.wait(state, waiting.SILENCE, NOBODY, silent=True)
     elif not stood_still:
         state = waiting.over(state, waiting.SILENCE)
     if stood_still or now - newest > patience.seconds / 2:
@@ -285,15 +286,15 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     commands: list[Command] = []
     for node in gone.values():
         stages = state.plan.owned_by(node.node) if state.plan else ()
-        fields = {
-            "node": node.node,
-            "stages": ",".join(map(str, stages)),
-            "step": str(state.committed),
-            "generation": str(state.generation),
-            "detect_ms": f"{(now - node.heard_at) * 1e3:.1f}",
-            "evidence": lost[node.node],
-        }
-        commands.append(Record("lost", f"{node.node} is lost: {lost[node.node]}", fields))
+        noted = kinds.Lost(
+            node=node.node,
+            stages=",".join(map(str, stages)),
+            step=state.committed,
+            generation=state.generation,
+            detect_ms=round((now - node.heard_at) * 1e3, 1),
+            evidence=lost[node.node],
+        )
+        commands.append(Record(noted, f"{node.node} is lost: {lost[node.node]}"))
         why = f"{node.node} was declared lost ({lost[node.node]}): it joins anew, holding nothing"
         commands.append(Dismiss(node.node, node.incarnation, why, join_anew=True))
     plan = state.plan
@@ -344,7 +345,7 @@ def roll_back(state: State, why: str) -> Decision:
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
     if state.resumed and not origin.folder:
         text = f"{why}; no checkpoint is left of those that the run was resumed from: resume from another one"
-        return replace(state, phase=Phase.FAILED, detail=text), (Record("failed", text), Persist())
+        return replace(state, phase=Phase.FAILED, detail=text), (Record(kinds.Failed(), text), Persist())
     text = f"{why}; a new era begins from step {origin.step}, by {origin}"
     state = replace(
         state,
@@ -367,4 +368,4 @@ def roll_back(state: State, why: str) -> Decision:
         ending=Ending(),
         stopping=None,
     )
-    return state, (Persist(), Record("rollback", text, {"era": str(state.era), "step": str(origin.step)}))
+    return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step), text))

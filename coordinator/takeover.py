@@ -15,6 +15,7 @@ from culm.coordinator.decisions import Decision, commit_record, done, plan_recor
 from culm.coordinator.events import Available
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.identity import Identity
+from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.pipeline.terms import is_believable
@@ -78,7 +79,7 @@ def learn(state: State, event: Available, now: float) -> Decision:
         why = "another incarnation of it is in the plan, and has to be declared lost first"
         commands += [Dismiss(n.node, n.incarnation, why, join_anew=True) for n in too_early]
         text = f"{event.node} obeys generation {event.plan.generation}, which was not persisted: it is taken over"
-        commands += [Persist(), Record("adopted", text, {"node": event.node}), plan_record(state, event.plan)]
+        commands += [Persist(), Record(kinds.Adopted(node=event.node), text), plan_record(state, event.plan)]
     if event.era != state.era:
         return state, tuple(commands)
     applied = bool(event.layers) or event.last_commit is not None  # else the version is only that of its plan
@@ -246,4 +247,4 @@ def complete(state: State, now: float) -> Decision:
     if away and in_time:
         return state, ()
     text = "every node is back" if not away else f"{', '.join(sorted(away))} did not come back in time"
-    return replace(state, took_over_at=None), (Record("recovered_coordinator", f"the coordinator took over: {text}"),)
+    return replace(state, took_over_at=None), (Record(kinds.TookOver(), f"the coordinator took over: {text}"),)

@@ -5,17 +5,19 @@ from dataclasses import replace
 from culm.coordinator.commands import Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.state import State
+from culm.pipeline.money import kinds
 
 NODES = "nodes"  # too few to begin
 SILENCE = "silence"  # nobody answers
 LINK = "link"  # between two only copies
 
 
-def wait(state: State, topic: str, text: str, kind: str = "waiting") -> Decision:
-    """Notes what is waited for; on record only where it is new."""
+def wait(state: State, topic: str, text: str, silent: bool = False) -> Decision:
+    """Notes what is waited for; on record only where it is new. ``silent``: nobody at all is heard."""
     if state.waits.get(topic) == text:
         return state, ()
-    return replace(state, waits={**state.waits, topic: text}, detail=text), (Record(kind, text),)
+    event = kinds.Silent() if silent else kinds.Waiting()
+    return replace(state, waits={**state.waits, topic: text}, detail=text), (Record(event, text),)
 
 
 def over(state: State, *topics: str) -> State:

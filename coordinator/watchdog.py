@@ -11,6 +11,7 @@ from culm.coordinator import commits, takeover
 from culm.coordinator.commands import Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.state import Phase, State, Watch
+from culm.pipeline.money import kinds
 
 STALLED_STEPS = 10  # usual steps without a commit before a run counts as stalled
 PATIENCE = 3.0  # and so many heartbeat timeouts, since a loss may take one before it is even seen
@@ -31,15 +32,15 @@ def look(state: State, now: float) -> Decision:
         moved: tuple[Record, ...] = ()
         if watch.stalled:
             text = f"step {state.committed} is committed: the run goes on after {seconds:.1f} s"
-            moved = (Record("moving", text, {"stalled_seconds": f"{seconds:.1f}"}),)
+            moved = (Record(kinds.Moving(stalled_seconds=round(seconds, 1)), text),)
         return replace(state, watch=Watch(state.era, state.committed, now, recent)), moved
     if watch.stalled or now - watch.at < allowance(state):
         return state, ()
     awaited = waited_for(state, now)
     usual = f"usual is {median(watch.recent):.2f} s" if watch.recent else "no step has told yet what is usual"
     text = f"no commit for {now - watch.at:.0f} s ({usual}): waiting for {awaited}"
-    fields = {"step": str(state.committed), "awaited": awaited}
-    return replace(state, watch=replace(watch, stalled=awaited)), (Record("stalled", text, fields),)
+    stalled = kinds.Stalled(step=state.committed, awaited=awaited)
+    return replace(state, watch=replace(watch, stalled=awaited)), (Record(stalled, text),)
 
 
 def allowance(state: State) -> float:

@@ -1,14 +1,22 @@
 """What the UI remembers of the event log: the loss curve, what happened to nodes, and what was decided and why."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from culm.pipeline.money.ledger import ENDS
-from culm.pipeline.plan import stages_from_lists
-from culm.protos import coordinator_pb2 as pb
-
-ROUTINE = ("commit", "usage")  # too many to list
+from culm.pipeline.money.codec import Entry
+from culm.pipeline.money.kinds import (
+    FREQUENT,
+    Committed,
+    Dismissed,
+    Draining,
+    Joined,
+    Left,
+    Lost,
+    Planned,
+    Recovered,
+    Resumed,
+    RolledBack,
+    Warned,
+)
 
 
 @dataclass(eq=False)
@@ -37,32 +45,33 @@ class History:
     losses: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
-    notable: list[pb.ListEventsResponse] = field(default_factory=list)
+    notable: list[Entry] = field(default_factory=list)
     gone: dict[str, float] = field(default_factory=dict)  # nodes lost and not back, and when
     _notices: dict[str, float] = field(default_factory=dict)
 
-    def take(self, event: pb.ListEventsResponse) -> None:
-        facts = event.fields
-        if event.kind not in ROUTINE:
-            self.notable.append(event)
-        if event.kind == "commit":
-            # It may be known of a coordinator that died before it had put it on record: the next one tells it again.
-            self._drop_from(int(facts["step"]))
-            self.steps.append(int(facts["step"]))
-            self.losses.append(float(facts["loss"]))
-            self.times.append(event.time)
-        elif event.kind in ("draining", "warned"):
-            self._notices[facts["node"]] = event.time
-        elif event.kind == "joined":
-            self.gone.pop(facts["node"], None)
-        elif event.kind == "rollback":
-            self._rolled_back(int(facts["step"]))
-        elif event.kind == "plan":
-            self._planned(event)
-        elif event.kind in ("resumed", "recovered"):
-            self._went_on(event.kind, facts)
-        if event.kind in ENDS:
-            self._ended(event)
+    def take(self, entry: Entry) -> None:
+        event = entry.event
+        if not isinstance(event, FREQUENT):
+            self.notable.append(entry)
+        match event:
+            case Committed():
+                # A coordinator that died may not have put it on record: the next one tells it again.
+                self._drop_from(event.step)
+                self.steps.append(event.step)
+                self.losses.append(event.loss)
+                self.times.append(entry.time)
+            case Draining() | Warned():
+                self._notices[event.node] = entry.time
+            case Joined():
+                self.gone.pop(event.node, None)
+            case RolledBack():
+                self._rolled_back(event.step)
+            case Planned():
+                self._planned(entry.time, event)
+            case Resumed() | Recovered():
+                self._went_on(event)
+            case Lost() | Left() | Dismissed():
+                self._ended(entry, event)
 
     def _drop_from(self, step: int) -> None:
         while self.steps and self.steps[-1] >= step:
@@ -74,40 +83,38 @@ class History:
         for preemption in self.preemptions[-1:]:
             preemption.kind = "rollback"
 
-    def _ended(self, event: pb.ListEventsResponse) -> None:
-        facts, node = event.fields, event.fields["node"]
-        noticed = self._notices.pop(node, None)
-        notice = event.time - noticed if noticed is not None else None
-        if event.kind == "lost":
-            self.gone[node] = event.time
-            loss = Preemption(node, event.time, event.step, "loss", facts["evidence"], facts["stages"], notice)
-            loss.detect_ms = float(facts["detect_ms"])
+    def _ended(self, entry: Entry, event: Lost | Left | Dismissed) -> None:
+        noticed = self._notices.pop(event.node, None)
+        notice = entry.time - noticed if noticed is not None else None
+        if isinstance(event, Lost):
+            self.gone[event.node] = entry.time
+            loss = Preemption(event.node, entry.time, entry.step, "loss", event.evidence, event.stages, notice)
+            loss.detect_ms = event.detect_ms
             self.preemptions.append(loss)
-        elif event.kind == "left":
-            why = facts["why"]
-            self.preemptions.append(
-                Preemption(node, event.time, event.step, "handover", why, notice_seconds=notice, redone=0)
+        elif isinstance(event, Left):
+            left = Preemption(
+                event.node, entry.time, entry.step, "handover", event.why, notice_seconds=notice, redone=0
             )
+            self.preemptions.append(left)
 
-    def _planned(self, event: pb.ListEventsResponse) -> None:
-        stages = stages_from_lists(json.loads(event.fields.get("stages", "[]")))
-        whole = bool(stages) and all(stage.hot_standby() is not None for stage in stages)
+    def _planned(self, at: float, event: Planned) -> None:
+        whole = bool(event.stages) and all(stage.hot_standby() is not None for stage in event.stages)
         for loss in reversed(self.preemptions):
             if loss.restored_ms is not None:
                 break
             if loss.kind == "handover":
                 continue
-            passed = (event.time - loss.time) * 1e3
+            passed = (at - loss.time) * 1e3
             if loss.promote_ms is None:
                 loss.promote_ms = passed
             if whole:
                 loss.restored_ms = passed
 
-    def _went_on(self, kind: str, facts: Mapping[str, str]) -> None:
+    def _went_on(self, event: Resumed | Recovered) -> None:
         for loss in reversed(self.preemptions):
-            if loss.node == facts["node"] and loss.kind == "loss":
-                if kind == "resumed":
-                    loss.resume_ms = max(loss.resume_ms or 0.0, float(facts["resume_ms"]))
+            if loss.node == event.node and loss.kind == "loss":
+                if isinstance(event, Resumed):
+                    loss.resume_ms = max(loss.resume_ms or 0.0, event.resume_ms)
                 else:
-                    loss.redone = (loss.redone or 0) + int(facts["redone"])
+                    loss.redone = (loss.redone or 0) + event.redone
                 return

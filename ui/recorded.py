@@ -1,7 +1,6 @@
 """A recorded event log, played as if it happened now: the demo mode."""
 
 import gzip
-import json
 import math
 import threading
 import time
@@ -10,9 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 from culm.pipeline.messages import stages_to_proto
-from culm.pipeline.money.eventlog import Reader, events_of_lines
-from culm.pipeline.money.ledger import ENDS, USES, Ledger
-from culm.pipeline.plan import stages_from_lists
+from culm.pipeline.money.codec import Entry, Reader, of_lines
+from culm.pipeline.money.kinds import (
+    Checkpointed,
+    Committed,
+    Dismissed,
+    Done,
+    Draining,
+    Joined,
+    Left,
+    Lost,
+    Planned,
+    RolledBack,
+    Stalled,
+    Used,
+    Waiting,
+)
+from culm.pipeline.money.ledger import USES, Ledger
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.history import History
 from culm.ui.source import Look
@@ -33,58 +46,62 @@ class Replay:
         self._times: deque[float] = deque(maxlen=RATE_STEPS + 1)
         self._exposed: dict[int, float] = {}
 
-    def take(self, event: pb.ListEventsResponse) -> None:
-        self.ledger.take(event)
-        self.history.take(event)
-        status, facts = self._status, event.fields
-        if event.kind == "joined":
-            node = pb.NodeStatus(id=facts["node"], incarnation=int(facts["incarnation"]), state="joining")
-            node.zone, node.address = facts["zone"], facts.get("address", "")
-            for name in ("provider", "instance_type", "region", "zone", "market"):
-                setattr(node.machine, name, facts.get(name, ""))
-            self._nodes[node.id] = node
-        elif event.kind in ENDS:
-            self._nodes.pop(facts["node"], None)
-        elif event.kind == "draining":
-            self._nodes[facts["node"]].state = "draining"
-        elif event.kind == "usage" and facts["node"] in self._nodes:
-            self._used(self._nodes[facts["node"]], dict(facts))
-        elif event.kind == "plan":
-            self._planned(event)
-        elif event.kind == "commit":
-            status.step, status.loss = int(facts["step"]) + 1, float(facts["loss"])
-            status.awaited = ""
-            self._times.append(event.time)
-        elif event.kind == "rollback":
-            status.step, status.awaited = int(facts["step"]), ""
-            self._times.clear()
-        elif event.kind == "checkpoint":
-            status.checkpoint = int(facts["step"])
-        elif event.kind == "stalled":
-            status.awaited = facts["awaited"]
-        elif event.kind == "done":
-            status.phase, status.detail = "done", event.text
-        if event.kind in ("waiting", "rollback"):
-            status.phase, status.detail = "waiting", event.text
+    def take(self, entry: Entry) -> None:
+        self.ledger.take(entry)
+        self.history.take(entry)
+        status, event = self._status, entry.event
+        match event:
+            case Joined():
+                self._joined(event)
+            case Lost() | Left() | Dismissed():
+                self._nodes.pop(event.node, None)
+            case Draining():
+                self._nodes[event.node].state = "draining"
+            case Used():
+                self._used(event)
+            case Planned():
+                self._planned(entry, event)
+            case Committed():
+                status.step, status.loss, status.awaited = event.step + 1, event.loss, ""
+                self._times.append(entry.time)
+            case RolledBack():
+                status.step, status.awaited = event.step, ""
+                status.phase, status.detail = "waiting", entry.text
+                self._times.clear()
+            case Waiting():
+                status.phase, status.detail = "waiting", entry.text
+            case Checkpointed():
+                status.checkpoint = event.step
+            case Stalled():
+                status.awaited = event.awaited
+            case Done():
+                status.phase, status.detail = "done", entry.text
 
-    def _used(self, node: pb.NodeStatus, facts: dict[str, str]) -> None:
+    def _joined(self, event: Joined) -> None:
+        node = pb.NodeStatus(id=event.node, incarnation=event.incarnation, state="joining")
+        node.zone, node.address = event.zone, event.address
+        for name in ("provider", "instance_type", "region", "zone", "market"):
+            setattr(node.machine, name, getattr(event, name))
+        self._nodes[node.id] = node
+
+    def _used(self, event: Used) -> None:
+        node = self._nodes.get(event.node)
+        if node is None:
+            return
         for use in USES:
-            setattr(node.times, use, float(facts[use]))
-        for name, text in facts.items():
-            if name.startswith("sent."):
-                node.sent_bytes[name.removeprefix("sent.")] = int(text)
+            setattr(node.times, use, getattr(event, use))
+        for peer, count in event.sent.items():
+            node.sent_bytes[peer] = count
 
-    def _planned(self, event: pb.ListEventsResponse) -> None:
-        status, facts = self._status, event.fields
-        stages = stages_from_lists(json.loads(facts["stages"]))
-        status.phase, status.detail, status.generation = "running", "training", event.generation
-        status.steps = int(facts["steps"])
-        status.samples_per_step, status.tokens_per_step = int(facts["samples_per_step"]), int(facts["tokens_per_step"])
+    def _planned(self, entry: Entry, event: Planned) -> None:
+        status, stages = self._status, event.stages
+        status.phase, status.detail, status.generation = "running", "training", entry.generation
+        status.steps, status.plan.reason = event.steps, entry.text
+        status.samples_per_step, status.tokens_per_step = event.samples_per_step, event.tokens_per_step
         del status.plan.stages[:]
         status.plan.stages.extend(stages_to_proto(stages))
-        status.plan.reason = event.text
         exposed = {s for s, stage in enumerate(stages) if stage.hot_standby() is None}
-        self._exposed = {s: self._exposed.get(s, event.time) for s in exposed}
+        self._exposed = {s: self._exposed.get(s, entry.time) for s in exposed}
         for node in self._nodes.values():
             del node.stages[:], node.standby_of[:]
             node.stages.extend(s for s, stage in enumerate(stages) if node.id in stage.owners)
@@ -117,7 +134,7 @@ class Recorded:
     def __init__(self, path: Path, speed: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(path, "rt", encoding="utf-8") as file:
-            self._events = list(events_of_lines(file, str(path)))
+            self._events = list(of_lines(file, str(path)))
         self.name = f"recorded: {path.name.partition('.')[0]}"
         self._speed = speed
         self._clock = clock

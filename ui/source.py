@@ -7,7 +7,7 @@ from typing import Protocol
 
 import grpc
 
-from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.money.codec import Reader
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.tls import open_channel
 from culm.pipeline.text import cleaned

@@ -8,7 +8,8 @@ from pathlib import Path
 from culm.coordinator.commands import Record
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.errors import JobError
-from culm.pipeline.money.ledger import SENT, USES, Ledger
+from culm.pipeline.money import kinds
+from culm.pipeline.money.ledger import USES, Ledger
 from culm.pipeline.money.prices import PriceTable, load_prices
 
 log = logging.getLogger("culm.coordinator")
@@ -25,7 +26,7 @@ class Billing:
         self._path = path
         self._prices = load_prices(path)
         self._changed_at = self._file_time()
-        self._tariff: dict[str, str] = {}
+        self._tariff: kinds.Tariff | None = None
         self._seen: Mapping[str, Node] = {}  # the nodes as they were the last time
         self._members: object = None  # what changes with them
         self._next_look = 0.0
@@ -64,30 +65,31 @@ class Billing:
         if total <= self._reported.get(key, 0.0):
             return
         self._reported[key] = total
-        facts = {"node": node.node, "incarnation": str(node.incarnation)}
-        facts |= {use: f"{seconds:.3f}" for use, seconds in times.items()}
-        facts |= {f"{SENT}{peer}": str(count) for peer, count in node.sent_bytes.items()}
+        rounded = {use: round(seconds, 3) for use, seconds in times.items()}
+        used = kinds.Used(node=node.node, incarnation=node.incarnation, sent=node.sent_bytes, **rounded)
         busy = sum(times[use] for use in ("forward", "backward", "redundant", "apply"))
         text = f"{node.node} has worked for {busy:.1f} of {total:.1f} s"
-        yield Record("usage", text, facts)
+        yield Record(used, text)
 
     def _priced(self, state: State, ledger: Ledger) -> Iterator[Record]:
         changed = self._reread()
-        tariff = {
-            "fixed_per_hour": repr(self._prices.fixed_per_hour),
-            "restart_seconds": repr(self._prices.restart.seconds),
-            "checkpoint_seconds": repr(self._prices.restart.checkpoint_every),
-        }
+        tariff = kinds.Tariff(
+            fixed_per_hour=self._prices.fixed_per_hour,
+            restart_seconds=self._prices.restart.seconds,
+            checkpoint_seconds=self._prices.restart.checkpoint_every,
+        )
         if tariff != self._tariff:
             self._tariff = tariff
-            yield Record("tariff", f"{self._prices.fixed_per_hour:.4f} $/h beside the nodes", tariff)
+            yield Record(tariff, f"{self._prices.fixed_per_hour:.4f} $/h beside the nodes")
         for node in state.nodes.values():
             life = ledger.life_of(node.node)
             if life is None or life.incarnation != node.incarnation or (life.priced and not changed):
                 continue
-            record = _price(self._prices, node)
-            if record is not None and not (life.priced and life.per_hour == float(record.fields["per_hour"])):
-                yield record
+            priced = _price(self._prices, node)
+            if priced is not None and not (life.priced and life.per_hour == priced.per_hour):
+                machine = node.machine
+                what = " ".join(getattr(machine, f.name) for f in fields(machine) if getattr(machine, f.name))
+                yield Record(priced, f"{node.node} ({what}) costs {priced.per_hour:g} $/h")
 
     def _reread(self) -> bool:
         """Whether the price table is another one now. One that cannot be read is reported and the old one stays."""
@@ -109,21 +111,19 @@ class Billing:
             return 0
 
 
-def _price(prices: PriceTable, node: Node) -> Record | None:
+def _price(prices: PriceTable, node: Node) -> kinds.Priced | None:
     row = prices.machine(node.machine)
     if row is None:
         return None
     machine = node.machine
     per_hour = row.of(machine.market)
     assert per_hour is not None
-    facts = {
-        "node": node.node,
-        "incarnation": str(node.incarnation),
-        "per_hour": repr(per_hour),
-        "on_demand_per_hour": repr(prices.on_demand(machine) or 0.0),
-        "per_gb_zones": repr(prices.per_gb(machine.provider, "zones")),
-        "per_gb_regions": repr(prices.per_gb(machine.provider, "regions")),
-        "source": f"{row.source}, {row.date.isoformat()}",
-    }
-    what = " ".join(getattr(machine, f.name) for f in fields(machine) if getattr(machine, f.name))
-    return Record("price", f"{node.node} ({what}) costs {per_hour:g} $/h", facts)
+    return kinds.Priced(
+        node=node.node,
+        incarnation=node.incarnation,
+        per_hour=per_hour,
+        on_demand_per_hour=prices.on_demand(machine) or 0.0,
+        per_gb_zones=prices.per_gb(machine.provider, "zones"),
+        per_gb_regions=prices.per_gb(machine.provider, "regions"),
+        source=f"{row.source}, {row.date.isoformat()}",
+    )

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import json
 import logging
-import math
 import zlib
 from array import array
 from bisect import bisect_left
@@ -23,14 +22,25 @@ from itertools import takewhile
 from typing import Any
 
 from culm.coordinator.edges.store import Store, StoreAway
-from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.money.codec import (
+    Entry,
+    Reader,
+    Unknown,
+    Unreadable,
+    of_message,
+    of_stored,
+    to_fields,
+    to_message,
+    to_stored,
+)
+from culm.pipeline.money.kinds import FREQUENT, Committed, Hot, RolledBack, Used, words_of
+from culm.pipeline.money.kinds import Event as Said
 from culm.pipeline.money.ledger import Ledger
 from culm.protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
-FIXED_FIELDS = ("sequence", "time", "kind", "text", "step", "generation")
-OFTEN = ("commit", "usage")  # kinds of events that go to the stream "metrics"
+OFTEN = frozenset(each.kind for each in FREQUENT)  # these go to the stream "metrics"
 TERM_BITS = 32  # of an event's number, above its place among those of one leader
 KEPT = 10_000  # events that are no commits and no usage
 USAGE_KEPT = 1_000
@@ -38,7 +48,7 @@ COMMITS_KEPT = 1 << 16
 SUMMARY_EVERY = 1_000  # events between two summaries
 READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
 
-Event = pb.ListEventsResponse
+Event = pb.ListEventsResponse  # as it is kept and sent
 
 
 class Commits:
@@ -49,27 +59,27 @@ class Commits:
     def __init__(self) -> None:
         self.sequences = array("Q")
         self._generations = array("Q")
-        self._steps = array("Q")
+        self.steps = array("Q")
         self._times = array("d")
         self._losses = array("d")
         self._scales = array("d")
 
     def _columns(self) -> "tuple[array[Any], ...]":
-        return (self.sequences, self._generations, self._steps, self._times, self._losses, self._scales)
+        return (self.sequences, self._generations, self.steps, self._times, self._losses, self._scales)
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def add(self, event: Event) -> bool:
         """False if it is no commit as this version writes them, and has to be kept as it is."""
-        fields = event.fields
         try:
-            step, loss, scale = int(fields["step"]), float.fromhex(fields["loss_hex"]), float(fields["scale"])
-        except (KeyError, ValueError, OverflowError):
+            entry = of_message(event)
+        except Unreadable:
             return False
-        row = (event.sequence, event.generation, step, event.time, loss, scale)
-        if step < 0 or len(fields) != len(_fields(step, loss, scale)):
+        said = entry.event
+        if not isinstance(said, Committed) or said.step < 0 or to_fields(said) != dict(event.fields):
             return False
+        row = (entry.sequence, entry.generation, said.step, entry.time, said.loss, said.scale)
         for column, value in zip(self._columns(), row, strict=True):
             column.append(value)
         if len(self) > COMMITS_KEPT:
@@ -83,16 +93,17 @@ class Commits:
             yield self._event(i)
 
     def _event(self, i: int) -> Event:
-        step, loss = self._steps[i], self._losses[i]
-        return Event(
+        committed = Committed(step=self.steps[i], loss=self._losses[i], scale=self._scales[i])
+        entry = Entry(
             sequence=self.sequences[i],
             time=self._times[i],
-            kind="commit",
-            text=f"step {step} committed, loss {loss:.4f}",
-            step=step + 1,
+            kind=committed.kind,
+            text=words_of(committed),
+            step=committed.step + 1,
             generation=self._generations[i],
-            fields=_fields(step, loss, self._scales[i]),
+            event=committed,
         )
+        return to_message(entry)
 
     def to_text(self) -> str:
         columns = b"".join(column.tobytes() for column in self._columns())
@@ -105,10 +116,6 @@ class Commits:
         for i, column in enumerate(self._columns()):
             del column[:]
             column.frombytes(data[i * size : (i + 1) * size])
-
-
-def _fields(step: int, loss: float, scale: float) -> dict[str, str]:
-    return {"step": str(step), "loss": repr(loss), "loss_hex": loss.hex(), "scale": repr(scale)}
 
 
 @dataclass(slots=True)
@@ -132,8 +139,8 @@ class EventLog:
         self.whole = asyncio.Event()  # set when the events before are here, or cannot be had
         self.ledger = Ledger()
         self.windows: dict[int, Windows] = {}
-        self.last_commit: dict[str, str] = {}  # the fields of the last one on record
-        self._taken: dict[str, str] = {}  # the fields of the last one that was counted
+        self.last_commit: Committed | None = None  # the last one on record
+        self._taken: Committed | None = None  # the last one that was counted
         self._store = store
         self._clock = clock  # unix seconds
         self._newest = max(0, term - 1) << TERM_BITS
@@ -145,23 +152,27 @@ class EventLog:
         self._waiting: list[Event] = []  # own ones, until those before are here
         self._unsummed = 0  # events since the last summary
 
-    def record(self, kind: str, text: str, fields: Mapping[str, str], step: int, generation: int) -> None:
-        """Puts an event on record; a commit that is there already is told by the nodes of a leader that died."""
-        if kind == "commit" and dict(fields) == self.last_commit:
+    def record(self, said: Said, text: str, step: int, generation: int) -> None:
+        """Puts an event on record; a commit that is there already is told by the nodes of a leader that died.
+
+        ``step`` and ``generation``: where the run stands.
+        """
+        if _is_same(said, self.last_commit):
             return
         self._newest += 1  # higher than any of a leader before, also where its last ones were never written
-        event = Event(
+        entry = Entry(
             sequence=self._newest,
             time=self._clock(),
-            kind=kind,
+            kind=said.kind,
             text=text,
             step=step,
             generation=generation,
-            fields=dict(fields),
+            event=said,
         )
-        log.log(logging.DEBUG if kind in OFTEN else logging.INFO, "%s: %s", kind, text)
-        self._store.append("metrics" if kind in OFTEN else "events", entry_of(event))
-        self.last_commit = _last_commit(event, self.last_commit)
+        event = to_message(entry)
+        log.log(logging.DEBUG if said.kind in OFTEN else logging.INFO, "%s: %s", said.kind, text)
+        self._store.append("metrics" if said.kind in OFTEN else "events", to_stored(event))
+        self.last_commit = _last_commit(said, self.last_commit)
         if self.whole.is_set():
             self._take(event)
         else:
@@ -173,26 +184,26 @@ class EventLog:
             self.sum_up()
 
     def _take(self, event: Event) -> None:
-        if event.kind == "commit" and dict(event.fields) == self._taken:
+        said = _said(event)
+        if _is_same(said, self._taken):
             return  # told again before it was known that it is on record
-        self._taken = _last_commit(event, self._taken)
+        self._taken = _last_commit(said, self._taken)
         self._keep(event)
         self._count(event)
 
     def _keep(self, event: Event) -> None:
-        if event.kind == "usage":
+        if event.kind == Used.kind:
             self._usage.append((event.sequence, event.SerializeToString()))
-        elif event.kind != "commit" or not self._commits.add(event):
+        elif event.kind != Committed.kind or not self._commits.add(event):
             self._notable.append((event.sequence, event.SerializeToString()))
 
     def _count(self, event: Event) -> None:
-        self._reader.read(event, self.ledger.take)
-        if event.kind == "hot":
-            self._reader.read(event, self._note_window)
+        self._reader.read(event, self._count_entry)
 
-    def _note_window(self, event: Event) -> None:
-        stage, seconds = int(event.fields["stage"]), float(event.fields["exposure_ms"]) / 1e3
-        self.windows.setdefault(stage, Windows()).add(seconds)
+    def _count_entry(self, entry: Entry) -> None:
+        if isinstance(entry.event, Hot):
+            self.windows.setdefault(entry.event.stage, Windows()).add(entry.event.exposure_ms / 1e3)
+        self.ledger.take(entry)
 
     def since(self, sequence: int) -> Iterator[Event]:
         """What is kept, from this number on, in order."""
@@ -218,10 +229,10 @@ class EventLog:
             return
         self._store.put("summary", json.dumps(summary))
 
-    async def read_before(self, last: Mapping[str, str]) -> None:
+    async def read_before(self, last: Committed | None) -> None:
         """Reads what leaders before put on record; decisions need none of it, so they go on meanwhile.
 
-        ``last``: the fields of the last commit, {} if there is none: that leader may have died before it was on record.
+        ``last``: the last commit, if there is one: that leader may have died before it was on record.
         """
         summed = 0
         try:
@@ -235,7 +246,7 @@ class EventLog:
                 event = before[sequence]
                 if sequence > summed:
                     self._take(event)
-                elif event.kind != "commit":
+                elif event.kind != Committed.kind:
                     self._keep(event)
                 if len(self._notable) % 500 == 0:
                     await asyncio.sleep(0)
@@ -245,13 +256,11 @@ class EventLog:
             log.exception("could not read earlier events, they will be missing")
         self.whole.set()
         own, self._waiting = self._waiting, []
-        known = {e.fields["step"] for e in self._commits.since(0)} if last else set()
-        told = any(e.kind == "commit" and dict(e.fields) == dict(last) for e in own)
+        known = last is None or last.step in self._commits.steps or any(_is_same(_said(event), last) for event in own)
         for event in own:
             self._take(event)
-        if last and not told and last["step"] not in known:
-            text = f"step {last['step']} committed, loss {float(last['loss']):.4f}"
-            self.record("commit", text, last, int(last["step"]) + 1, 0)
+        if last is not None and not known:
+            self.record(last, words_of(last), last.step + 1, 0)
 
     @property
     def _first_own(self) -> int:
@@ -276,7 +285,7 @@ class EventLog:
 
     def _event_of(self, entry: Mapping[str, str]) -> Event | None:
         try:
-            return event_of(entry)
+            return of_stored(entry)
         except (KeyError, ValueError, OverflowError, TypeError) as error:
             self._reader.set_aside(f"an entry of the kind {entry.get('kind', '?')!r}", error)
             return None
@@ -307,28 +316,19 @@ def _since(kept: "deque[tuple[int, bytes]]", sequence: int) -> list[Event]:
     return [Event.FromString(data) for data in reversed(newer)]
 
 
-def _last_commit(event: Event, before: dict[str, str]) -> dict[str, str]:
-    """The fields of the last commit; after a rollback the same one may come again."""
-    return dict(event.fields) if event.kind == "commit" else {} if event.kind == "rollback" else before
+def _last_commit(said: Said, before: Committed | None) -> Committed | None:
+    """The last commit; after a rollback the same one may come again."""
+    return said if isinstance(said, Committed) else None if isinstance(said, RolledBack) else before
 
 
-def entry_of(event: Event) -> dict[str, Any]:
-    """As the store keeps it."""
-    fixed = {name: getattr(event, name) for name in FIXED_FIELDS}
-    return {**fixed, **{f"fields.{name}": value for name, value in event.fields.items()}}
+def _is_same(said: Said, commit: Committed | None) -> bool:
+    """Whether it is this very commit; a loss may be no number, which equals nothing."""
+    return isinstance(said, Committed) and commit is not None and to_fields(said) == to_fields(commit)
 
 
-def event_of(entry: Mapping[str, str]) -> Event:
-    """What ``entry_of`` was made from. Raises KeyError or ValueError for what is none."""
-    at = float(entry["time"])
-    if not math.isfinite(at):
-        raise ValueError(f"{at} is no time")
-    return Event(
-        sequence=int(entry["sequence"]),
-        time=at,
-        kind=entry["kind"],
-        text=entry["text"],
-        step=int(entry["step"]),
-        generation=int(entry["generation"]),
-        fields={k.removeprefix("fields."): v for k, v in entry.items() if k.startswith("fields.")},
-    )
+def _said(event: Event) -> Said:
+    """What the message says; of one that cannot be read, nothing."""
+    try:
+        return of_message(event).event
+    except Unreadable:
+        return Unknown()

@@ -15,7 +15,6 @@ from culm.coordinator import ending, watchdog
 from culm.coordinator import events as ev
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
-from culm.coordinator.decisions import commit_record
 from culm.coordinator.edges.archive import Archive, in_a_line
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
@@ -30,7 +29,8 @@ from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import job_to_toml
 from culm.pipeline.messages import machine_to_proto, plan_to_proto, times_to_proto
-from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.money import kinds
+from culm.pipeline.money.codec import Reader
 from culm.pipeline.plan import Plan
 from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
@@ -120,7 +120,8 @@ class Leader:
             self._state = from_document(document, settings, term, time.monotonic(), number)
             log.info("going on from step %d in term %d", self._state.committed, term)
         last = self._state.last_commit
-        self.log.last_commit = dict(commit_record(last).fields) if last is not None else {}
+        if last is not None:
+            self.log.last_commit = kinds.Committed(step=last.step, loss=last.loss, scale=last.scale)
         self.background.begin(self.log.read_before(self.log.last_commit))
         self.term, self.outranked = term, None
 
@@ -246,7 +247,7 @@ class Leader:
         elif isinstance(command, cmd.Persist):
             self._persist()
         elif isinstance(command, cmd.Record):
-            if command.kind == "done":
+            if isinstance(command.event, kinds.Done):
                 self._bill(done=True)  # the figures are those as of the end
             self._record(command)
         elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
@@ -299,7 +300,7 @@ class Leader:
 
     def _record(self, record: cmd.Record) -> None:
         state = self._state
-        self.log.record(record.kind, record.text, record.fields, state.committed, state.generation)
+        self.log.record(record.event, record.text, state.committed, state.generation)
 
     # ---- views ------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.money.codec import Entry, Reader
+from culm.pipeline.money.kinds import Committed, Lost, Planned, Recovered, RolledBack
 from culm.protos import coordinator_pb2 as pb
 
 NODE_STATES = ("joining", "spare", "active", "draining", "detached")
@@ -37,20 +38,21 @@ class Tally:
         self._begun: float | None = None  # the running step, in unix time: by the commit before, or by the first plan
         self._next: int | None = None  # the running step's number; None: any
 
-    def take(self, event: pb.ListEventsResponse) -> None:
-        fields = event.fields
-        if event.kind == "commit":
-            self._commit(int(fields["step"]), event.time)
-        elif event.kind == "plan" and self._begun is None:
-            self._begun = event.time
-        elif event.kind == "lost":
-            self.losses.inc()
-        elif event.kind == "recovered":
-            self.redone.inc(int(fields["redone"]))
-            self.resumes.observe(float(fields["resume_ms"]) / 1e3)
-        elif event.kind == "rollback":
-            self.rollbacks.inc()
-            self._begun = self._next = None
+    def take(self, entry: Entry) -> None:
+        event = entry.event
+        match event:
+            case Committed():
+                self._commit(event.step, entry.time)
+            case Planned() if self._begun is None:
+                self._begun = entry.time
+            case Lost():
+                self.losses.inc()
+            case Recovered():
+                self.redone.inc(event.redone)
+                self.resumes.observe(event.resume_ms / 1e3)
+            case RolledBack():
+                self.rollbacks.inc()
+                self._begun = self._next = None
 
     def _commit(self, step: int, at: float) -> None:
         # A leader that died may have left commits off the record: then it is not known when this step began.

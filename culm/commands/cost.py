@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import grpc
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.money.eventlog import Reader, events_of_lines
+from culm.pipeline.money.codec import Reader, of_lines
 from culm.pipeline.money.ledger import Ledger
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
@@ -59,7 +59,7 @@ def _asked(coordinator: str) -> pb.GetCostResponse:
 def _replayed(path: str, as_of: float | None) -> pb.GetCostResponse:
     """From the log alone; as of its last event if no time is given."""
     ledger, reader, last = Ledger(), Reader("the figures"), 0.0
-    for event in events_of_lines(_lines(path), path):
+    for event in of_lines(_lines(path), path):
         if as_of is not None and event.time > as_of:
             break
         reader.read(event, ledger.take)

@@ -6,7 +6,7 @@ import time
 import grpc
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.money.eventlog import event_to_line
+from culm.pipeline.money.codec import to_line
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
@@ -46,4 +46,4 @@ def _line(event: pb.ListEventsResponse, as_json: bool) -> str:
     if not as_json:
         at = time.strftime("%H:%M:%S", time.localtime(event.time))
         return f"{at}.{int(event.time % 1 * 1000):03d}  {event.kind:<10} {event.text}"
-    return event_to_line(event)
+    return to_line(event)

@@ -10,7 +10,8 @@ from culm.local.cluster import LocalCluster
 from culm.local.gathering import gather
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.job import Job
-from culm.pipeline.money.eventlog import Reader
+from culm.pipeline.money.codec import Entry, Reader
+from culm.pipeline.money.kinds import Committed, Done, Failed, Lost, Planned, Recovered, RolledBack
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
@@ -36,7 +37,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     ended: float | None = None  # unix time, as is begun: the last checkpoint does not count
     done_at: float | None = None
     failed: RunFailed | None = None
-    lost: dict[str, pb.ListEventsResponse] = {}
+    lost: dict[str, Entry] = {}
     reader = Reader("the losses that are shown")
     with channel:
         while True:
@@ -48,13 +49,19 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 time.sleep(POLL_SECONDS)
                 continue
             seen = events[-1].sequence if events else seen
-            events = [e for e in events if reader.read(e, lambda e: _take(e, outcome, lost, cluster))]
-            for event in events:
-                if event.kind == "plan" and begun is None:
-                    begun = event.time
-                ended = event.time if event.kind == "done" else None if event.kind == "rollback" else ended
-                if event.kind == "failed":
-                    failed = RunFailed(event.text, int(event.fields.get("code", "2")))
+            entries: list[Entry] = []
+            events = [event for event in events if reader.read(event, entries.append)]
+            for entry in entries:
+                _take(entry, outcome, lost, cluster)
+                match entry.event:
+                    case Planned() if begun is None:
+                        begun = entry.time
+                    case Done():
+                        ended = entry.time
+                    case RolledBack():
+                        ended = None
+                    case Failed():
+                        failed = RunFailed(entry.text, entry.event.code)
             if begun is not None:
                 outcome.seconds = (ended or time.time()) - begun
             if status.phase == "done" and not _has_last_checkpoint(status, cluster.job):
@@ -84,33 +91,31 @@ def _has_last_checkpoint(status: pb.GetStatusResponse, job: Job) -> bool:
     return job.checkpoint is None or status.steps % job.checkpoint.every != 0 or status.checkpoint == status.steps
 
 
-def _take(
-    event: pb.ListEventsResponse, outcome: Outcome, lost: dict[str, pb.ListEventsResponse], cluster: LocalCluster
-) -> None:
-    fields = event.fields
-    if event.kind == "commit":
-        step = int(fields["step"]) - outcome.first_step
+def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: LocalCluster) -> None:
+    event = entry.event
+    if isinstance(event, Committed):
+        step = event.step - outcome.first_step
         if not outcome.losses:
             outcome.first_step, step = step, 0
         del outcome.losses[step:]
         # Commits of a coordinator that was killed while Redis was away may be on no record.
         outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
-        outcome.losses.append(float.fromhex(fields["loss_hex"]))
-    elif event.kind == "lost":
-        lost[fields["node"]] = event
-    elif event.kind == "recovered":
-        node = fields["node"]
-        detect = float(fields["detect_ms"])
-        deaths = [at for name, at in cluster.deaths if name == node and at <= lost[node].time]
-        if deaths:  # seen by the launcher itself, more closely than by the last heartbeat
-            detect = (lost[node].time - deaths[-1]) * 1e3
+        outcome.losses.append(event.loss)
+    elif isinstance(event, Lost):
+        lost[event.node] = entry
+    elif isinstance(event, Recovered):
+        detect = event.detect_ms
+        at = lost[event.node].time if event.node in lost else None
+        deaths = [death for name, death in cluster.deaths if name == event.node and at is not None and death <= at]
+        if deaths and at is not None:  # seen by the launcher itself, more closely than by the last heartbeat
+            detect = (at - deaths[-1]) * 1e3
         outcome.losses_of_nodes.append(
             {
-                "node": node,
-                "stage": int(fields["stage"]),
-                "step": int(fields["step"]),
+                "node": event.node,
+                "stage": event.stage,
+                "step": event.step,
                 "detect_ms": round(detect, 1),
-                "resume_ms": float(fields["resume_ms"]),
-                "redone": int(fields["redone"]),
+                "resume_ms": event.resume_ms,
+                "redone": event.redone,
             }
         )

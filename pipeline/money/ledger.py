@@ -8,11 +8,25 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from culm.pipeline.machine import Machine
 from culm.pipeline.messages import machine_to_proto
+from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.counterfactual import History, with_checkpoints
+from culm.pipeline.money.kinds import (
+    Committed,
+    Dismissed,
+    Done,
+    Joined,
+    Left,
+    Lost,
+    Planned,
+    Priced,
+    RolledBack,
+    Tariff,
+    Used,
+)
 from culm.pipeline.times import TimeSplit
 from culm.protos import coordinator_pb2 as pb
 
@@ -20,24 +34,9 @@ HOUR = 3600.0
 GB = 1e9
 CALM_STEPS = 20  # the steps that tell how long one takes when nothing happens
 USES = tuple(f.name for f in fields(TimeSplit))
-ENDS = ("lost", "left", "dismissed")
 LIVES_KEPT = 1_000  # of nodes that are gone: the figures of each; of those before, what they cost together
 INTERRUPTIONS_KEPT = 1_000
 MARKS_KEPT = 1_024  # commits that a rollback may go back to, before every second of the older half is left out
-SENT = "sent."  # prefix of a usage event's fields: bytes by peer
-
-
-class LoggedEvent(Protocol):
-    """An event of the log (ListEventsResponse); ``time`` in unix seconds."""
-
-    @property
-    def time(self) -> float: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def fields(self) -> Mapping[str, str]: ...
 
 
 @dataclass(eq=False)
@@ -141,45 +140,51 @@ class Ledger:
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
-    def take(self, event: LoggedEvent) -> None:
+    def take(self, entry: Entry) -> None:
         if self._done is not None:
             return
-        at, facts = event.time, event.fields
-        if event.kind == "joined":
-            self._joined(at, facts)
-        elif event.kind == "price":
-            self._priced(at, facts)
-        elif event.kind == "tariff":
-            self._tariff(at, facts)
-        elif event.kind == "usage":
-            self._used(facts)
-        elif event.kind == "plan":
-            self._planned(at, event.step, facts)
-        elif event.kind == "commit":
-            self._commit(at, int(facts["step"]))
-        elif event.kind == "rollback":
-            self._rolled_back(at, int(facts["step"]))
-        elif event.kind == "done":
-            self._done = at
-        elif event.kind in ENDS:
-            if event.kind == "lost" and self._begun is not None:
-                # Of the step that it happened in: by the time it is on record, that may be committed.
-                step = int(facts.get("step", event.step))
-                self._pending.append(_Pending("loss", at, step, facts["node"]))
-                if facts.get("stages"):
-                    self._history.lost(at)
-            self._end(at, facts["node"])
+        at, event = entry.time, entry.event
+        match event:
+            case Joined():
+                self._joined(at, event)
+            case Priced():
+                self._priced(at, event)
+            case Tariff():
+                self._tariff(at, event)
+            case Used():
+                self._used(event)
+            case Planned():
+                self._planned(at, entry.step, event)
+            case Committed():
+                self._commit(at, event.step)
+            case RolledBack():
+                self._rolled_back(at, event.step)
+            case Done():
+                self._done = at
+            case Lost():
+                self._lost(at, entry.step, event)
+                self._end(at, event.node)
+            case Left() | Dismissed():
+                self._end(at, event.node)
 
-    def _joined(self, at: float, facts: Mapping[str, str]) -> None:
-        node, incarnation = facts["node"], int(facts["incarnation"])
-        known = self._open.get(node)
-        if known is not None and known.incarnation == incarnation:
+    def _lost(self, at: float, committed: int, event: Lost) -> None:
+        if self._begun is None:
             return
-        self._end(at, node)  # the log of a leader that died may lack the end of the one before
-        names = ("provider", "instance_type", "region", "zone", "market")
-        life = Life(node, incarnation, Machine(**{name: facts.get(name, "") for name in names}), at, at)
+        # Of the step that it happened in: by the time it is on record, that may be committed.
+        step = event.step if event.step is not None else committed
+        self._pending.append(_Pending("loss", at, step, event.node))
+        if event.stages:
+            self._history.lost(at)
+
+    def _joined(self, at: float, event: Joined) -> None:
+        known = self._open.get(event.node)
+        if known is not None and known.incarnation == event.incarnation:
+            return
+        self._end(at, event.node)  # the log of a leader that died may lack the end of the one before
+        machine = Machine(event.provider, event.instance_type, event.region, event.zone, event.market)
+        life = Life(event.node, event.incarnation, machine, at, at)
         self.lives.append(life)
-        self._lives[node, incarnation] = self._newest[node] = self._open[node] = life
+        self._lives[event.node, event.incarnation] = self._newest[event.node] = self._open[event.node] = life
         self._history.nodes(at, len(self._open))
 
     def _end(self, at: float, node: str) -> None:
@@ -205,40 +210,36 @@ class Ledger:
                 self._on_demand_before[1] += 1
             self._machines_before += life.dollars(life.ended or 0.0)
 
-    def _priced(self, at: float, facts: Mapping[str, str]) -> None:
-        life = self._open.get(facts["node"])
-        if life is None or life.incarnation != int(facts["incarnation"]):
+    def _priced(self, at: float, event: Priced) -> None:
+        life = self._open.get(event.node)
+        if life is None or life.incarnation != event.incarnation:
             return
         if life.priced:  # a later price counts from now on, the first one from the beginning
             life.settle(at)
         life.priced = True
-        life.per_hour, life.on_demand = float(facts["per_hour"]), float(facts["on_demand_per_hour"])
-        life.per_gb = {between: float(facts[f"per_gb_{between}"]) for between in ("zones", "regions")}
-        life.source = facts["source"]
+        life.per_hour, life.on_demand = event.per_hour, event.on_demand_per_hour
+        life.per_gb = {"zones": event.per_gb_zones, "regions": event.per_gb_regions}
+        life.source = event.source
 
-    def _tariff(self, at: float, facts: Mapping[str, str]) -> None:
+    def _tariff(self, at: float, event: Tariff) -> None:
         if not self._fixed.priced:
             self._fixed.joined = self._fixed.since = at
         self._fixed.settle(at)
         self._fixed.priced = True
-        self._fixed.per_hour = float(facts["fixed_per_hour"])
-        self._history.restart_seconds = float(facts["restart_seconds"])
-        self._history.checkpoint_seconds = float(facts["checkpoint_seconds"])
+        self._fixed.per_hour = event.fixed_per_hour
+        self._history.restart_seconds = event.restart_seconds
+        self._history.checkpoint_seconds = event.checkpoint_seconds
 
-    def _used(self, facts: Mapping[str, str]) -> None:
+    def _used(self, event: Used) -> None:
         """Where the node's time went and what it sent, since it started."""
-        node, incarnation = facts["node"], int(facts["incarnation"])
-        life = self._lives.get((node, incarnation))  # it may be gone by now
+        life = self._lives.get((event.node, event.incarnation))  # it may be gone by now
         if life is None:
             return
         for use in USES:
-            seconds = float(facts[use])
+            seconds = getattr(event, use)
             self._by_use[use] += max(0.0, seconds - life.seconds.get(use, 0.0)) * life.per_hour / HOUR
             life.seconds[use] = seconds
-        for name, text in facts.items():
-            if not name.startswith(SENT):
-                continue
-            peer, sent = name.removeprefix(SENT), int(text)
+        for peer, sent in event.sent.items():
             more = sent - life.sent.get(peer, 0)
             life.sent[peer] = sent
             between = self._between(life, peer)
@@ -256,10 +257,10 @@ class Ledger:
             return "regions"
         return "zones" if own.zone and other.zone and own.zone != other.zone else ""
 
-    def _planned(self, at: float, step: int, facts: Mapping[str, str]) -> None:
-        self._stages = int(facts.get("stage_count", self._stages))
-        self._samples_per_step = int(facts.get("samples_per_step", self._samples_per_step))
-        self._tokens_per_step = int(facts.get("tokens_per_step", self._tokens_per_step))
+    def _planned(self, at: float, step: int, event: Planned) -> None:
+        self._stages = event.stage_count
+        self._samples_per_step = event.samples_per_step
+        self._tokens_per_step = event.tokens_per_step
         if self._begun is None:
             self._begun = at
             self._first_step = self._committed = step

@@ -17,6 +17,7 @@ from culm.coordinator.redundancy import REVIEW_STEPS
 from culm.pipeline.checkpoints.manifest import File, folder_of
 from culm.pipeline.flow import peers_of
 from culm.pipeline.machine import Machine
+from culm.pipeline.money.kinds import RolledBack
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.pipeline.times import TimeSplit
@@ -136,7 +137,7 @@ class CulmRun:
             elif isinstance(command, cmd.WriteManifest):
                 folder = folder_of(self.state.settings.checkpoint_url, command.step)
                 self._tell(ev.Checkpointed(Origin(command.step, folder)))
-            elif isinstance(command, cmd.Record) and command.kind == "rollback":
+            elif isinstance(command, cmd.Record) and isinstance(command.event, RolledBack):
                 self._rolled_back()
         if committed:
             self._committed()

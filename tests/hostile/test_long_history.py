@@ -13,9 +13,10 @@ from culm.coordinator.decisions import commit_record
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.local.redis_server import EmbeddedRedis
+from culm.pipeline.money import kinds
 
 STEPS, LOST_EVERY = 20_000, 100
-PLAN = {"steps": "20000", "stage_count": "2", "stages": "[]", "samples_per_step": "8", "tokens_per_step": "0"}
+PLAN = kinds.Planned(generation=1, steps=20000, stage_count=2, stages=(), samples_per_step=8)
 
 
 class Clock:
@@ -38,25 +39,32 @@ async def train(log: EventLog, clock: Clock, store: RedisStore) -> None:
     """The events of such a run."""
 
     def join(node: str, incarnation: int) -> None:
-        log.record("joined", f"{node} joined", {"node": node, "incarnation": str(incarnation)}, 0, 1)
-        price = {"per_hour": "3.6", "on_demand_per_hour": "10", "per_gb_zones": "0", "per_gb_regions": "0"}
-        fields = {"node": node, "incarnation": str(incarnation), **price, "source": "here"}
-        log.record("price", f"{node} costs 3.6 $/h", fields, 0, 1)
+        log.record(kinds.Joined(node=node, incarnation=incarnation), f"{node} joined", 0, 1)
+        priced = kinds.Priced(
+            node=node,
+            incarnation=incarnation,
+            per_hour=3.6,
+            on_demand_per_hour=10.0,
+            per_gb_zones=0.0,
+            per_gb_regions=0.0,
+            source="here",
+        )
+        log.record(priced, f"{node} costs 3.6 $/h", 0, 1)
 
     for node in ("n0", "n1"):
         join(node, 1)
-    log.record("plan", "2 nodes for 2 stages", PLAN, 0, 1)
+    log.record(PLAN, "2 nodes for 2 stages", 0, 1)
     for step in range(STEPS):
         clock.now += 0.5
         if step % LOST_EVERY == LOST_EVERY - 1:
-            lost = {"node": "n1", "stages": "1", "step": str(step), "evidence": "it broke", "detect_ms": "1.0"}
-            log.record("lost", "n1 is lost", lost, step, step)
-            log.record("plan", "n0 runs stage 1 for n1", PLAN, step, step)
+            lost = kinds.Lost(node="n1", stages="1", step=step, evidence="it broke", detect_ms=1.0)
+            log.record(lost, "n1 is lost", step, step)
+            log.record(PLAN, "n0 runs stage 1 for n1", step, step)
             join("n1", step)
             clock.now += 1.0
-            log.record("hot", "stage 1 has one", {"node": "n1", "stage": "1", "exposure_ms": "250.0"}, step, step)
+            log.record(kinds.Hot(node="n1", stage=1, exposure_ms=250.0), "stage 1 has one", step, step)
         commit = commit_record(Commit(term=1, era=0, step=step, scale=0.5, loss=1.0 / (step + 1)))
-        log.record(commit.kind, commit.text, commit.fields, step + 1, 1)
+        log.record(commit.event, commit.text, step + 1, 1)
         if step % 500 == 0:
             await store._drained.wait()
     await store._drained.wait()
@@ -66,7 +74,7 @@ def test_a_successor_reads_the_history_of_a_long_run(server: EmbeddedRedis, caps
     async def scenario() -> None:
         clock, store = Clock(), RedisStore(server.url, "r", "a", 3600.0)
         log = EventLog(store, await store.acquire(), clock)
-        await log.read_before({})
+        await log.read_before(None)
         await train(log, clock, store)
         figures, windows = log.ledger.figures(clock.now), log.windows
         last = log.last_commit

@@ -14,7 +14,7 @@ from culm.commands.status import exposure_lines
 from culm.coordinator.edges.effects import event_of
 from culm.coordinator.edges.store import MemoryStore
 from culm.pipeline.errors import JobError
-from culm.pipeline.money.eventlog import event_to_line, events_of_lines
+from culm.pipeline.money.codec import of_lines, to_line
 from culm.pipeline.text import LONGEST_TEXT, as_name, check_name, cleaned, closest, is_name, plain, told
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
@@ -185,8 +185,8 @@ def test_a_recorded_log_is_read_plain(tmp_path: Path) -> None:
     event = pb.ListEventsResponse(sequence=1, time=time.time(), kind="joined", text="\x1b[31mn1 joined")
     event.fields.update({"node": "n1\x1b[2J", "incarnation": "1", "zone": MARKUP})
     log = tmp_path / "run.jsonl"
-    log.write_text(event_to_line(event) + "\n")
-    (read,) = events_of_lines(log.read_text().splitlines(), str(log))
+    log.write_text(to_line(event) + "\n")
+    (read,) = of_lines(log.read_text().splitlines(), str(log))
     assert (read.text, read.fields["node"]) == ("n1 joined", "n1")
     done = in_process("cost", "--log", "run.jsonl", folder=tmp_path)
     assert done.code == 0, done.err
@@ -202,7 +202,7 @@ def test_the_dashboard_shows_markdown_as_it_is(tmp_path: Path) -> None:
     waiting.kind, waiting.time = "waiting", START + 20.0
     waiting.text = "![x](http://evil) [y](http://evil) :red[z] $e^x$ <b> `c` **d**"
     log = tmp_path / "run.jsonl"
-    log.write_text("".join(event_to_line(event) + "\n" for event in events))
+    log.write_text("".join(to_line(event) + "\n" for event in events))
     told_there = page("overview", log, 20.0).info[0].value
     assert told_there == "Waiting: " + literal(waiting.text)
     assert re.search(r"(?<!\\)[\[\]<>`*$]", told_there) is None

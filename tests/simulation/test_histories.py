@@ -8,6 +8,7 @@ import pytest
 
 from culm.coordinator import events as ev
 from culm.pipeline.instruction import Instruction
+from culm.pipeline.money.kinds import Hot
 from culm.simulator.histories.cluster import Cluster
 from culm.simulator.histories.faults import Kill
 from tests.short import unit
@@ -220,11 +221,11 @@ def test_a_standby_whose_gradients_come_after_their_commits_becomes_hot_all_the_
     """Also on a node that owns a stage as well, and so applies commits at once."""
     kills = (Kill("n1", 5, unit(1, "F", 0)),)
     cluster = Cluster(seed, stages=2, layers=6, steps=60, spares=1, disturb=0, kills=kills, bulk_seconds=0.02).run()
-    hot = [r for _, r in cluster.records if r.kind == "hot"]
+    hot = [r.event for _, r in cluster.records if isinstance(r.event, Hot)]
     (lost,) = [at for at, r in cluster.records if r.kind == "lost"]
-    assert {r.fields["stage"] for r in hot} == {"0", "1"}
+    assert {event.stage for event in hot} == {0, 1}
     commits = [at for at, r in cluster.records if r.kind == "commit" and at > lost]
-    assert max(float(r.fields["exposure_ms"]) for r in hot) < 1e3 * (commits[6] - lost), "within a few steps"
+    assert max(event.exposure_ms for event in hot) < 1e3 * (commits[6] - lost), "within a few steps"
 
 
 def history_of_changes(seed: int, disturb: int = 0) -> Cluster:

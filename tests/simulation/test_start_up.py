@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from culm.coordinator import state as co
+from culm.pipeline.money.kinds import Dismissed, Joined
 from culm.simulator.histories.cluster import Cluster
 from culm.simulator.histories.start_up import Fault, Wrong
 
@@ -80,8 +81,8 @@ def test_late_heartbeats_within_the_patience_lose_nobody() -> None:
 def test_a_machine_that_never_starts_the_job_is_told_of_ever_more_seldom() -> None:
     wrong = Wrong(never_starts=frozenset(["n3"]))
     cluster = Cluster(3, 3, steps=150, nodes=4, disturb=0, wrong=wrong).run()
-    told = [r for _, r in cluster.records if r.kind in ("dismissed", "joined") and r.fields["node"] == "n3"]
-    counts = [int(r.fields["count"]) for r in told if r.kind == "dismissed"]
+    told = [r.event for _, r in cluster.records if isinstance(r.event, Dismissed | Joined) and r.event.node == "n3"]
+    counts = [event.count for event in told if isinstance(event, Dismissed)]
     assert counts == [2**i for i in range(len(counts))]
     assert len(counts) >= 3
-    assert len([r for r in told if r.kind == "joined"]) <= len(counts) + 1
+    assert len([event for event in told if isinstance(event, Joined)]) <= len(counts) + 1

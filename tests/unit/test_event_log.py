@@ -11,18 +11,22 @@ from culm.coordinator.decisions import commit_record
 from culm.coordinator.edges import event_log
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
+from culm.pipeline.money.codec import to_fields, to_stored
+from culm.pipeline.money.kinds import Joined, Planned, RolledBack, Used, Waiting
+from culm.protos import coordinator_pb2 as pb
 
-PLAN = {"steps": "9", "stage_count": "1", "stages": "[]", "samples_per_step": "8", "tokens_per_step": "0"}
+PLANNED = Planned(generation=1, steps=9, stage_count=1, stages=(), samples_per_step=8)
+PLAN = to_fields(PLANNED)
 
 
 def commit(log: EventLog, step: int, loss: float = 0.5) -> None:
     record = commit_record(Commit(term=1, era=0, step=step, scale=1.0, loss=loss))
-    log.record(record.kind, record.text, record.fields, step + 1, 1)
+    log.record(record.event, record.text, step + 1, 1)
 
 
 async def opened(store: MemoryStore, term: int = 1) -> EventLog:
     log = EventLog(store, term, lambda: 100.0)
-    await log.read_before({})
+    await log.read_before(None)
     return log
 
 
@@ -50,25 +54,29 @@ def test_an_event_that_cannot_be_read_is_set_aside(kind: str, fields: dict[str, 
     async def scenario() -> None:
         store = MemoryStore()
         log = await opened(store)
-        log.record("plan", "1 node", PLAN, 0, 1)
-        log.record("joined", "n0 joined", {"node": "n0", "incarnation": "1"}, 0, 1)
-        for _ in range(2):  # live, and by a successor
-            log.record(kind, "of another kind", fields, 0, 1)
+        log.record(PLANNED, "1 node", 0, 1)
+        log.record(Joined(node="n0", incarnation=1), "n0 joined", 0, 1)
+        other = pb.ListEventsResponse(sequence=3, time=100.0, kind=kind, text="of another version", fields=fields)
+        store.append("events", to_stored(other))
+        for term in (2, 3):
+            log = await opened(store, term)
             commit(log, 0)
             assert kind in [event.kind for event in log.since(0)]
             assert 0 in steps(log)
             assert log.ledger.figures(101.0).samples == 8
-            log = await opened(store, 2)
 
     asyncio.run(scenario())
 
 
 def test_what_cannot_be_read_is_told_once_a_kind(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        log = await opened(MemoryStore())
-        for _ in range(50):
-            log.record("lost", "without a node", {}, 0, 1)
-            log.record("plan", "x", {**PLAN, "stage_count": "two"}, 0, 1)
+        store = MemoryStore()
+        for number in range(1, 100, 2):
+            for kind, fields in (("lost", {}), ("plan", {**PLAN, "stage_count": "two"})):
+                number += kind == "plan"
+                event = pb.ListEventsResponse(sequence=number, time=100.0, kind=kind, text="x", fields=fields)
+                store.append("events", to_stored(event))
+        await opened(store, 2)
 
     asyncio.run(scenario())
     assert len([r for r in caplog.records if "is set aside" in r.message and "'plan'" in r.message]) == 1
@@ -106,7 +114,7 @@ def test_a_store_that_is_away_keeps_no_leader_from_recording(monkeypatch: pytest
     async def scenario() -> None:
         log = EventLog(Away(), 2, lambda: 100.0)
         commit(log, 3)
-        await log.read_before({})
+        await log.read_before(None)
         commit(log, 4)
         assert steps(log) == [3, 4]
 
@@ -122,7 +130,7 @@ def test_events_before_come_first_and_a_commit_that_is_told_again_counts_once() 
         second = EventLog(store, 2, lambda: 100.0)
         commit(second, 2)  # told by a node, before the history is read
         commit(second, 3)
-        await second.read_before({})
+        await second.read_before(None)
         assert steps(second) == [0, 1, 2, 3]
         numbers = [event.sequence for event in second.since(0)]
         assert numbers == sorted(set(numbers))
@@ -135,7 +143,7 @@ def test_after_a_rollback_the_same_commit_is_on_record_again() -> None:
     async def scenario() -> None:
         log = await opened(MemoryStore())
         commit(log, 0)
-        log.record("rollback", "from step 0", {"step": "0", "era": "1"}, 0, 1)
+        log.record(RolledBack(step=0, era=1), "from step 0", 0, 1)
         commit(log, 0)
         assert [event.kind for event in log.since(0)] == ["commit", "rollback", "commit"]
 
@@ -148,10 +156,11 @@ def test_what_is_kept_has_a_bound_and_the_curve_its_shape(monkeypatch: pytest.Mo
 
     async def scenario() -> None:
         log = await opened(store := MemoryStore())
+        used = Used(node="n0", incarnation=1, forward=1, backward=1, redundant=1, apply=1, bubble=1, idle=1)
         for step in range(1000):
             commit(log, step, 1.0 / (step + 1))
-            log.record("waiting", "for a node", {}, step, 1)
-            log.record("usage", "n0 has worked", {}, step, 1)
+            log.record(Waiting(), "for a node", step, 1)
+            log.record(used, "n0 has worked", step, 1)
         kept: dict[str, list[Any]] = {}
         for event in log.since(0):
             kept.setdefault(event.kind, []).append(event)

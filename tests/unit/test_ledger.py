@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
+from culm.pipeline.money.codec import of_lines, of_message, to_line
 from culm.pipeline.money.counterfactual import History, with_checkpoints
-from culm.pipeline.money.eventlog import event_to_line, events_of_lines
 from culm.pipeline.money.ledger import USES, Ledger
 from culm.protos import coordinator_pb2 as pb
 
@@ -55,7 +55,7 @@ class Log:
     def figures(self, at: float) -> pb.GetCostResponse:
         ledger = Ledger()
         for event in self.events:
-            ledger.take(event)
+            ledger.take(of_message(event))
         return ledger.figures(START + at)
 
 
@@ -106,8 +106,8 @@ def test_the_worked_example_adds_up() -> None:
 
 def test_a_log_that_was_written_down_gives_the_same_figures_to_the_bit() -> None:
     log = worked_example()
-    lines = [event_to_line(event) for event in log.events]
-    replayed = Log(list(events_of_lines(lines, "log")))
+    lines = [to_line(event) for event in log.events]
+    replayed = Log(list(of_lines(lines, "log")))
     assert replayed.figures(42).SerializeToString(deterministic=True) == log.figures(42).SerializeToString(
         deterministic=True
     )
@@ -144,7 +144,7 @@ def test_asking_in_between_changes_nothing_and_the_parts_are_the_whole(seed: int
             log.happens(at, "rollback", step, step=step)
     ledger, live = Ledger(), []
     for event in log.events:
-        ledger.take(event)
+        ledger.take(of_message(event))
         live.append(ledger.figures(event.time).dollars)
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(live)), "money never comes back"
     cost = ledger.figures(START + at + 1)
@@ -249,14 +249,14 @@ def test_a_ledger_goes_on_from_its_document() -> None:
     events = worked_example().events
     whole = Ledger()
     for event in events:
-        whole.take(event)
+        whole.take(of_message(event))
     for cut in range(len(events)):
         before = Ledger()
         for event in events[:cut]:
-            before.take(event)
+            before.take(of_message(event))
         after = Ledger.from_document(json.loads(json.dumps(before.to_document())))
         for event in events[cut:]:
-            after.take(event)
+            after.take(of_message(event))
         assert after.figures(START + 1e4) == whole.figures(START + 1e4), f"cut before event {cut}"
 
 

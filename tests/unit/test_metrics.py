@@ -115,12 +115,12 @@ def test_the_event_log_adds_up_however_often_it_is_read() -> None:
     run = Run(pb.GetStatusResponse())
     assert run["culm_losses_total"] == 0
     run.happens(100.0, "plan")
-    run.happens(100.5, "commit", step="0")
+    run.happens(100.5, "commit", step="0", loss="1.0")
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (1, 0.5)
     run.happens(100.75, "lost", node="n1")
     run.happens(100.76, "plan")
-    run.happens(101.0, "commit", step="1")
-    run.happens(101.0, "recovered", redone="6", resume_ms="20.0")
+    run.happens(101.0, "commit", step="1", loss="1.0")
+    run.happens(101.0, "recovered", node="n1", stage="1", redone="6", resume_ms="20.0")
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (2, 1.0)
     assert (run["culm_losses_total"], run["culm_redone_instructions_total"]) == (1, 6)
     assert (run["culm_resume_seconds_count"], run["culm_resume_seconds_sum"]) == (1, 0.02)
@@ -132,14 +132,14 @@ def test_a_step_that_nobody_saw_beginning_is_not_timed() -> None:
     """Commits of a leader that died may be on no record; after a rollback the step is another."""
     run = Run(pb.GetStatusResponse())
     run.happens(100.0, "plan")
-    run.happens(101.0, "commit", step="0")
-    run.happens(109.0, "commit", step="4")
+    run.happens(101.0, "commit", step="0", loss="1.0")
+    run.happens(109.0, "commit", step="4", loss="1.0")
     assert run["culm_step_seconds_count"] == 1
-    run.happens(111.0, "commit", step="5")
+    run.happens(111.0, "commit", step="5", loss="1.0")
     assert run["culm_step_seconds_sum"] == 3.0
     run.happens(120.0, "rollback", era="1", step="2")
     run.happens(130.0, "plan")
-    run.happens(130.5, "commit", step="2")
+    run.happens(130.5, "commit", step="2", loss="1.0")
     assert run["culm_rollbacks_total"] == 1
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (3, 3.5)
 
@@ -147,7 +147,7 @@ def test_a_step_that_nobody_saw_beginning_is_not_timed() -> None:
 def test_a_clock_that_was_set_back_does_no_harm() -> None:
     run = Run(pb.GetStatusResponse())
     run.happens(100.0, "plan")
-    run.happens(90.0, "commit", step="0")
+    run.happens(90.0, "commit", step="0", loss="1.0")
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (1, 0.0)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.pipeline.money.eventlog import event_to_line
+from culm.pipeline.money.codec import of_message, to_line
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.charts import loss_curve, time_split, timeline
 from culm.ui.history import History
@@ -48,7 +48,7 @@ def a_run_with_a_loss() -> list[pb.ListEventsResponse]:
 def folded(events: list[pb.ListEventsResponse]) -> History:
     history = History()
     for each in events:
-        history.take(each)
+        history.take(of_message(each))
     return history
 
 
@@ -88,7 +88,7 @@ def test_a_replayed_log_tells_the_status_that_there_was() -> None:
     replay = Replay()
     events = a_run_with_a_loss()
     for each in events[:8]:
-        replay.take(each)
+        replay.take(of_message(each))
     status = replay.look(START + 5.5).status
     assert (status.phase, status.step, status.steps) == ("running", 4, 10)
     assert status.samples_per_second == 8.0
@@ -98,7 +98,7 @@ def test_a_replayed_log_tells_the_status_that_there_was() -> None:
         "n2": ([], [], "spare"),
     }
     for each in events[8:10]:
-        replay.take(each)
+        replay.take(of_message(each))
     status = replay.look(START + 7.01).status
     assert [n.id for n in status.nodes] == ["n1", "n2"]
     assert status.exposure[0] == pytest.approx(0.5)
@@ -106,7 +106,7 @@ def test_a_replayed_log_tells_the_status_that_there_was() -> None:
 
 def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
-    log.write_text("".join(event_to_line(each) + "\n" for each in a_run_with_a_loss()))
+    log.write_text("".join(to_line(each) + "\n" for each in a_run_with_a_loss()))
     now = [0.0]
     recorded = Recorded(log, speed=2.0, clock=lambda: now[0])
     assert recorded.look().status.step == 0
@@ -122,7 +122,7 @@ def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None
 def test_the_ring_tells_everything_in_words_too() -> None:
     replay = Replay()
     for each in a_run_with_a_loss():
-        replay.take(each)
+        replay.take(of_message(each))
     look = replay.look(START + 10)
     picture = ring_svg(look.status, look.history.gone, START + 10, "#123456")
     for words in ("n1</tspan> · active", "runs stages 0, 1", "stands by for 0, 1", "in b", "n0</tspan> · lost"):

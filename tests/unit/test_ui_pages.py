@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from culm.pipeline.money.eventlog import event_to_line
+from culm.pipeline.money.codec import to_line
 from tests.unit.test_ui_history import START, a_run_with_a_loss
 
 PATIENCE = 60.0
@@ -20,7 +20,7 @@ from culm.ui.screens import {page}
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
-    path.write_text("".join(event_to_line(event) + "\n" for event in a_run_with_a_loss()))
+    path.write_text("".join(to_line(event) + "\n" for event in a_run_with_a_loss()))
     return path
 
 
@@ -48,9 +48,10 @@ def test_a_stage_without_a_standby_is_warned_of(log: Path) -> None:
 def test_a_run_that_stands_still_has_a_banner(log: Path) -> None:
     stalled = a_run_with_a_loss()[-1]
     stalled.kind, stalled.time = "stalled", START + 20.0
+    stalled.fields["step"] = "5"
     stalled.fields["awaited"] = "n2 with stage 1 (in 1F3 for 9 s)"
     with log.open("a") as file:
-        file.write(event_to_line(stalled) + "\n")
+        file.write(to_line(stalled) + "\n")
     assert "Waiting for n2 with stage 1" in page("overview", log, 20.0).error[0].value
     assert not page("overview", log, 5.0).error
 

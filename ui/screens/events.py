@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from culm.protos import coordinator_pb2 as pb
+from culm.pipeline.money.codec import Entry
 from culm.ui.screens.parts import banner
 from culm.ui.source import Source
 from culm.ui.words import clock
@@ -23,11 +23,11 @@ def show(source: Source) -> None:
     st.caption(f"{len(events)} of {len(look.history.notable)} events; commits and usage are left out.")
 
 
-def chosen(events: list[pb.ListEventsResponse], kinds: list[str], words: str) -> list[pb.ListEventsResponse]:
+def chosen(events: list[Entry], kinds: list[str], words: str) -> list[Entry]:
     """Those of the kinds, all if none is named, that contain the words."""
     sought = words.strip().lower()
     return [e for e in events if (not kinds or e.kind in kinds) and sought in f"{e.kind} {e.text}".lower()]
 
 
-def row(event: pb.ListEventsResponse) -> dict[str, object]:
+def row(event: Entry) -> dict[str, object]:
     return {"time": clock(event.time), "step": event.step, "kind": event.kind, "what and why": event.text}
