@@ -232,6 +232,12 @@ def test_a_node_told_to_stop_ends_in_order_though_its_own_bound_is_shorter(tmp_p
     assert node.returncode == 0, said
 
 
+def with_default_signals() -> None:
+    """Also where the tests themselves run under nohup, or in the background of a script."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("when", "number"),
     [
@@ -254,6 +260,7 @@ def test_a_launcher_that_is_interrupted_leaves_nothing_running(tmp_path: Path, w
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=with_default_signals,
     )
     with launcher:
         assert launcher.stderr is not None
