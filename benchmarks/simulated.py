@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from culm.pipeline.plan_change import whole
+from culm.pipeline.plan_codec import whole
 from culm.pipeline.rpc.channel import channel_options
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb

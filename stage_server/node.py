@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from culm.pipeline.flow import CROSSES, maker_of
 from culm.pipeline.job import Job
 from culm.pipeline.keys import Key
-from culm.pipeline.messages import commit_from_proto, plan_from_proto, times_to_proto
+from culm.pipeline.messages import times_to_proto
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan import Member, Plan, PlanOrder
+from culm.pipeline.plan_codec import commit_from_proto, plan_from_proto
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2

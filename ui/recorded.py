@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from culm.pipeline.messages import stages_to_proto
 from culm.pipeline.money.codec import Entry, Reader, of_lines
 from culm.pipeline.money.kinds import (
     Checkpointed,
@@ -26,6 +25,7 @@ from culm.pipeline.money.kinds import (
     Waiting,
 )
 from culm.pipeline.money.ledger import USES, Ledger
+from culm.pipeline.plan_codec import stages_to_proto
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.history import History
 from culm.ui.source import Look

@@ -7,17 +7,10 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import events as ev
 from culm.coordinator.failures import Work
 from culm.pipeline.checkpoints.manifest import File
-from culm.pipeline.messages import (
-    commit_from_proto,
-    commit_to_proto,
-    identity_from_proto,
-    plan_from_proto,
-    plan_to_proto,
-    times_from_proto,
-)
+from culm.pipeline.messages import identity_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
-from culm.pipeline.plan_change import change_of
+from culm.pipeline.plan_codec import change_of, commit_from_proto, commit_to_proto, plan_from_proto, plan_to_proto
 from culm.pipeline.text import told
 from culm.protos import coordinator_pb2 as pb
 

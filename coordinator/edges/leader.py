@@ -21,17 +21,18 @@ from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.effects import GIVE_WAY, addressee, in_turn, order_of, pause_before, plan_in
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
-from culm.coordinator.edges.persistence import from_document, to_document
+from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import Store
 from culm.pipeline.checkpoints.manifest import Found, newest_whole
 from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import job_to_toml
-from culm.pipeline.messages import machine_to_proto, plan_to_proto, times_to_proto
+from culm.pipeline.messages import machine_to_proto, times_to_proto
 from culm.pipeline.money import kinds
 from culm.pipeline.money.codec import Reader
 from culm.pipeline.plan import Plan
+from culm.pipeline.plan_codec import plan_to_proto
 from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
 
@@ -105,9 +106,10 @@ class Leader:
         log_of_before = self.log.grown
         self.log = EventLog(self._store, term, time.time)
         log_of_before.set()
-        if document is None:
+        found = self._state_of(document, settings, term, number)
+        if found is None:
             # Nobody can know more than the store of a run that begins now.
-            begun_before = above > 0 or not self.settings.new_run
+            begun_before = above > 0 or document is not None or not self.settings.new_run
             self._state = begin(settings, term, number, time.monotonic() if begun_before else None)
             if self.settings.job.checkpoint is None:
                 log.warning("no [checkpoint] url in the job: if both copies of a stage are lost, training starts again")
@@ -115,15 +117,29 @@ class Leader:
                 await asyncio.to_thread(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
             self._state = await asyncio.to_thread(self._from_checkpoints, begun_before, above > 0)
         else:
-            if document["plan"] is not None:  # else nobody has computed anything yet
-                refuse_other_job(document["job"], self.settings)
-            self._state = from_document(document, settings, term, time.monotonic(), number)
-            log.info("going on from step %d in term %d", self._state.committed, term)
+            self._state = found
+            log.info("going on from step %d in term %d", found.committed, term)
         last = self._state.last_commit
         if last is not None:
             self.log.last_commit = kinds.Committed(step=last.step, loss=last.loss, scale=last.scale)
         self.background.begin(self.log.read_before(self.log.last_commit))
         self.term, self.outranked = term, None
+
+    def _state_of(self, document: Document | None, settings: co.Settings, term: int, number: int) -> co.State | None:
+        """What a leader before persisted; None if nothing, or nothing that this version can read.
+
+        Of a state that cannot be read the nodes and the checkpoints know what counts, as where the store lost it.
+        """
+        if document is None:
+            return None
+        try:
+            if document["plan"] is not None:  # else nobody has computed anything yet
+                refuse_other_job(document["job"], self.settings)
+            return from_document(document, settings, term, time.monotonic(), number)
+        except (KeyError, ValueError, TypeError, IndexError) as error:
+            why = f"{type(error).__name__}: {error}"
+            log.warning("what was persisted cannot be read (%s): the nodes and the checkpoints tell instead", why)
+            return None
 
     def _from_checkpoints(self, begun_before: bool, nodes_know: bool) -> co.State:
         """The state of a run of which the store knows nothing, by the newer of its own checkpoints and --resume's."""

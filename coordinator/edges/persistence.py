@@ -7,9 +7,9 @@ from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
 from culm.coordinator.state import Ending, Node, Phase, Settings, State, Storage, Watch
-from culm.pipeline.commit import Commit
 from culm.pipeline.origin import Origin
-from culm.pipeline.plan import Member, Plan, Redundancy, stages_from_lists, stages_to_lists
+from culm.pipeline.plan import Member, Plan
+from culm.pipeline.plan_codec import commit_from_text, commit_to_text, plan_from_text, plan_to_text
 
 Document = dict[str, Any]
 
@@ -22,13 +22,13 @@ def to_document(state: State) -> Document:
         "era": state.era,
         "committed": state.committed,
         "generation": state.generation,
-        "plan": _plan_to(state.plan) if state.plan else None,
+        "plan": plan_to_text(state.plan) if state.plan else None,
         "layer_costs": list(state.layer_costs),
         "fingerprint": state.fingerprint,
         "agreement": agreement_to(state.agreement),
         "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
         "fenced_up_to": state.fenced_up_to,
-        "last_commit": _commit_to(state.last_commit) if state.last_commit else None,
+        "last_commit": commit_to_text(state.last_commit) if state.last_commit else None,
         "exposed": sorted(state.exposed_since),
         "origin": _origin_to(state.origin),
         "resumed": state.resumed,
@@ -41,7 +41,7 @@ def to_document(state: State) -> Document:
 
 def from_document(document: Document, settings: Settings, term: int, now: float, leader: int = 0) -> State:
     """The state under a new term; the plan's members count as detached since now and may come back."""
-    plan = _plan_from(document["plan"]) if document["plan"] else None
+    plan = plan_from_text(document["plan"]) if document["plan"] else None
     nodes = {
         m.node: replace(
             Node(m.node, m.incarnation, m.address, 0, m.zone, False, None, now, now),
@@ -66,7 +66,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         nodes=nodes,
         fenced=frozenset((node, incarnation) for node, incarnation in document["fenced"]),
         fenced_up_to=document.get("fenced_up_to", 0),
-        last_commit=_commit_from(document["last_commit"]) if document["last_commit"] else None,
+        last_commit=commit_from_text(document["last_commit"]) if document["last_commit"] else None,
         exposed_since=dict.fromkeys(document["exposed"], now),
         origin=Origin(*document["origin"]),
         resumed=document["resumed"],
@@ -104,50 +104,6 @@ def _going_on(phase: Phase, plan: Plan | None) -> Phase:
     if phase is not Phase.FAILED:
         return phase
     return Phase.RUNNING if plan is not None else Phase.WAITING
-
-
-def _plan_to(plan: Plan) -> Document:
-    return {
-        "term": plan.term,
-        "leader": plan.leader,
-        "generation": plan.generation,
-        "era": plan.era,
-        "step": plan.step,
-        "reason": plan.reason,
-        "origin": _origin_to(plan.origin),
-        "stages": stages_to_lists(plan.stages),
-        "target": stages_to_lists(plan.target),
-        "redundancy": [plan.redundancy.eager, plan.redundancy.ship_every] if plan.redundancy is not None else None,
-        "members": [[m.node, m.incarnation, m.address, m.zone] for m in plan.members.values()],
-    }
-
-
-def _plan_from(document: Document) -> Plan:
-    stages, target = stages_from_lists(document["stages"]), stages_from_lists(document["target"])
-    members = {m[0]: Member(*m) for m in document["members"]}
-    order = (document["term"], document["generation"], document["era"], document["step"])
-    chosen = Redundancy(*document["redundancy"]) if document.get("redundancy") else None
-    origin, maker = Origin(*document["origin"]), document.get("leader", 0)
-    return Plan(*order, stages, members, document["reason"], origin, target, chosen, maker)
-
-
-def _commit_to(commit: Commit) -> Document:
-    return {
-        "term": commit.term,
-        "era": commit.era,
-        "step": commit.step,
-        "scale": commit.scale.hex(),
-        "loss": commit.loss.hex(),
-        "next_plan": _plan_to(commit.next_plan) if commit.next_plan else None,
-        "save": commit.save,
-    }
-
-
-def _commit_from(document: Document) -> Commit:
-    scale, loss = float.fromhex(document["scale"]), float.fromhex(document["loss"])
-    plan = _plan_from(document["next_plan"]) if document["next_plan"] else None
-    term, era, step, saves = document["term"], document["era"], document["step"], document.get("save", False)
-    return Commit(term=term, era=era, step=step, scale=scale, loss=loss, next_plan=plan, save=saves)
 
 
 def without_volatile(state: State) -> State:

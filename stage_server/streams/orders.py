@@ -12,7 +12,7 @@ import grpc
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.patience import Patience
-from culm.pipeline.plan_change import OtherPlan, whole
+from culm.pipeline.plan_codec import OtherPlan, whole
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.seldom import Seldom
 from culm.pipeline.rpc.tls import open_channel, why_silent

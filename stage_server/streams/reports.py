@@ -1,8 +1,8 @@
 """A node's facts as messages to its coordinator, and the coordinator's commits as orders."""
 
 from culm.pipeline.checkpoints.manifest import File
-from culm.pipeline.messages import commit_to_proto, plan_to_proto
 from culm.pipeline.origin import Origin
+from culm.pipeline.plan_codec import commit_to_proto, plan_to_proto
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.worker.effects import ReportCaughtUp, ReportReady, ReportResumed

@@ -14,10 +14,10 @@ from culm.coordinator.edges.effects import event_of
 from culm.coordinator.events import Available, Joined
 from culm.coordinator.state import Settings, State
 from culm.pipeline.keys import Key, Kind
-from culm.pipeline.messages import plan_to_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan, StagePlan, Standby
 from culm.pipeline.plan_bounds import plan_problem
+from culm.pipeline.plan_codec import plan_to_proto
 from culm.pipeline.tensors.tensor_bounds import MOST_BYTES
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.tensors.values import Value

@@ -84,6 +84,40 @@ def test_a_coordinator_that_starts_over_a_redis_without_memory_loses_no_step(tmp
     assert sequences == sorted(set(sequences)), "no event's number is used twice"
 
 
+class OtherVersion:
+    """A coordinator of another version follows, which cannot read what this one has persisted."""
+
+    def __init__(self, cluster: LocalCluster, state: str) -> None:
+        self._cluster = cluster
+        self._state = state
+        self.done = False
+
+    def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if self.done or status.step < 40:
+            return
+        self.done = True
+        redis, coordinator = self._cluster._redis, self._cluster.pids()["coordinator"]
+        assert redis is not None
+        os.kill(coordinator, signal.SIGSTOP)  # it writes no more
+        with Redis.from_url(redis.url) as client:
+            (key,) = client.keys("*:state")
+            client.set(key, self._state)
+        os.kill(coordinator, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("state", ["{}", '{"plan": {"term": 1}, "job": ""}', '{"plan": "AAAA", "job": ""}'])
+def test_a_coordinator_that_cannot_read_what_was_persisted_learns_it_from_the_nodes(tmp_path: Path, state: str) -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", [f"job.steps={STEPS}", "pipeline.stages=2"])
+    events: list[pb.ListEventsResponse] = []
+    with LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "run", patience=20.0) as cluster:
+        other = OtherVersion(cluster, state)
+        outcome = train(cluster, lambda status, new, outcome: events.extend(new), other)
+        assert cluster.deaths == []
+    assert other.done
+    assert outcome.sha256 == run_plain(job).sha256
+    assert not {event.kind for event in events} & {"rollback", "lost", "dismissed"}
+
+
 class Fire:
     """Once a checkpoint is whole, every process of the cluster is killed at once, and Redis loses its memory."""
 

@@ -19,7 +19,7 @@ from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import MemoryStore
 from culm.coordinator.state import Phase
 from culm.pipeline.job import load_job, parse_job
-from culm.pipeline.messages import plan_to_proto
+from culm.pipeline.plan_codec import plan_to_proto
 from culm.pipeline.rpc.channel import channel_options, server_options
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb

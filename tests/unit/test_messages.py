@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.pipeline.keys import Key, Kind
-from culm.pipeline.messages import key_from_proto, key_to_proto, plan_from_proto, plan_to_proto
+from culm.pipeline.messages import key_from_proto, key_to_proto
 from culm.pipeline.plan import Member, Plan, StagePlan, Standby
-from culm.pipeline.plan_change import OtherPlan, change_of, whole
+from culm.pipeline.plan_codec import OtherPlan, change_of, plan_from_proto, plan_to_proto, whole
 from culm.protos import coordinator_pb2, tensor_pb2
 
 SMALL = st.integers(0, 2**32 - 1)

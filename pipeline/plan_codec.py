@@ -1,0 +1,182 @@
+"""Plans and commits as they travel and as they are kept: the message, and a change of the plan before as one.
+
+Of many stages and members a loss changes few, so a stream that was sent a plan is sent what differs in the next.
+"""
+
+import base64
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from culm.pipeline.commit import Commit
+from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
+from culm.protos import coordinator_pb2 as pb
+
+
+def stages_to_proto(stages: Stages) -> list[pb.StagePlan]:
+    return [
+        pb.StagePlan(
+            first_layer=stage.first_layer,
+            end_layer=stage.end_layer,
+            owners=stage.owners,
+            standbys=[pb.Standby(node=b.node, hot=b.hot) for b in stage.standbys],
+        )
+        for stage in stages
+    ]
+
+
+def _stages_from_proto(stages: Iterable[pb.StagePlan]) -> Stages:
+    return tuple(
+        StagePlan(s.first_layer, s.end_layer, tuple(s.owners), tuple(Standby(b.node, b.hot) for b in s.standbys))
+        for s in stages
+    )
+
+
+def members_to_proto(members: Iterable[Member]) -> list[pb.Member]:
+    return [pb.Member(node=m.node, incarnation=m.incarnation, address=m.address, zone=m.zone) for m in members]
+
+
+def plan_to_proto(plan: Plan) -> pb.Plan:
+    order = plan_without_holders(plan)
+    order.stages.extend(stages_to_proto(plan.stages))
+    order.members.extend(members_to_proto(plan.members.values()))
+    return order
+
+
+def plan_without_holders(plan: Plan) -> pb.Plan:
+    """The plan but for its stages and members."""
+    chosen = plan.redundancy
+    return pb.Plan(
+        redundancy=None if chosen is None else pb.Redundancy(eager=chosen.eager, ship_every=chosen.ship_every),
+        term=plan.term,
+        generation=plan.generation,
+        era=plan.era,
+        step=plan.step,
+        reason=plan.reason,
+        origin_step=plan.origin.step,
+        origin=plan.origin.folder,
+        origin_sha256=plan.origin.sha256,
+        target=stages_to_proto(plan.target),
+        leader=plan.leader,
+    )
+
+
+def plan_from_proto(plan: pb.Plan) -> Plan:
+    members = {m.node: Member(m.node, m.incarnation, m.address, m.zone) for m in plan.members}
+    return Plan(
+        plan.term,
+        plan.generation,
+        plan.era,
+        plan.step,
+        _stages_from_proto(plan.stages),
+        MappingProxyType(members),
+        plan.reason,
+        Origin(plan.origin_step, plan.origin, plan.origin_sha256),
+        _stages_from_proto(plan.target),
+        Redundancy(plan.redundancy.eager, plan.redundancy.ship_every) if plan.HasField("redundancy") else None,
+        plan.leader,
+    )
+
+
+def commit_to_proto(commit: Commit) -> pb.Commit:
+    order = pb.Commit(term=commit.term, era=commit.era, step=commit.step)
+    order.scale, order.loss, order.save = commit.scale, commit.loss, commit.save
+    if commit.next_plan is not None:
+        order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
+    return order
+
+
+def commit_from_proto(commit: pb.Commit) -> Commit:
+    return Commit(
+        term=commit.term,
+        era=commit.era,
+        step=commit.step,
+        scale=commit.scale,
+        loss=commit.loss,
+        next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
+        save=commit.save,
+    )
+
+
+# ---- as text, for the store ------------------------------------------------------------------------------------------
+
+
+def plan_to_text(plan: Plan) -> str:
+    return base64.b64encode(plan_to_proto(plan).SerializeToString()).decode()
+
+
+def plan_from_text(text: str) -> Plan:
+    """Raises ValueError for what is no plan."""
+    return plan_from_proto(_read(pb.Plan(), text))
+
+
+def commit_to_text(commit: Commit) -> str:
+    return base64.b64encode(commit_to_proto(commit).SerializeToString()).decode()
+
+
+def commit_from_text(text: str) -> Commit:
+    """Raises ValueError for what is no commit."""
+    return commit_from_proto(_read(pb.Commit(), text))
+
+
+M = TypeVar("M", pb.Plan, pb.Commit)
+
+
+def _read(message: M, text: str) -> M:
+    try:
+        message.ParseFromString(base64.b64decode(text))
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    return message
+
+
+# ---- what differs ----------------------------------------------------------------------------------------------------
+
+
+class OtherPlan(Exception):
+    """The change is of a plan that is not the one before: ask for the whole."""
+
+
+def change_of(plan: Plan, before: Plan) -> pb.Plan | None:
+    """The plan as a change of ``before``; None if it cannot be put so, or is hardly less than the whole."""
+    if len(plan.stages) != len(before.stages):
+        return None
+    pairs = enumerate(zip(before.stages, plan.stages, strict=True))
+    moved = {s: new for s, (old, new) in pairs if new is not old and new != old}
+    stay = [name for name, member in before.members.items() if plan.members.get(name) == member]
+    if 2 * len(moved) > len(plan.stages) or list(plan.members)[: len(stay)] != stay:
+        return None
+    staying = set(stay)
+    order = plan_without_holders(plan)
+    order.change.term, order.change.generation = before.order
+    for s, stage in zip(moved, stages_to_proto(tuple(moved.values())), strict=True):
+        order.change.stages[s].CopyFrom(stage)
+    order.change.gone.extend(name for name in before.members if name not in staying)
+    new = [member for name, member in plan.members.items() if name not in staying]
+    order.change.members.extend(members_to_proto(new))
+    return order
+
+
+def whole(plan: pb.Plan, before: pb.Plan) -> pb.Plan:
+    """The plan itself, ``before`` being the whole plan before it on the same stream. Raises OtherPlan."""
+    if not plan.HasField("change"):
+        return plan
+    change = plan.change
+    if (change.term, change.generation) != (before.term, before.generation):
+        known, meant = (before.term, before.generation), (change.term, change.generation)
+        raise OtherPlan(f"a change of the plan {meant} has come after the plan {known}")
+    if any(s >= len(before.stages) for s in change.stages):
+        raise OtherPlan(f"a change of stage {max(change.stages)}; the plan before has {len(before.stages)}")
+    full = pb.Plan()
+    full.CopyFrom(plan)
+    full.ClearField("change")
+    full.stages.extend(before.stages)
+    for s, stage in change.stages.items():
+        full.stages[s].CopyFrom(stage)
+    gone = set(change.gone)
+    full.members.extend(member for member in before.members if member.node not in gone)
+    full.members.extend(change.members)
+    return full
