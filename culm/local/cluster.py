@@ -160,6 +160,9 @@ class LocalCluster:
         if self._respawn and self._failed[name] <= NODE_FAILURES:
             self._start_stage(name)
         elif not self.has_nodes:
+            if code < 0:  # its last line is of something else
+                why = f"{name} was ended by {signal.Signals(-code).name} {self._failed[name]} times: see {child.log}"
+                raise RunFailed(why, 1)
             last = child.last_line()
             raise RunFailed(last if code == 2 else f"{name} ended: {last}", max(code, 1))
 

@@ -86,8 +86,11 @@ class Chaos:
             self._tell(f"  not done: {error}")
 
     def mend(self) -> None:
-        """What was left for later is made good: a coordinator that was frozen answers again."""
-        for mend in self._later:
+        """What was left for later is made good: a coordinator that was frozen answers again.
+
+        What fails is tried once more after the rest: no service is started while one that it needs is frozen.
+        """
+        for mend in [mend for mend in self._later if not self._mend(mend)]:
             self._mend(mend)
         self._later.clear()
 
@@ -240,13 +243,19 @@ class Chaos:
             self._later.append(mend)
             return
         self.pause(least, most)
-        self._mend(mend)
+        if not self._mend(mend):
+            self._later.append(mend)
 
-    def _mend(self, mend: Callable[[], object]) -> None:
+    def _mend(self, mend: Callable[[], object]) -> bool:
+        """Whether it could be done. Else it came back by another way, since a restart also unpauses and reconnects; or
+        something else has to be made good first.
+        """
         try:
             mend()
-        except EngineError as error:  # it came back by another way: a restart also unpauses and reconnects
-            self._tell(f"  made good already: {str(error).splitlines()[-1]}")
+        except EngineError as error:
+            self._tell(f"  not made good, or already: {str(error).splitlines()[-1]}")
+            return False
+        return True
 
     def _tell(self, what: str) -> None:
         line = f"{time.strftime('%H:%M:%S')} {time.monotonic() - self._began:7.1f} s  {what}"

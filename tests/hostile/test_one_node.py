@@ -53,7 +53,9 @@ def test_a_layer_that_raises_once_on_one_node_ends_that_node(tmp_path: Path) -> 
         ("exit in C", "^every node has ended; see their logs$"),
         pytest.param(
             "die",
-            r"processes ended, on .*, while they ran layers? .* in step \d+, which has never been",
+            # Whoever counts to its bound first: the coordinator deaths at one work, the launcher the ends of its nodes.
+            r"processes ended, on .*, while they ran layers? .* in step \d+, which has never been"
+            r"|^n\d was ended by SIGSEGV \d times: see .*log$",
             marks=pytest.mark.slow,
         ),
     ],
