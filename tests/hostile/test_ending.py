@@ -265,7 +265,10 @@ def test_a_launcher_that_is_interrupted_leaves_nothing_running(tmp_path: Path, w
     with launcher:
         assert launcher.stderr is not None
         try:
-            assert any(line.startswith(when) for line in launcher.stderr)
+            before: list[str] = []
+            while not before or not before[-1].startswith(when):
+                before.append(launcher.stderr.readline())
+                assert before[-1], before
             begun = psutil.Process(launcher.pid).children(recursive=True)
             assert begun
             launcher.send_signal(number)
