@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 
-from culm.pipeline.flow import awaited, awaits, inputs_of, stages_after
+from culm.pipeline.flow import awaited, awaits, inputs_of, stages_after, takes_samples
 from culm.pipeline.instruction import Duty, Instruction, Pass
 
 FORWARD_COST = 1.0
@@ -67,7 +67,7 @@ def _zero_bubble(pipeline: int, stages: int, microbatches: int, lead: int) -> tu
     end: dict[Instruction, float] = {}
     free = [0.0] * stages
     most = lead * (stages - 1) + 1
-    while any(len(order) < (2 if s == 0 else 3) * microbatches for s, order in enumerate(orders)):
+    while any(len(order) < (2 if takes_samples(s) else 3) * microbatches for s, order in enumerate(orders)):
         best: tuple[float, int, int, Instruction] | None = None
         for s, count in enumerate(counts):
             for rank, op in enumerate(_choices(s, stages, microbatches, lead, count, most)):
@@ -81,7 +81,7 @@ def _zero_bubble(pipeline: int, stages: int, microbatches: int, lead: int) -> tu
         assert best is not None, "some stage can go on"
         start, _, _, chosen = best
         s = chosen.stage
-        cost = FORWARD_COST if chosen.op == "F" else SPLIT_COST if s > 0 else BACKWARD_COST
+        cost = FORWARD_COST if chosen.op == "F" else BACKWARD_COST if takes_samples(s) else SPLIT_COST
         end[chosen] = free[s] = start + cost
         counts[s][chosen.op] += 1
         orders[s].append(chosen)
@@ -92,7 +92,7 @@ def _choices(s: int, stages: int, microbatches: int, lead: int, count: dict[str,
     """What a stage may do next, by preference, its inputs apart."""
     backward: list[Pass] = ["B"] if count["B"] < count["F"] else []
     may = count["F"] < microbatches and count["F"] - count["B"] <= min(lead * stages_after(s, stages), microbatches)
-    if s == 0:
+    if takes_samples(s):  # nobody waits for its backwards: they are whole, and forwards come first
         return ["F", *backward] if may else backward
     forward: list[Pass] = ["F"] if may and count["F"] - count["W"] < most else []
     weights: list[Pass] = ["W"] if count["W"] < count["B"] else []
@@ -113,7 +113,7 @@ class Schedule:
 
     def splits_at(self, stage: int) -> bool:
         """Whether the stage's backwards are in two halves."""
-        return self.splits and stage > 0
+        return self.splits and not takes_samples(stage)
 
     def closes(self, stage: int) -> Pass:
         """The operation after which a microbatch is done at the stage."""

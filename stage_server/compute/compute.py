@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from culm.pipeline import flow
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
@@ -48,6 +49,7 @@ class Compute:
         self._layers: dict[int, HeldLayer] = {}
         self._stages: dict[Duty, Stage] = {}
         self._ranges: dict[Duty, range] = {}  # the layers of each
+        self._chain = 0  # how many stages the plan's chain has
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._microbatches: Microbatches | None = None
         self._loaded: dict[Load, Samples] = {}
@@ -115,15 +117,9 @@ class Compute:
             if duty not in self._stages:
                 layers = [self._layers[i] for i in held]
                 splits = self._job.schedule.splits_at(duty.stage)
-                first, last = self._is_first(held), self._is_last(held)
+                first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, work.stages)
                 self._stages[duty] = Stage(self._job, layers, first, last, self._source.loss, splits)
-        self._ranges = ranges
-
-    def _is_first(self, layers: range) -> bool:
-        return layers.start == 0
-
-    def _is_last(self, layers: range) -> bool:
-        return layers.stop == self._source.layer_count
+        self._ranges, self._chain = ranges, work.stages
 
     def _build(self, index: int) -> HeldLayer:
         self.building = index
@@ -132,7 +128,7 @@ class Compute:
         return layer
 
     def _holds_last(self) -> bool:
-        return any(map(self._is_last, self._ranges.values()))
+        return any(flow.takes_targets(duty.stage, self._chain) for duty in self._ranges)
 
     def _begin(self, duty: Duty, step: int) -> Stage:
         runner = self._stages[duty]
@@ -161,7 +157,7 @@ class Compute:
     def _run(self, work: Run[Value]) -> Result:
         duty, op, m = work.instruction
         runner = self._begin(duty, work.step)
-        first, last = self._is_first(self._ranges[duty]), self._is_last(self._ranges[duty])
+        first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, self._chain)
         operand = work.operand.tensor() if work.operand is not None and work.operand.tensors else None
         if op == "F":
             target = None

@@ -15,6 +15,7 @@ class Arranging:
         self.due: Arrange | None = None
         self.layers: tuple[int, ...] = ()  # of the last order
         self._ranges: Ranges = ()
+        self._stages = 0  # of the plan
 
     def order(
         self,
@@ -22,18 +23,28 @@ class Arranging:
         step: int,
         anew: bool = False,
         ranges: Ranges | None = None,
+        stages: int | None = None,
         fresh: Collection[Duty] = (),
         initial: Collection[int] = (),
     ) -> None:
-        """From ``step`` on exactly these layers are held. ``ranges``: None where the duties stay as they are."""
+        """From ``step`` on exactly these layers are held. ``ranges``, ``stages``: None where the duties stay."""
         self.layers = tuple(layers)
         self._ranges = self._ranges if ranges is None else ranges
+        self._stages = self._stages if stages is None else stages
         if self.due is not None:
             known = {duty for duty, _ in self._ranges}
             anew, fresh = anew or self.due.anew, known.intersection((*fresh, *self.due.fresh))
             initial = {*initial, *self.due.initial}
         built = tuple(sorted({*initial}.intersection(self.layers)))
-        self.due = Arrange(self.layers, self._ranges, step, anew, tuple(sorted(fresh)), built)
+        self.due = Arrange(
+            layers=self.layers,
+            duties=self._ranges,
+            stages=self._stages,
+            step=step,
+            anew=anew,
+            fresh=tuple(sorted(fresh)),
+            initial=built,
+        )
 
     def take(self) -> Arrange | None:
         due, self.due = self.due, None

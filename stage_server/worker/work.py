@@ -18,7 +18,7 @@ class ValueFacts(Protocol):
 V = TypeVar("V", bound=ValueFacts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arrange:
     """Hold exactly these layers (new ones at their initial state) and be ready to run these duties.
 
@@ -27,6 +27,7 @@ class Arrange:
 
     layers: tuple[int, ...]
     duties: tuple[tuple[Duty, range], ...]  # with their layers: owned, or to be run ahead
+    stages: int  # of the plan: where the chain of stages ends
     step: int
     anew: bool
     fresh: tuple[Duty, ...] = ()  # that begin the step again: what was run ahead for them does not count

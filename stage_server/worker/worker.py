@@ -134,7 +134,7 @@ class Worker(Generic[V]):
         ranges = tuple((duty, plan.stages[duty.stage].layers) for duty in duties)
         held = self.holdings.held()
         initial = [layer for layer in held if anew and self.holdings.version_of(layer) is not None]
-        self._arranging.order(held, at.version, anew, ranges, fresh, initial)
+        self._arranging.order(held, at.version, anew, ranges, len(plan.stages), fresh, initial)
         self.post.send_again()
         self._take_early()
         self._progress()

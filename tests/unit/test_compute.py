@@ -15,12 +15,17 @@ from tests.short import duty, unit
 OWN, STANDBY = 1, 2
 
 
+def arrange(anew: bool) -> Arrange:
+    duties = (duty(OWN), range(1, 2)), (duty(STANDBY), range(2, 3))
+    return Arrange(layers=(OWN, STANDBY), duties=duties, stages=3, step=0, anew=anew)
+
+
 def made(tmp_path: Path) -> tuple[Compute, Value]:
     """A node that owns stage 1 of three and stands by for stage 2, with a forward of each behind it."""
     settings = {"steps": 2, "stages": 3, "microbatches": 1, "redundancy": "eager"}
     job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings))
     compute = Compute(job, ModelSource(job), torch.device("cpu"))
-    compute.do(Arrange((OWN, STANDBY), ((duty(OWN), range(1, 2)), (duty(STANDBY), range(2, 3))), 0, True))
+    compute.do(arrange(anew=True))
     x = Value.single(torch.ones(1, WIDTH))
     compute.do(Run(unit(OWN, "F", 0), 0, 1, x))
     return compute, x
@@ -38,5 +43,5 @@ def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_pat
     compute, x = made(tmp_path)
     ahead = compute.do(Run(unit(STANDBY, "F", 0), 0, -1, x))
     assert ahead.kept_bytes > 0
-    compute.do(Arrange((OWN, STANDBY), ((duty(OWN), range(1, 2)), (duty(STANDBY), range(2, 3))), 0, False))
+    compute.do(arrange(anew=False))
     assert compute.do(Run(unit(STANDBY, "B", 0), 0, 2, None)).value is not None

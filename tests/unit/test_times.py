@@ -26,7 +26,7 @@ WORKS: list[tuple[Work[Nothing], Phase]] = [
     (Run(unit(1, "B", 0), 0, 1, Nothing()), "backward"),
     (Reduce(duty(1), 0, 1), "backward"),
     (Apply(0, 1.0, ()), "apply"),
-    (Arrange((0,), ((duty(0), range(1)),), 0, True), "apply"),
+    (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
     (Install(0, 0, Nothing()), "apply"),
     (Save(0, (0,)), "apply"),
 ]

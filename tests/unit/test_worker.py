@@ -151,7 +151,7 @@ def test_a_plan_takes_nothing_within_a_step_and_the_commit_does() -> None:
     assert apply == Apply(0, 1.0, ())
     worker.finish(apply)
     assert [worker.holdings.version_of(layer) for layer in (2, 3)] == [None, None]
-    assert worker.next_work() == Arrange((), (), 1, anew=False)
+    assert worker.next_work() == Arrange(layers=(), duties=(), stages=2, step=1, anew=False)
 
 
 def test_a_gradient_that_comes_while_its_commit_is_being_applied_is_applied_next() -> None:
