@@ -45,8 +45,7 @@ TAIL = """
 The dot is the median, the bar the spread of the rounds; what lies far beyond floor or aim is drawn at the edge.
 
 - Throughput and CPU: tensors from process to process, beside gloo's send and recv; CPU of both sides. Nodes of one
-  machine pass large tensors through shared memory and small ones through pipes; the stream alone is what nodes of two
-  machines have.
+  machine pass large tensors through shared memory; the stream alone is what nodes of two machines have.
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes

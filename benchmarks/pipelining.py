@@ -39,7 +39,7 @@ def culm_step(
 ) -> float:
     """Median seconds from commit to commit of a calm run on local processes.
 
-    ``apart``: as nodes of different machines, which share no memory and no pipes: an address of loopback for each.
+    ``apart``: as nodes of different machines, which share no memory: an address of loopback for each.
     ``priorities``: later stages first (``benchmarks.priorities``), from the first commit on.
     """
     with tempfile.TemporaryDirectory() as name:

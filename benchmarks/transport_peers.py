@@ -28,7 +28,6 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import stage_pb2
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults
-from culm.stage_server.one_machine.bell import Bell
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.sender import Sender
 
@@ -48,7 +47,7 @@ class Taker:
     def __init__(self, count: int) -> None:
         self._count = count
         self.warm, self.done = threading.Event(), threading.Event()
-        self.receiver = Receiver(self, Bell())
+        self.receiver = Receiver(self)
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from culm.protos import tensor_pb2 as culm_dot_protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ulm/protos/stage.proto\x12\x07\x63ulm.v1\x1a\x18\x63ulm/protos/tensor.proto\"m\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x1f\n\x06memory\x18\x05 \x01(\x0b\x32\x0f.culm.v1.Memory\"V\n\x06Memory\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04\x66ile\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0c\x12\x10\n\x08requests\x18\x04 \x01(\r\x12\x0f\n\x07\x61nswers\x18\x05 \x01(\r\"\x05\n\x03\x45nd\"\x07\n\x05Moved\"\x98\x01\n\x0e\x44\x65liverRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.culm.v1.HelloH\x00\x12\x1f\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0e.culm.v1.ChunkH\x00\x12\x1b\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0c.culm.v1.EndH\x00\x12\x1f\n\x05moved\x18\x04 \x01(\x0b\x32\x0e.culm.v1.MovedH\x00\x42\x06\n\x04\x62ody\"H\n\x06Synced\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0b\n\x03\x65ra\x18\x04 \x01(\r\"\x95\x01\n\x0f\x44\x65liverResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\"\n\x0c\x61\x63knowledged\x18\x02 \x03(\x0b\x32\x0c.culm.v1.Key\x12\x1f\n\x06synced\x18\x03 \x01(\x0b\x32\x0f.culm.v1.Synced\x12\x12\n\nfree_slots\x18\x05 \x03(\r\x12\x0e\n\x06opened\x18\x06 \x01(\x08J\x04\x08\x04\x10\x05\"<\n\x0c\x46\x65tchRequest\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0b\n\x03\x65ra\x18\x02 \x01(\r\x12\x0f\n\x07\x61t_once\x18\x03 \x01(\x08\"v\n\rFetchResponse\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12$\n\x06header\x18\x05 \x01(\x0b\x32\x14.culm.v1.ValueHeader2\x83\x01\n\x05Stage\x12@\n\x07\x44\x65liver\x12\x17.culm.v1.DeliverRequest\x1a\x18.culm.v1.DeliverResponse(\x01\x30\x01\x12\x38\n\x05\x46\x65tch\x12\x15.culm.v1.FetchRequest\x1a\x16.culm.v1.FetchResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x63ulm/protos/stage.proto\x12\x07\x63ulm.v1\x1a\x18\x63ulm/protos/tensor.proto\"s\n\x05Hello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x12\n\ngeneration\x18\x04 \x01(\x04\x12\x1f\n\x06memory\x18\x06 \x01(\x0b\x32\x0f.culm.v1.MemoryJ\x04\x08\x05\x10\x06\"?\n\x06Memory\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x0c\n\x04\x66ile\x18\x02 \x01(\r\x12\x0e\n\x06secret\x18\x03 \x01(\x0cJ\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"\x05\n\x03\x45nd\"}\n\x0e\x44\x65liverRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x0e.culm.v1.HelloH\x00\x12\x1f\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x0e.culm.v1.ChunkH\x00\x12\x1b\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x0c.culm.v1.EndH\x00\x42\x06\n\x04\x62odyJ\x04\x08\x04\x10\x05\"H\n\x06Synced\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0b\n\x03\x65ra\x18\x04 \x01(\r\"\x95\x01\n\x0f\x44\x65liverResponse\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\"\n\x0c\x61\x63knowledged\x18\x02 \x03(\x0b\x32\x0c.culm.v1.Key\x12\x1f\n\x06synced\x18\x03 \x01(\x0b\x32\x0f.culm.v1.Synced\x12\x12\n\nfree_slots\x18\x05 \x03(\r\x12\x0e\n\x06opened\x18\x06 \x01(\x08J\x04\x08\x04\x10\x05\"<\n\x0c\x46\x65tchRequest\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0b\n\x03\x65ra\x18\x02 \x01(\r\x12\x0f\n\x07\x61t_once\x18\x03 \x01(\x08\"v\n\rFetchResponse\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x0f\n\x07payload\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12$\n\x06header\x18\x05 \x01(\x0b\x32\x14.culm.v1.ValueHeader2\x83\x01\n\x05Stage\x12@\n\x07\x44\x65liver\x12\x17.culm.v1.DeliverRequest\x1a\x18.culm.v1.DeliverResponse(\x01\x30\x01\x12\x38\n\x05\x46\x65tch\x12\x15.culm.v1.FetchRequest\x1a\x16.culm.v1.FetchResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'culm.protos.stage_pb2', _gl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HELLO']._serialized_start=62
-  _globals['_HELLO']._serialized_end=171
-  _globals['_MEMORY']._serialized_start=173
-  _globals['_MEMORY']._serialized_end=259
-  _globals['_END']._serialized_start=261
-  _globals['_END']._serialized_end=266
-  _globals['_MOVED']._serialized_start=268
-  _globals['_MOVED']._serialized_end=275
-  _globals['_DELIVERREQUEST']._serialized_start=278
-  _globals['_DELIVERREQUEST']._serialized_end=430
-  _globals['_SYNCED']._serialized_start=432
-  _globals['_SYNCED']._serialized_end=504
-  _globals['_DELIVERRESPONSE']._serialized_start=507
-  _globals['_DELIVERRESPONSE']._serialized_end=656
-  _globals['_FETCHREQUEST']._serialized_start=658
-  _globals['_FETCHREQUEST']._serialized_end=718
-  _globals['_FETCHRESPONSE']._serialized_start=720
-  _globals['_FETCHRESPONSE']._serialized_end=838
-  _globals['_STAGE']._serialized_start=841
-  _globals['_STAGE']._serialized_end=972
+  _globals['_HELLO']._serialized_end=177
+  _globals['_MEMORY']._serialized_start=179
+  _globals['_MEMORY']._serialized_end=242
+  _globals['_END']._serialized_start=244
+  _globals['_END']._serialized_end=249
+  _globals['_DELIVERREQUEST']._serialized_start=251
+  _globals['_DELIVERREQUEST']._serialized_end=376
+  _globals['_SYNCED']._serialized_start=378
+  _globals['_SYNCED']._serialized_end=450
+  _globals['_DELIVERRESPONSE']._serialized_start=453
+  _globals['_DELIVERRESPONSE']._serialized_end=602
+  _globals['_FETCHREQUEST']._serialized_start=604
+  _globals['_FETCHREQUEST']._serialized_end=664
+  _globals['_FETCHRESPONSE']._serialized_start=666
+  _globals['_FETCHRESPONSE']._serialized_end=784
+  _globals['_STAGE']._serialized_start=787
+  _globals['_STAGE']._serialized_end=918
 # @@protoc_insertion_point(module_scope)

@@ -57,40 +57,29 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Memory(_message.Message):
-    """What a receiver on the sender's machine can map and open: pieces of tensors in the memory's slots, and requests and
-    answers in the pipes, stay off the stream.
-    """
+    """What a receiver on the sender's machine can map: pieces of tensors in the memory's slots stay off the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PID_FIELD_NUMBER: _builtins.int
     FILE_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
-    REQUESTS_FIELD_NUMBER: _builtins.int
-    ANSWERS_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     """The sender's process, as it sees itself."""
     file: _builtins.int
     """An open file of that process."""
     secret: _builtins.bytes
     """What the memory begins with: a process of the same number elsewhere does not have it."""
-    requests: _builtins.int
-    """Open files of that process: a pipe for what goes up, which the receiver reads, and one for the answers. In both each
-    message stands behind its length (4 bytes, little-endian).
-    """
-    answers: _builtins.int
     def __init__(
         self,
         *,
         pid: _builtins.int = ...,
         file: _builtins.int = ...,
         secret: _builtins.bytes = ...,
-        requests: _builtins.int = ...,
-        answers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "file", b"file", "pid", b"pid", "requests", b"requests", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "pid", b"pid", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -114,51 +103,30 @@ class End(_message.Message):
 Global___End: _TypeAlias = End  # noqa: Y015
 
 @_typing.final
-class Moved(_message.Message):
-    """What follows, up to the End, comes through the pipe. The stream stays open: that it breaks tells of a lost peer."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Moved: _TypeAlias = Moved  # noqa: Y015
-
-@_typing.final
 class DeliverRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELLO_FIELD_NUMBER: _builtins.int
     CHUNK_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
-    MOVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
     def chunk(self) -> _tensor_pb2.Chunk: ...
     @_builtins.property
     def end(self) -> Global___End: ...
-    @_builtins.property
-    def moved(self) -> Global___Moved: ...
     def __init__(
         self,
         *,
         hello: Global___Hello | None = ...,
         chunk: _tensor_pb2.Chunk | None = ...,
         end: Global___End | None = ...,
-        moved: Global___Moved | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "chunk", b"chunk", "end", b"end", "hello", b"hello", "moved", b"moved"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "chunk", b"chunk", "end", b"end", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "chunk", b"chunk", "end", b"end", "hello", b"hello", "moved", b"moved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "chunk", b"chunk", "end", b"end", "hello", b"hello"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "chunk", "end", "moved"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "chunk", "end"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -209,7 +177,7 @@ class DeliverResponse(_message.Message):
     incarnation: _builtins.int
     """The receiver's incarnation: an acknowledgement dies with it."""
     opened: _builtins.bool
-    """The sender's memory and pipes are open here: the last answer on the stream, all others come through the pipe."""
+    """The sender's memory is open here: pieces may come in its slots from now on."""
     @_builtins.property
     def acknowledged(self) -> _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Key]:
         """Tensors that the receiver has taken, or no longer needs."""

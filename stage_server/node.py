@@ -19,7 +19,6 @@ from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults, die
 from culm.stage_server.last_words import work_of
-from culm.stage_server.one_machine.bell import Bell
 from culm.stage_server.streams import reports
 from culm.stage_server.streams.bounds import Run
 from culm.stage_server.streams.fetch import Fetcher
@@ -73,9 +72,8 @@ class Node:
         self.worker = worker
         self.broken = broken
         self.incarnation = worker.incarnation
-        self._bell = Bell()
         self._guard = Guard(run, worker)
-        self.receiver = Receiver(self, self._bell, job.resilience.seed_bytes_per_second, self._guard)
+        self.receiver = Receiver(self, job.resilience.seed_bytes_per_second, self._guard)
         self._compute = compute
         self._faults = faults
         self._forfeit = forfeit
@@ -103,16 +101,11 @@ class Node:
         """Computes until ``stop``."""
         while True:
             with self.changed:
-                if self._stopped:
-                    break
-                work = self._choose()
-                self._busy = work is not None
+                work = self._wait_for_work()
                 if work is None:
-                    self._bell.rests()
+                    break
+                self._busy = True
                 pause = self._pause_before(work)
-            if work is None:
-                self._bell.wait()
-                continue
             if pause:
                 time.sleep(pause)
             self._has_sent = False
@@ -139,6 +132,14 @@ class Node:
         self._checkpoints.close()
         log.info("ends after %d instructions, at step %d", self._activity.finished, self.worker.version)
 
+    def _wait_for_work(self) -> Work[Value] | Load | None:
+        """What to compute next; None once the node is to stop. Gives up the lock, which it holds, while it waits."""
+        while not self._stopped:
+            if (work := self._choose()) is not None:
+                return work
+            self.changed.wait()
+        return None
+
     def doing(self) -> str:
         """The instruction that is running, or nothing."""
         return self._activity.running
@@ -152,7 +153,6 @@ class Node:
         with self.changed:
             self._stopped = True
             self.changed.notify_all()
-            self._bell.ring()
 
     def _choose(self) -> Work[Value] | Load | None:
         """What to compute now; None until something happens."""
@@ -188,7 +188,7 @@ class Node:
         work = self.worker.next_redundant()
         return work if work is not None and self._activity.has_time_for(work) else None
 
-    def _pause_before(self, work: Work[Value] | Load | None) -> float:
+    def _pause_before(self, work: Work[Value] | Load) -> float:
         """Seconds in which others go first for whom somebody waits."""
         if isinstance(work, Reduce) and self._has_sent:
             return GIVE_WAY
@@ -337,7 +337,7 @@ class Node:
                     loan = self._compute.layer(layer).lend() if held else None
                 finally:
                     self._loans -= 1
-                    self._bell.ring()
+                    self.changed.notify_all()
             if version is None or loan is None:
                 raise NotHeld(f"{self.worker.node} holds no copy of layer {layer} in era {era}")
             yield layer, version, loan
@@ -419,6 +419,4 @@ class Node:
 
     def after_event(self) -> None:
         self._carry_out()
-        self._bell.ring()
-        if self._loans:
-            self.changed.notify_all()
+        self.changed.notify_all()

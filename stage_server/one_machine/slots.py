@@ -3,6 +3,8 @@
 The sender copies a piece of a tensor into a free slot and names the slot on the stream; the receiver copies it out and
 gives the slot back. The memory has no name in any file system: it is gone with the last process that maps it, however
 that one ends. Every stream has slots of its own, so that nothing of a broken stream is ever written over.
+
+Nothing else depends on it: where it is refused, or deleted with this folder, the stream takes every piece.
 """
 
 import mmap
@@ -20,10 +22,15 @@ from culm.protos import stage_pb2, tensor_pb2
 
 SLOTS = 16
 HEAD = mmap.PAGESIZE  # bytes before the first slot; they begin with what proves that it is the memory meant
-LEAST = 1 << 15  # bytes of a piece from which a slot is faster than the pipe
+LEAST = 1 << 15  # bytes of a piece from which a slot is faster than the stream
 SECRET = 16  # bytes
 
 Bytes = npt.NDArray[np.uint8]
+
+
+def of_one_machine(address: str, other: str) -> bool:
+    """Whether two addresses (``host:port``) name the same host, and this system can share memory without a file."""
+    return hasattr(os, "memfd_create") and address.rpartition(":")[0] == other.rpartition(":")[0]
 
 
 class Slots:
@@ -43,8 +50,9 @@ class Slots:
         self._lent: set[int] = set()  # those that the receiver may be reading
 
     @property
-    def file(self) -> int:
-        return self._file
+    def memory(self) -> stage_pb2.Memory:
+        """What the receiver is told, so that it can open it."""
+        return stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=self.secret)
 
     def opened(self) -> None:
         """The receiver can read it."""

@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from culm.pipeline.keys import Key
@@ -16,72 +16,43 @@ MANY = 64  # answers that wait no longer
 
 @dataclass(frozen=True, slots=True)
 class SenderOpened:
-    """The sender's memory and pipes are open here: what is answered after this goes through the pipe."""
+    """The sender's memory is open here: pieces may come in its slots from now on."""
 
 
 Answer = Key | stage_pb2.Synced | tensor_pb2.Slot | SenderOpened
 
 
 class Answers:
-    """Any thread puts. One thread takes them for the stream; after ``SenderOpened`` another one, for the pipe."""
+    """Any thread puts. One thread takes them for the stream."""
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self._lock = threading.Lock()
-        self._on_stream: list[Answer] = []
-        self._bell: queue.SimpleQueue[bool] = queue.SimpleQueue()  # for the stream; False: it has ended
-        self._for_pipe: list[Answer] | None = None
-        self._taker = 0  # the thread that takes them for the pipe
-        self._wake: Callable[[], None] | None = None
+        self._waiting: list[Answer] = []
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the stream has ended
 
     def put(self, answer: Answer) -> None:
         with self._lock:
-            if self._for_pipe is None:
-                self._on_stream.append(answer)
-                if isinstance(answer, SenderOpened):
-                    self._for_pipe = []
-                if len(self._on_stream) == 1 or _are_due(self._on_stream):
-                    self._bell.put(True)
-                return
-            self._for_pipe.append(answer)
-            wake = self._wake if _are_due(self._for_pipe) else None
-        if wake is not None and threading.get_ident() != self._taker:
-            wake()
+            self._waiting.append(answer)
+            if len(self._waiting) == 1 or _are_due(self._waiting):
+                self._wake.put(True)
 
     def end(self) -> None:
         """The stream has ended."""
-        self._bell.put(False)
+        self._wake.put(False)
 
     def for_stream(self) -> Iterator[stage_pb2.DeliverResponse]:
-        """Until the stream has ended; whatever comes after ``SenderOpened`` is not among them."""
+        """Until the stream has ended."""
         lasts = True
         while lasts:
-            lasts = self._bell.get()
-            if lasts and not _are_due(self._on_stream):
+            lasts = self._wake.get()
+            if lasts and not _are_due(self._waiting):
                 with contextlib.suppress(queue.Empty):
-                    lasts = self._bell.get(timeout=AFTERWARDS)
+                    lasts = self._wake.get(timeout=AFTERWARDS)
             with self._lock:
-                found, self._on_stream = self._on_stream, []
+                found, self._waiting = self._waiting, []
             if found:
                 yield self._response(found)
-
-    def taken_here(self, wake: Callable[[], None]) -> None:
-        """This thread takes those for the pipe from now on. ``wake``: called when another has put what is due."""
-        with self._lock:
-            self._taker, self._wake = threading.get_ident(), wake
-
-    def patience(self) -> float | None:
-        """For how many seconds those for the pipe may wait; None: there are none."""
-        waiting = self._for_pipe
-        if not waiting:
-            return None
-        return 0.0 if _are_due(waiting) else AFTERWARDS
-
-    def for_pipe(self) -> bytes:
-        """All of them, as one message; nothing if there are none."""
-        with self._lock:
-            found, self._for_pipe = self._for_pipe, []
-        return self._response(found).SerializeToString() if found else b""
 
     def _response(self, answers: list[Answer]) -> stage_pb2.DeliverResponse:
         response = stage_pb2.DeliverResponse(incarnation=self._incarnation)

@@ -17,18 +17,14 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, Passing
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.compute.loan import Loan
-from culm.stage_server.one_machine.bell import Bell
-from culm.stage_server.one_machine.nearby import Opened
-from culm.stage_server.one_machine.pipe import Reader
+from culm.stage_server.one_machine.slots import SharedSlots
 from culm.stage_server.streams.answers import Answers, SenderOpened
 from culm.stage_server.streams.guard import Guard
-from culm.stage_server.streams.plane import Received, decode
+from culm.stage_server.streams.plane import Received
 from culm.stage_server.streams.unfit import Unfit, refuse
 
 log = logging.getLogger("culm.receiver")
 SELDOM = Seldom(log)
-
-LOOK_AGAIN = 0.5  # seconds until what another thread has taken is acknowledged, if nothing takes that along before
 
 
 class NotHeld(LookupError):
@@ -36,7 +32,7 @@ class NotHeld(LookupError):
 
 
 class Sink(Protocol):
-    """Who takes what arrives. Called on the stream's thread, or on the compute thread; must not wait for compute."""
+    """Who takes what arrives. Called on the stream's thread; must not wait for compute."""
 
     incarnation: int
 
@@ -64,14 +60,11 @@ class Sink(Protocol):
 
 
 class Incoming:
-    """Read by one thread until the stream, or the pipe to which it has moved, ends; of a pipe's messages the compute
-    thread takes those that come while it waits for something to do.
-    """
+    """Read by one thread until the stream ends."""
 
     def __init__(
         self,
         sink: Sink,
-        bell: Bell,
         heard: Callable[[str, Answers], None],
         context: grpc.ServicerContext,
         guard: Guard | None = None,
@@ -82,27 +75,19 @@ class Incoming:
         self.wrong = ""  # why the stream was ended here
         self._guard = guard
         self._sink = sink
-        self._bell = bell
         self._context = context
         self._heard = heard
         self._peer, self._incarnation = "", 0
         self._assembler: Passing | None = None
         self._key: Key | None = None  # of the value whose pieces come
-        self._near: Opened | None = None
-        self._turn = threading.Lock()  # of those who read the pipe
-        self._ended: bool | None = None  # the pipe: on purpose or not
-        self._failure: Exception | None = None  # what is wrong with it
+        self._slots: SharedSlots | None = None  # of the sender
 
     def read(self, requests: Iterator[Received]) -> None:
         """Until the end; what is wrong with the stream is logged, and ends it."""
         ended = False
         try:
             for received in requests:
-                if received.request.HasField("moved"):
-                    ended = self._read_pipe()
-                    break
                 ended = self._take(received) or ended
-                self._answer()
         except grpc.RpcError as error:
             log.info("the stream from %s broke: %s", self._peer, error)
         except (ValueError, DecodeError) as error:  # what no node sends says nothing about the node that it names
@@ -111,54 +96,10 @@ class Incoming:
         except Exception as error:  # whatever else it is: a stream that nobody reads must not stay open
             log.exception("what came from %s cannot be taken: its stream is ended", self._peer or "an unknown peer")
             self.wrong = f"{type(error).__name__}: {error}"
-        self._answer()
-        if self._near is not None:
-            self._near.close()
         self.greeted.set()
         self.answers.end()
         if self._peer and not ended and not self.wrong:
             self._sink.sender_lost(self._peer, self._incarnation, "the stream from it broke")
-
-    def _read_pipe(self) -> bool:
-        """Whether it ended on purpose."""
-        if self._near is None:
-            raise ValueError("it goes on in a pipe that was never opened")
-        pipe = self._near.requests
-        self.answers.taken_here(pipe.wake)
-        self._bell.watch(pipe, lambda: self._take_now(pipe))
-        try:
-            while self._ended is None:
-                patience = self.answers.patience()
-                here = pipe.wait(LOOK_AGAIN if patience is None else patience)
-                self._take_now(pipe)
-                if not here or self.answers.patience() == 0.0:
-                    self._answer()
-        finally:
-            self._bell.leave(pipe)
-        if self._failure is not None:
-            raise self._failure
-        return self._ended
-
-    def _take_now(self, pipe: Reader) -> bool:
-        """From any thread: takes what is in the pipe. Whether it goes on; if not, its own thread learns why."""
-        with self._turn:
-            if self._ended is not None:
-                return False
-            try:
-                messages = pipe.read_now()
-                if messages is None:
-                    self._ended = False
-                elif any(self._take(decode(message)) for message in messages):  # nothing comes after the end
-                    self._ended = True
-            except Exception as error:  # whatever is wrong with it, the compute thread goes on
-                self._failure, self._ended = error, False
-            if self._ended is not None:
-                pipe.wake()
-            return self._ended is None
-
-    def _answer(self) -> None:
-        if self._near is not None and (message := self.answers.for_pipe()):
-            self._near.answers.write(message)
 
     def _take(self, received: Received) -> bool:
         """Whether the sender has ended the stream with this."""
@@ -176,10 +117,8 @@ class Incoming:
         if self._peer and (self._peer, self._incarnation) != (hello.node, hello.incarnation):
             raise Unfit(f"a stream of {self._peer!r} that says it is of {hello.node!r}, or of another incarnation")
         self._peer, self._incarnation = hello.node, hello.incarnation
-        if hello.HasField("memory") and self._near is None and (near := _open(hello)) is not None:
-            self._near = near
-            if not self._context.add_callback(near.end):
-                near.end()
+        if hello.HasField("memory") and self._slots is None and (slots := _open(hello)) is not None:
+            self._slots = slots
             self.answers.put(SenderOpened())
         self.greeted.set()
         self._heard(hello.node, self.answers)
@@ -193,9 +132,9 @@ class Incoming:
         if self._assembler is None or key != self._key:
             raise Unfit(f"the first piece of {key} carries no header")
         if chunk.HasField("slot"):
-            if self._near is None:
+            if self._slots is None:
                 raise ValueError(f"{key} is in memory that was never opened")
-            payload = self._near.slots.read(chunk.slot)
+            payload = self._slots.read(chunk.slot)
         self._assembler.add(chunk.offset, payload)
         if chunk.HasField("slot"):
             self.answers.put(chunk.slot)
@@ -216,9 +155,9 @@ class Incoming:
         self._sink.receiving(key)
 
 
-def _open(hello: stage_pb2.Hello) -> Opened | None:
+def _open(hello: stage_pb2.Hello) -> SharedSlots | None:
     try:
-        return Opened(hello.memory)
+        return SharedSlots(hello.memory)
     except (OSError, ValueError) as error:
         log.info("tensors of %s come over the stream: its memory cannot be shared: %s", hello.node, error)
         return None

@@ -5,7 +5,7 @@ from culm.pipeline.keys import Key
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan import Plan
 from culm.stage_server.faults import Faults
-from culm.stage_server.one_machine.nearby import of_one_machine
+from culm.stage_server.one_machine.slots import of_one_machine
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.sender import Sender, Source
 

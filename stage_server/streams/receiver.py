@@ -10,7 +10,6 @@ from culm.pipeline.plan import PlanOrder
 from culm.pipeline.rpc.roles import peer_of
 from culm.pipeline.tensors.wire import header_of
 from culm.protos import stage_pb2
-from culm.stage_server.one_machine.bell import Bell
 from culm.stage_server.streams.answers import Answers
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.incoming import SELDOM, Incoming, NotHeld, Sink
@@ -25,13 +24,9 @@ MOST_SAID = 500  # characters of a refusal: what came may be long
 class Receiver:
     """Translates the Stage service. Answers go to the newest stream of each peer."""
 
-    def __init__(
-        self, sink: Sink, bell: Bell, seed_bytes_per_second: int | None = None, guard: Guard | None = None
-    ) -> None:
-        """``bell``: what the compute thread waits at, which takes what comes meanwhile."""
+    def __init__(self, sink: Sink, seed_bytes_per_second: int | None = None, guard: Guard | None = None) -> None:
         self._sink = sink
         self._guard = guard
-        self._bell = bell
         self._pace = Pace(seed_bytes_per_second)
         self._lock = threading.Lock()
         self._answers: dict[str, Answers] = {}
@@ -56,7 +51,7 @@ class Receiver:
     def _deliver(
         self, request_iterator: Iterator[Received], context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.DeliverResponse]:
-        incoming = Incoming(self._sink, self._bell, self._heard, context, self._guard)
+        incoming = Incoming(self._sink, self._heard, context, self._guard)
         threading.Thread(target=incoming.read, args=(request_iterator,), name="receive", daemon=True).start()
         if not incoming.greeted.wait(HELLO_SECONDS):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no hello within {HELLO_SECONDS:g} s")

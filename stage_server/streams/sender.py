@@ -1,6 +1,8 @@
 """The outgoing half of the tensor plane: one thread and one Deliver stream for each peer.
 
-A small tensor that goes through a pipe is written by the thread that has it: no other has to wake for it.
+What is to be sent waits in a queue by its key alone. The value is looked up when its turn comes, so nothing that the
+peer has acknowledged meanwhile is sent again. A broken stream takes its queue with it: what was in it is
+unacknowledged, and so the first that the next stream sends (rule 5).
 """
 
 import logging
@@ -25,16 +27,13 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import chunks, header_of
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
-from culm.stage_server.one_machine.nearby import Offer
-from culm.stage_server.one_machine.pipe import Writer
+from culm.stage_server.one_machine.slots import Slots
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.plane import deliver, encode, encode_chunk
 
 log = logging.getLogger("culm.sender")
 
-SMALL = 1 << 11  # bytes of a tensor that fits into a pipe as one message, with all that goes with it
 LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
-MOVED = encode(stage_pb2.DeliverRequest(moved=stage_pb2.Moved()))
 OWN_WORK_FIRST = 0.001  # seconds in which the next piece of work gets to where it leaves the interpreter to others
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
 
@@ -92,31 +91,17 @@ class Sender:
         self._faults = faults
         # Of the present stream alone: gRPC leaves a broken stream's requests waiting, and they would take from it.
         self._queue: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
-        self._turn = threading.Lock()
-        self._queued = 0  # items of the queue that the thread is not done with
-        self._pipe: Writer | None = None  # of the present stream, once everything goes there
+        self._turn = threading.Lock()  # of those who replace the queue, or put into it
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
 
     HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # in the queue: say hello now
-    MOVE = Key(0, 0, 0, PARTIAL, 0, 1)  # the peer has opened the pipe: all that follows goes there
-    PAUSE = Key(0, 0, 0, PARTIAL, 0, 2)  # the node's own next work goes first
+    PAUSE = Key(0, 0, 0, PARTIAL, 0, 1)  # the node's own next work goes first
 
     def send(self, key: Key, later: bool = False) -> None:
         """Never waits. ``later``: not at once, when this thread would take the interpreter from the compute thread."""
-        with self._turn:
-            if not later and not self._queued and self._pipe is not None and self._send_now(key, self._pipe):
-                return
         self._put(self.PAUSE, key) if later else self._put(key)
-
-    def _send_now(self, key: Key, pipe: Writer) -> bool:
-        """Whether the pipe has taken it, or the peer does not need it any more."""
-        found = self._source.outgoing(key, self.peer)
-        if found is None:
-            return True
-        value, order = found
-        return value.size <= SMALL and all(pipe.write_now(message) for message in self._pieces(key, value, order, None))
 
     def say_hello(self) -> None:
         self._put(self.HELLO)
@@ -134,38 +119,32 @@ class Sender:
         with self._turn:
             for item in items:
                 self._queue.put(item)
-            self._queued += len(items)
 
     def _begin_anew(self) -> None:
         """What was queued for a broken stream is unacknowledged, and so the first that the next one sends."""
         with self._turn:
             self._queue.put(None)
-            self._queue, self._queued, self._pipe = queue.SimpleQueue(), 0, None
+            self._queue = queue.SimpleQueue()
             if self._closed.is_set():
                 self._queue.put(None)
 
     def _run(self) -> None:
         pause = SHORTEST_PAUSE
         while not self._closed.is_set():
-            near = self._offer()
+            slots = self._offer()
             try:
                 with open_channel(self.peer.address, "stage", self._patience) as channel:
-                    call = deliver(channel, self._requests(self._queue, near))
-                    for response in call:
+                    for response in deliver(channel, self._requests(self._queue, slots)):
                         pause = SHORTEST_PAUSE
-                        self._hear(response, near)
-                        if response.opened and near is not None:
-                            near.slots.opened()
-                            self._put(self.MOVE)
-                            self._hear_through_pipe(call, near)
+                        self._hear(response, slots)
                 why = "its stream ended"
             except grpc.RpcError as error:
                 why = details(error)
             # This node's own certificate: a newer one may be there soon. Or what no receiver answers.
             except (JobError, ValueError, DecodeError) as error:
                 why = str(error)
-            if near is not None:
-                near.close()
+            if slots is not None:
+                slots.close()
             self._begin_anew()
             if self._closed.is_set():
                 return
@@ -175,87 +154,57 @@ class Sender:
             self._closed.wait(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
-    def _offer(self) -> Offer | None:
+    def _offer(self) -> Slots | None:
         try:
-            return Offer() if self._one_machine else None
+            return Slots() if self._one_machine else None
         except OSError as error:  # forbidden here, or no file is left: the stream does it as well
             log.info("tensors to %s go over the stream: no memory can be shared: %s", self.peer.node, error)
             return None
 
-    def _hear_through_pipe(self, call: grpc.Call, near: Offer) -> None:
-        """What is answered from now on, until the stream breaks or the peer closes the pipe."""
-        if not call.add_callback(near.answers.end):
-            return
-        while (messages := near.answers.read()) is not None:
-            for message in messages:
-                self._hear(stage_pb2.DeliverResponse.FromString(message), near)
-
-    def _hear(self, response: stage_pb2.DeliverResponse, near: Offer | None) -> None:
+    def _hear(self, response: stage_pb2.DeliverResponse, slots: Slots | None) -> None:
         keys = [key_from_proto(k) for k in response.acknowledged]
         if self._guard is not None:
             self._guard.answer(response, keys)
-        if near is not None and response.free_slots:
-            near.slots.give_back(response.free_slots)
+        if slots is not None:
+            if response.opened:
+                slots.opened()
+            slots.give_back(response.free_slots)
         if keys:
             self._source.acknowledged(self.peer, keys)
         if response.HasField("synced"):
             synced = response.synced
             self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
-    def _requests(self, items: "queue.SimpleQueue[Key | None]", near: Offer | None) -> Iterator[bytes]:
-        """Those for the stream; the others go through the pipe as soon as the peer has opened it.
-
-        gRPC takes them on a thread of its own, and would log what raises there and break the stream, again and again.
-        """
-        moved = False
+    def _requests(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
+        """gRPC takes them on a thread of its own, and would log what raises there and break the stream for ever."""
         try:
-            for message in self._messages(items, near):
-                if near is None or not moved:
-                    yield message
-                    if near is not None and message is MOVED:
-                        moved = True
-                        self._go_on_in(near.requests, items)
-                elif not near.requests.write(message):
-                    return
+            yield from self._messages(items, slots)
         except Exception as error:
             self._source.broken(error)
             raise
 
-    def _go_on_in(self, pipe: Writer, items: "queue.SimpleQueue[Key | None]") -> None:
-        with self._turn:
-            if items is self._queue:
-                self._pipe = pipe
-
-    def _messages(self, items: "queue.SimpleQueue[Key | None]", near: Offer | None) -> Iterator[bytes]:
+    def _messages(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
         hello = self._source.greeting()
-        if near is not None:
-            hello.memory.CopyFrom(near.memory)
+        if slots is not None:
+            hello.memory.CopyFrom(slots.memory)
         yield encode(stage_pb2.DeliverRequest(hello=hello))
         for key in self._source.unacknowledged(self.peer):
-            yield from self._tensor(key, near)
-        while True:
-            item = items.get()
-            if item is None:
-                yield encode(stage_pb2.DeliverRequest(end=stage_pb2.End()))
-                return
+            yield from self._tensor(key, slots)
+        while (item := items.get()) is not None:
             if item is self.HELLO:
                 yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
-            elif item is self.MOVE:
-                yield MOVED
             elif item is self.PAUSE:
                 time.sleep(OWN_WORK_FIRST)
             else:
-                yield from self._tensor(item, near)
-            with self._turn:
-                if items is self._queue:
-                    self._queued -= 1
+                yield from self._tensor(item, slots)
+        yield encode(stage_pb2.DeliverRequest(end=stage_pb2.End()))
 
-    def _tensor(self, key: Key, near: Offer | None) -> Iterator[bytes]:
+    def _tensor(self, key: Key, slots: Slots | None) -> Iterator[bytes]:
         found = self._source.outgoing(key, self.peer)
         if found is not None:
-            yield from self._pieces(key, *found, near)
+            yield from self._pieces(key, *found, slots)
 
-    def _pieces(self, key: Key, value: Value, order: PlanOrder, near: Offer | None) -> Iterator[bytes]:
+    def _pieces(self, key: Key, value: Value, order: PlanOrder, slots: Slots | None) -> Iterator[bytes]:
         term, generation = order
         wire_key = key_to_proto(key)
         began = time.monotonic()
@@ -265,7 +214,7 @@ class Sender:
             total = offset + size
             header = header_of(value) if offset == 0 else None
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term, header=header)
-            if near is not None and (slot := near.slots.put(payload)) is not None:
+            if slots is not None and (slot := slots.put(payload)) is not None:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             yield encode_chunk(payload, chunk)
             self._source.sent(self.peer, size)

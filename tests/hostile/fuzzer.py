@@ -191,7 +191,7 @@ def deliveries() -> list[stage_pb2.DeliverRequest]:
     one = tensor_pb2.ValueHeader(
         tensors=[tensor_pb2.TensorSpec(name="output", dtype="float32", shape=[2])], total_bytes=8
     )
-    memory = stage_pb2.Memory(pid=1, file=3, secret=b"0" * 16, requests=4, answers=5)
+    memory = stage_pb2.Memory(pid=1, file=3, secret=b"0" * 16)
     return [
         stage_pb2.DeliverRequest(hello=stage_pb2.Hello(node="hostile", incarnation=1, generation=1, memory=memory)),
         stage_pb2.DeliverRequest(chunk=tensor_pb2.Chunk(key=key, header=header, payload=bytes(8192), term=1)),
@@ -200,7 +200,6 @@ def deliveries() -> list[stage_pb2.DeliverRequest]:
         stage_pb2.DeliverRequest(chunk=tensor_pb2.Chunk(key=near, offset=4, payload=bytes(4))),
         stage_pb2.DeliverRequest(chunk=tensor_pb2.Chunk(key=near, header=one, slot=tensor_pb2.Slot(size=8))),
         stage_pb2.DeliverRequest(end=stage_pb2.End()),
-        stage_pb2.DeliverRequest(moved=stage_pb2.Moved()),
     ]
 
 

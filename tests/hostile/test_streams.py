@@ -28,7 +28,6 @@ from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub, add_CoordinatorServicer_to_server
-from culm.stage_server.one_machine.bell import Bell
 from culm.stage_server.streams.plane import deliver, encode
 from culm.stage_server.streams.receiver import Receiver
 from tests.integration.test_receiver import Taker
@@ -43,7 +42,7 @@ def stage() -> Iterator[str]:
     """The address of a stage's services, with as many threads as a stage has."""
     pool = ThreadPoolExecutor(max_workers=THREADS)
     server = grpc.server(pool, interceptors=[AdmissionInterceptor()], options=server_options())
-    Receiver(Taker(), Bell()).serve(server)
+    Receiver(Taker()).serve(server)
     servicer = health.HealthServicer()
     servicer.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -1,7 +1,6 @@
-"""A sender and a receiver of one machine: they move to pipes, everything arrives in order, and an end is told."""
+"""A sender and a receiver of one machine: everything arrives in order, and an end is told."""
 
 import queue
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,12 +15,9 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import stage_pb2
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults
-from culm.stage_server.one_machine.bell import Bell
-from culm.stage_server.one_machine.nearby import Offer
 from culm.stage_server.one_machine.slots import LEAST
-from culm.stage_server.streams.plane import deliver, encode
 from culm.stage_server.streams.receiver import Receiver
-from culm.stage_server.streams.sender import MOVED, Sender
+from culm.stage_server.streams.sender import Sender
 
 PATIENCE = 30.0
 ORDER = (1, 1)
@@ -35,8 +31,7 @@ class Taker:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[Key | str] = queue.SimpleQueue()
         self.values: dict[Key, Value] = {}
-        self.bell = Bell()
-        self.receiver = Receiver(self, self.bell)
+        self.receiver = Receiver(self)
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         self.heard.put("hello")
@@ -67,7 +62,6 @@ class Giver:
     def __init__(self) -> None:
         self.acknowledged_keys: queue.SimpleQueue[Key] = queue.SimpleQueue()
         self.heard: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.asked_by: set[int] = set()  # the threads that wanted to send
 
     @staticmethod
     def value(key: Key) -> torch.Tensor:
@@ -77,7 +71,6 @@ class Giver:
         return stage_pb2.Hello(node="n0", incarnation=1, term=1, generation=1)
 
     def outgoing(self, key: Key, peer: Member) -> tuple[Value, PlanOrder] | None:
-        self.asked_by.add(threading.get_ident())
         return Value.single(self.value(key)), ORDER
 
     def unacknowledged(self, peer: Member) -> list[Key]:
@@ -104,25 +97,9 @@ class Giver:
 Ends = tuple[Taker, Giver, Sender, grpc.Server]
 
 
-@pytest.fixture(params=["computes", "rests"])
-def taker(request: pytest.FixtureRequest) -> Iterator[Taker]:
-    """Of a node whose compute thread is busy all the time, and of one where it takes what comes."""
-    taker = Taker()
-    over = threading.Event()
-
-    def rest() -> None:
-        while not over.is_set():
-            taker.bell.rests()
-            taker.bell.wait()
-
-    compute = threading.Thread(target=rest)
-    if request.param == "rests":
-        compute.start()
-    yield taker
-    over.set()
-    while compute.is_alive():
-        taker.bell.ring()
-        compute.join(0.01)
+@pytest.fixture
+def taker() -> Taker:
+    return Taker()
 
 
 @pytest.fixture
@@ -185,39 +162,11 @@ def test_a_stream_that_is_ended_on_purpose_loses_nobody(ends: Ends) -> None:
     assert giver.heard.empty()
 
 
-def test_when_the_stream_breaks_both_ends_leave_the_pipes(ends: Ends) -> None:
+def test_when_the_stream_breaks_both_ends_are_told(ends: Ends) -> None:
     taker, giver, sender, server = ends
     (key,) = keys(0, 1)
     sender.send(key)
     assert taker.heard.get(timeout=PATIENCE) == key
-    server.stop(None)  # nothing of it touches the pipes
+    server.stop(None)
     assert taker.heard.get(timeout=PATIENCE) == "lost n0"
     assert giver.heard.get(timeout=PATIENCE) == "lost"
-
-
-def test_a_small_tensor_is_written_by_the_thread_that_sends_it(ends: Ends) -> None:
-    taker, giver, sender, _ = ends
-    for key in [key for key in keys(0, 2000) if key.index % 2]:  # at first over the stream, by the sender's thread
-        sender.send(key)
-        assert taker.heard.get(timeout=PATIENCE) == key
-        if threading.get_ident() in giver.asked_by:
-            return
-    pytest.fail("the sender's thread was woken for each of them")
-
-
-def test_what_cannot_be_read_in_the_pipe_ends_the_stream(taker: Taker, server: tuple[grpc.Server, str]) -> None:
-    near = Offer()
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    hello = stage_pb2.Hello(node="n0", incarnation=1, memory=near.memory)
-    requests.put(encode(stage_pb2.DeliverRequest(hello=hello)))
-    with grpc.insecure_channel(server[1]) as channel:
-        answers = deliver(channel, iter(requests.get, b""))
-        assert any(answer.opened for answer in answers)
-        requests.put(MOVED)
-        near.requests.write(b"rubbish")
-        assert taker.heard.get(timeout=PATIENCE) == "hello"
-        with pytest.raises(grpc.RpcError) as ended:
-            list(answers)
-        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        requests.put(b"")
-    near.close()

@@ -16,7 +16,6 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import chunks, header_of
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.compute.loan import Loan
-from culm.stage_server.one_machine.bell import Bell
 from culm.stage_server.streams.plane import deliver, encode
 from culm.stage_server.streams.receiver import Receiver
 
@@ -60,7 +59,7 @@ def taker() -> Taker:
 @pytest.fixture
 def channel(taker: Taker) -> Iterator[grpc.Channel]:
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
-    Receiver(taker, Bell()).serve(server)
+    Receiver(taker).serve(server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:

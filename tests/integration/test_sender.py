@@ -18,8 +18,7 @@ from culm.pipeline.tensors.wire import CHUNK_BYTES
 from culm.protos import stage_pb2
 from culm.protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from culm.stage_server.faults import Faults
-from culm.stage_server.one_machine.nearby import Opened
-from culm.stage_server.one_machine.slots import SLOTS
+from culm.stage_server.one_machine.slots import SLOTS, SharedSlots
 from culm.stage_server.streams.sender import Sender
 
 PATIENCE = 30.0
@@ -65,27 +64,24 @@ class SharingPeer(StageServicer):
     def Deliver(  # noqa: N802
         self, request_iterator: Iterator[stage_pb2.DeliverRequest], context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.DeliverResponse]:
-        near: Opened | None = None
+        shared: SharedSlots | None = None
         for request in request_iterator:
             if request.HasField("hello"):
                 self.offers.append(request.hello.memory)
                 if len(self.offers) == 1:
-                    near = Opened(request.hello.memory)
+                    shared = SharedSlots(request.hello.memory)
                     yield stage_pb2.DeliverResponse(incarnation=1, opened=True)
             elif len(self.offers) == 2:
                 self.on_the_stream.put(request.chunk.payload)
-            elif near is not None:
-                self._read_slot(near, request)
-                while request.HasField("moved") and self.slots < SLOTS:
-                    for message in near.requests.read(PATIENCE) or ():
-                        self._read_slot(near, stage_pb2.DeliverRequest.FromString(message))
+            elif shared is not None:
+                self._read_slot(shared, request)
             if self.slots == SLOTS and len(self.offers) == 1:
                 context.abort(grpc.StatusCode.UNAVAILABLE, "the link broke")
 
-    def _read_slot(self, near: Opened, request: stage_pb2.DeliverRequest) -> None:
+    def _read_slot(self, shared: SharedSlots, request: stage_pb2.DeliverRequest) -> None:
         if request.chunk.HasField("slot"):
             assert request.chunk.payload == b""
-            self.in_slots += near.slots.read(request.chunk.slot)
+            self.in_slots += shared.read(request.chunk.slot)
             self.slots += 1
 
     def Fetch(  # noqa: N802

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from culm.protos import stage_pb2, tensor_pb2
-from culm.stage_server.one_machine.slots import LEAST, SLOTS, SharedSlots, Slots
+from culm.stage_server.one_machine.slots import LEAST, SLOTS, SharedSlots, Slots, of_one_machine
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 PATIENCE = 30.0
@@ -18,12 +18,14 @@ def parts(*fills: int) -> list[memoryview]:
     return [memoryview(bytes([fill]) * LEAST) for fill in fills]
 
 
-def offer_of(slots: Slots) -> stage_pb2.Memory:
-    return stage_pb2.Memory(pid=os.getpid(), file=slots.file, secret=slots.secret)
-
-
 def piece(number: int, size: int) -> tensor_pb2.Slot:
     return tensor_pb2.Slot(number=number, size=size)
+
+
+def test_it_is_offered_on_one_host_alone() -> None:
+    assert of_one_machine("10.0.0.1:7000", "10.0.0.1:7001")
+    assert not of_one_machine("10.0.0.1:7000", "10.0.0.2:7000")
+    assert of_one_machine("[::1]:7000", "[::1]:7001")
 
 
 def test_pieces_are_read_by_another_process_as_they_were_put() -> None:
@@ -38,7 +40,7 @@ def test_pieces_are_read_by_another_process_as_they_were_put() -> None:
         "piece = tensor_pb2.Slot(number=int(sys.argv[2]), size=int(sys.argv[3]))\n"
         "sys.stdout.buffer.write(bytes(SharedSlots(offer).read(piece)))"
     )
-    words = [offer_of(slots).SerializeToString().hex(), str(number), str(2 * LEAST)]
+    words = [slots.memory.SerializeToString().hex(), str(number), str(2 * LEAST)]
     done = subprocess.run([sys.executable, "-c", reader, *words], check=True, capture_output=True)
     assert done.stdout == b"".join(parts(1, 2))
 
@@ -54,7 +56,7 @@ def test_what_is_small_or_comes_before_the_receiver_can_read_goes_over_the_strea
 def test_a_slot_is_not_written_again_before_it_is_given_back() -> None:
     slots = Slots()
     slots.opened()
-    shared = SharedSlots(offer_of(slots))
+    shared = SharedSlots(slots.memory)
     taken = [slots.put(parts(i)) for i in range(SLOTS)]
     assert sorted(number for number in taken if number is not None) == list(range(SLOTS))
     got: list[int | None] = []
@@ -85,7 +87,7 @@ def test_who_waits_for_a_slot_of_a_stream_that_ends_waits_no_more() -> None:
 
 def test_memory_of_anybody_else_is_refused() -> None:
     slots = Slots()
-    offer = offer_of(slots)
+    offer = slots.memory
     with pytest.raises(ValueError, match="another process"):
         SharedSlots(stage_pb2.Memory(pid=offer.pid, file=offer.file, secret=b"x" * len(offer.secret)))
     with pytest.raises(OSError, match="No such file"):
@@ -99,7 +101,7 @@ def test_memory_of_anybody_else_is_refused() -> None:
 
 def test_a_piece_outside_of_the_memory_is_refused() -> None:
     slots = Slots()
-    shared = SharedSlots(offer_of(slots))
+    shared = SharedSlots(slots.memory)
     for number, size in ((SLOTS, 1), (0, 1 << 30)):
         with pytest.raises(ValueError, match="no slot"):
             shared.read(piece(number, size))
