@@ -45,13 +45,10 @@ from culm.stage_server.worker.effects import (
     Send,
     carry_out,
 )
-from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Save, Work
+from culm.stage_server.worker.work import Install, Load, Save, Work
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.node")
-
-GIVE_WAY = 0.0005  # seconds in which others go first: a gradient before its reduction, a commit's apply before more
-GIVE_WAY_TO_FIRST = 0.003  # that a commit waits on a later stage's node: all wait for the first, maybe on this machine
 
 
 class Node:
@@ -87,7 +84,6 @@ class Node:
         compute.loading = self._activity.loading
         self._traffic = Traffic()
         self._ranges: dict[int, range] = {}  # of the owned stages
-        self._has_sent = False  # a tensor since the last piece of work
         self._busy = False
         self._loans = 0  # loans that wait for a moment between two pieces of work
         self._stopped = False
@@ -105,10 +101,6 @@ class Node:
                 if work is None:
                     break
                 self._busy = True
-                pause = self._pause_before(work)
-            if pause:
-                time.sleep(pause)
-            self._has_sent = False
             self._faults.before(work)
             result = self._compute.do(work)
             if result.built:
@@ -188,22 +180,13 @@ class Node:
         work = self.worker.next_redundant()
         return work if work is not None and self._activity.has_time_for(work) else None
 
-    def _pause_before(self, work: Work[Value] | Load) -> float:
-        """Seconds in which others go first for whom somebody waits."""
-        if isinstance(work, Reduce) and self._has_sent:
-            return GIVE_WAY
-        if not isinstance(work, Apply) or work.catch_up:
-            return 0.0
-        return GIVE_WAY_TO_FIRST if self._activity.usual_wait(self.worker.first_input) > 2 * GIVE_WAY_TO_FIRST else 0.0
-
     # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
 
     def _carry_out(self) -> None:
         carry_out(self.worker.drain(), self)
 
     def send(self, effect: Send) -> None:
-        self._has_sent = True
-        self._peers.send(effect.peer, effect.key, effect.later)
+        self._peers.send(effect.peer, effect.key)
 
     def acknowledge(self, effect: Acknowledge) -> None:
         self.receiver.acknowledge(effect.peer, effect.key)
@@ -406,8 +389,6 @@ class Node:
                 self._activity.arrived(None)
                 self.worker.take_commit(commit_from_proto(order.commit))
             self.after_event()
-        if body == "commit":
-            time.sleep(GIVE_WAY)  # this thread would go on with the interpreter that the compute thread waits for
 
     def _die(self, at: str) -> None:
         if not at:

@@ -14,9 +14,6 @@ from culm.pipeline.plan_codec import change_of, commit_from_proto, commit_to_pro
 from culm.pipeline.text import told
 from culm.protos import coordinator_pb2 as pb
 
-GIVE_WAY = 0.002  # seconds in which the first stage's node begins the next step
-SLOT_OVER_WAY = 5  # so many times as long take a forward and its backward where others give way
-
 
 def addressee(command: cmd.Command) -> str | None:
     """The node that the order is for; None: all that attend."""
@@ -28,15 +25,6 @@ def in_turn(nodes: Iterable[str], plan: Plan | None) -> list[str]:
     stages = plan.stages if plan is not None else ()
     turns = {stage.owner: s for s, stage in reversed(list(enumerate(stages)))}
     return sorted(nodes, key=lambda node: turns.get(node, len(stages)))
-
-
-def pause_before(turn: int, slot_seconds: float) -> float:
-    """Seconds that a commit to the node of this turn waits: all wait for the first, maybe on one and the same machine.
-
-    ``slot_seconds``: what a microbatch's forward and backward took of the last step; 0.0 if that is not known. The
-    second stage has nothing to do before the first one's first forward is over.
-    """
-    return GIVE_WAY if turn and slot_seconds >= SLOT_OVER_WAY * GIVE_WAY else 0.0
 
 
 def plan_in(command: cmd.Command) -> Plan | None:

@@ -18,7 +18,7 @@ from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import Archive, in_a_line
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
-from culm.coordinator.edges.effects import GIVE_WAY, addressee, in_turn, order_of, pause_before, plan_in
+from culm.coordinator.edges.effects import addressee, in_turn, order_of, plan_in
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
 from culm.coordinator.edges.persistence import Document, from_document, to_document
@@ -45,26 +45,24 @@ RATE_STEPS = 10  # commits over which samples per second are averaged
 
 @dataclass(eq=False)
 class OrderStream:
-    """The orders to one attached incarnation, each with the seconds that it waits, and those after it. None in the
-    queue ends it.
-    """
+    """The orders to one attached incarnation. None in the queue ends it."""
 
     node: str
     incarnation: int
-    queue: "asyncio.Queue[tuple[float, pb.AttendResponse] | None]"
+    queue: "asyncio.Queue[pb.AttendResponse | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
     plan: Plan | None = None  # the last one that was sent
     wrong: str = ""  # what the node said that does not fit
     cut: Callable[[], object] | None = None  # ends the stream of a node that does not read
     over: bool = False  # nothing that is still being read counts
 
-    def put(self, order: pb.AttendResponse, pause: float = 0.0) -> None:
+    def put(self, order: pb.AttendResponse) -> None:
         if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
             log.warning("%s takes no orders: %d wait for it, and its stream is ended", self.node, MOST_ORDERS)
             self.cut()
             self.cut = None
             return
-        self.queue.put_nowait((pause, order))
+        self.queue.put_nowait(order)
 
 
 class Leader:
@@ -274,8 +272,7 @@ class Leader:
     def _persist(self) -> None:
         """Once the orders are on their way: nodes wait for those, and tell a successor what it cannot read (rule 8)."""
         if not self._unwritten:
-            # Not at once: a node that has just been sent an order may have to start on this very core.
-            asyncio.get_running_loop().call_later(GIVE_WAY, self._write)
+            asyncio.get_running_loop().call_soon(self._write)
         self._unwritten = True
 
     def _write(self) -> None:
@@ -300,14 +297,13 @@ class Leader:
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
         names = in_turn(self._streams, self._state.plan) if node is None else [node]
-        slot_seconds = self._slot_seconds() if isinstance(command, cmd.Commit) else 0.0
-        for turn, stream in enumerate([self._streams[name] for name in names if name in self._streams]):
+        for stream in [self._streams[name] for name in names if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
             if same not in orders:
                 orders[same] = order_of(command, before)
             if (order := orders[same]) is not None:
-                stream.put(order, pause_before(turn, slot_seconds))
+                stream.put(order)
             stream.plan = plan or stream.plan
         if isinstance(command, cmd.Commit):
             self._commit_times.append(time.monotonic())
@@ -329,11 +325,6 @@ class Leader:
         if self._state.phase is not co.Phase.DONE and open_for > 2 * took / (len(times) - 1):
             took += open_for
         return (len(times) - 1) * self.settings.job.samples_per_step / took
-
-    def _slot_seconds(self) -> float:
-        """What a microbatch's forward and backward took of the last whole step; 0.0 if that is not known."""
-        times, pipeline = self._commit_times, self.settings.job.pipeline
-        return (times[-1] - times[-2]) / (pipeline.microbatches + pipeline.stages - 1) if len(times) > 1 else 0.0
 
     def cost(self) -> pb.GetCostResponse:
         return self.log.ledger.figures(time.time())

@@ -115,10 +115,7 @@ class Service(CoordinatorServicer):
         # Not cancelled at the end: gRPC would keep what it was about to read for ever. It ends with the call.
         self._leader.background.begin(self._read(stream, joined, context))
         try:
-            while (next_one := await stream.queue.get()) is not None:
-                pause, order = next_one
-                if pause:
-                    await asyncio.sleep(pause)
+            while (order := await stream.queue.get()) is not None:
                 await context.write(order)
         finally:
             stream.cut, stream.over = None, True

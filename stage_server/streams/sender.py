@@ -34,7 +34,6 @@ from culm.stage_server.streams.plane import deliver, encode, encode_chunk
 log = logging.getLogger("culm.sender")
 
 LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
-OWN_WORK_FIRST = 0.001  # seconds in which the next piece of work gets to where it leaves the interpreter to others
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
 
 
@@ -97,11 +96,10 @@ class Sender:
         self._thread.start()
 
     HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # in the queue: say hello now
-    PAUSE = Key(0, 0, 0, PARTIAL, 0, 1)  # the node's own next work goes first
 
-    def send(self, key: Key, later: bool = False) -> None:
-        """Never waits. ``later``: not at once, when this thread would take the interpreter from the compute thread."""
-        self._put(self.PAUSE, key) if later else self._put(key)
+    def send(self, key: Key) -> None:
+        """Never waits."""
+        self._put(key)
 
     def say_hello(self) -> None:
         self._put(self.HELLO)
@@ -115,10 +113,9 @@ class Sender:
         """Waits until a closed stream has ended, at most so many seconds."""
         self._thread.join(timeout)
 
-    def _put(self, *items: Key | None) -> None:
+    def _put(self, item: Key | None) -> None:
         with self._turn:
-            for item in items:
-                self._queue.put(item)
+            self._queue.put(item)
 
     def _begin_anew(self) -> None:
         """What was queued for a broken stream is unacknowledged, and so the first that the next one sends."""
@@ -193,8 +190,6 @@ class Sender:
         while (item := items.get()) is not None:
             if item is self.HELLO:
                 yield encode(stage_pb2.DeliverRequest(hello=self._source.greeting()))
-            elif item is self.PAUSE:
-                time.sleep(OWN_WORK_FIRST)
             else:
                 yield from self._tensor(item, slots)
         yield encode(stage_pb2.DeliverRequest(end=stage_pb2.End()))

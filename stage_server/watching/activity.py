@@ -88,10 +88,6 @@ class Activity:
         stage = work.instruction.stage if isinstance(work, Run) else LOADS
         return self._slack.fits(stage, self._clock())
 
-    def usual_wait(self, key: Key | None) -> float:
-        """Seconds that the node waited for this tensor at least in each of the last steps; 0: not known."""
-        return self._slack.usual(_slot(key)) if key is not None else 0.0
-
     def forget(self) -> None:
         """The stages are others from now on."""
         self._durations.forget()

@@ -41,10 +41,6 @@ class Slack:
             self._costs[stage] = deque(maxlen=COSTS)
         self._costs[stage].append(seconds)
 
-    def usual(self, slot: Slot) -> float:
-        """The shortest of the last waits for this, in seconds; 0.0 as long as none is known."""
-        return min(self._waits.get(slot, ()), default=0.0)
-
     def fits(self, stage: int, now: float) -> bool:
         """Whether a forward of the stage, or a load, is expected to be over before the wait is."""
         waits = self._waits.get(self._awaited) if self._awaited is not None else None

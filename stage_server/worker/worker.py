@@ -272,12 +272,6 @@ class Worker(Generic[V]):
         """The tensor that the next instruction lacks, if that is why ``next_work`` gave None."""
         return self.runner.awaited
 
-    @property
-    def first_input(self) -> Key | None:
-        """The tensor that this node's part of a step begins with; None if it takes samples, or has no part."""
-        owned = self.runner.duties.owned()
-        return self.post.input_of(self.at.order(owned[0])[0]) if owned else None
-
     def next_work(self) -> Work[V] | None:
         """What to compute now; None while everything waits for input."""
         at = self.at

@@ -86,14 +86,6 @@ def test_other_stages_have_other_waits(activity: Activity, clock: Clock) -> None
     assert not activity.has_time_for(LOAD)
 
 
-def test_what_is_usually_waited_for_is_the_shortest_of_the_last_waits(activity: Activity, clock: Clock) -> None:
-    assert activity.usual_wait(GRADIENT) == 0.0
-    assert activity.usual_wait(None) == 0.0
-    for seconds in (0.25, 1.0, 0.5, 2.0):
-        waited(activity, clock, GRADIENT, seconds)
-    assert activity.usual_wait(GRADIENT) == 0.5
-
-
 def test_graphs_of_redundant_forwards_use_up_their_memory_within_a_step(activity: Activity) -> None:
     kept = []
     for step in (0, 0, 0, 1):

@@ -6,7 +6,6 @@ import pytest
 
 from culm.pipeline.commit import Commit
 from culm.pipeline.instruction import Instruction
-from culm.pipeline.keys import Key
 from culm.pipeline.plan import Member, Plan, StagePlan, Standby
 from culm.pipeline.schedule import Schedule
 from culm.stage_server.worker.effects import FetchLayers, Forfeit, ReportReady, Send
@@ -94,28 +93,12 @@ def sent_by_the_last_stage(lead: int) -> tuple[Worker[Nothing], list[Send]]:
     return worker, [effect for effect in worker.drain() if isinstance(effect, Send)]
 
 
-@pytest.mark.parametrize(("lead", "first_later"), [(1, False), (2, True)])
-def test_the_last_stages_gradients_leave_once_its_next_work_has_begun_if_the_stage_before_has_a_lead(
-    lead: int, first_later: bool
-) -> None:
-    _, sends = sent_by_the_last_stage(lead)
-    gradients = [gradient(2, m) for m in range(2)]
-    assert sends == [Send("n1", gradients[0], first_later), Send("n1", gradients[1])]
-
-
 def test_what_is_sent_again_after_a_loss_is_sent_at_once() -> None:
     worker, _ = sent_by_the_last_stage(lead=2)
     stages = (replace(STAGES[0], standbys=()), replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
     worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
     sends = [effect for effect in worker.drain() if isinstance(effect, Send)]
     assert sends == [Send("n0", gradient(2, m)) for m in range(2)]
-
-
-@pytest.mark.parametrize(("name", "awaited"), [("n0", None), ("n1", activation(0, 0)), ("n3", None)])
-def test_a_step_begins_with_an_activation_except_at_the_first_stage(name: str, awaited: Key | None) -> None:
-    worker: Worker[Nothing] = Worker(name, 1, Schedule(2), 2)
-    worker.take_plan(PLAN)
-    assert worker.first_input == awaited
 
 
 def seeded(worker: Worker[Nothing], layers: tuple[int, ...]) -> None:
