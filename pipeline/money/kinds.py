@@ -29,22 +29,22 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined(Event):
-    """A process has attended under this name for the first time."""
+    """A process attended under this name for the first time."""
 
     kind = "joined"
     node: Node
     incarnation: Incarnation
     address: Annotated[str, "where its peers reach it"] = ""
-    provider: Annotated[str, "of the machine, as the four below; empty where it is not known"] = ""
-    instance_type: Annotated[str, "as the provider calls it"] = ""
-    region: Annotated[str, "as the provider calls it"] = ""
-    zone: Annotated[str, "as the provider, or the user, calls it"] = ""
-    market: Annotated[str, "spot or on-demand"] = ""
+    provider: Annotated[str, "who rents out its machine; empty where nobody told"] = ""
+    instance_type: Annotated[str, "the machine's type, as the provider calls it"] = ""
+    region: Annotated[str, "the machine's region, as the provider calls it"] = ""
+    zone: Annotated[str, "the machine's zone, as the provider or the user calls it"] = ""
+    market: Annotated[str, "`spot` or `on-demand`"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached(Event):
-    """A node's order stream had broken, and is there again."""
+    """A node's order stream had broken, and is open again."""
 
     kind = "attached"
     node: Node
@@ -52,17 +52,17 @@ class Attached(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dismissed(Event):
-    """A node is refused, or is to join anew."""
+    """A node was refused, or has to join anew."""
 
     kind = "dismissed"
     node: Node
     why: Why = ""
-    count: Annotated[int, "how often processes on its machine could not start so far"] = 0
+    count: Annotated[int, "how many processes on its machine failed to start so far"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Event):
-    """A node may have to go soon. It works on, and hands over if the others are enough."""
+    """A node may have to go soon. It works on, and hands over its stages if the other nodes are enough."""
 
     kind = "warned"
     node: Node
@@ -71,17 +71,17 @@ class Warned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
-    """A node is to go, and hands over first."""
+    """A node is to go. It hands over its stages first."""
 
     kind = "draining"
     node: Node
     why: Why = ""
-    seconds_left: Annotated[float, "until its machine goes; 0: not known"] = 0.0
+    seconds_left: Annotated[float, "seconds until its machine goes; 0: not known"] = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left(Event):
-    """A node has gone in order. It held nothing any more."""
+    """A node has gone in order: it held no stage any more."""
 
     kind = "left"
     node: Node
@@ -94,20 +94,20 @@ class Lost(Event):
 
     kind = "lost"
     node: Node
-    stages: Annotated[str, "that it ran, separated by commas"] = ""
-    step: Annotated[int | None, "the step that ran"] = None
-    generation: Annotated[int, "of the plan before"] = 0
-    detect_ms: Annotated[float, "since it was last heard, in milliseconds"] = 0.0
-    evidence: Annotated[str, "why it is taken for lost, in words"] = ""
+    stages: Annotated[str, "the stages that it ran, separated by commas"] = ""
+    step: Annotated[int | None, "the step in which it was lost"] = None
+    generation: Annotated[int, "the generation of the plan before"] = 0
+    detect_ms: Annotated[float, "milliseconds from its last sign to its being declared lost"] = 0.0
+    evidence: Annotated[str, "what showed that it was lost, in words"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow(Event):
-    """A node has become slower, or faster again. The cut is reconsidered."""
+    """A node has become slower, or faster again. The cut of the model is reconsidered."""
 
     kind = "slow"
     node: Node
-    slowness: Annotated[float, "how many times what it took at first its instructions take"]
+    slowness: Annotated[float, "time of an instruction now, divided by its time at first"]
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -115,15 +115,15 @@ class Slow(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned(Event):
-    """A new plan. Its reason is the event's text."""
+    """A new plan was published. The event's text is its reason."""
 
     kind = "plan"
-    generation: Annotated[int, "its number"] = 0
+    generation: Annotated[int, "the number of the plan"] = 0
     steps: Annotated[int, "of the job"] = 0
     stage_count: Annotated[int, "how many stages the model is cut into"] = 0
-    stages: Annotated[Stages, "JSON, a stage: first layer, end layer, owners, standbys and whether they are hot"] = ()
-    samples_per_step: Annotated[int, "what a step trains on"] = 0
-    tokens_per_step: Annotated[int, "the same in tokens; 0: samples have none"] = 0
+    stages: Annotated[Stages, "JSON, a list a stage: first layer, end layer, owners, standbys, which are hot"] = ()
+    samples_per_step: Annotated[int, "samples in a step"] = 0
+    tokens_per_step: Annotated[int, "tokens in a step; 0 where samples have none"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Resumed(Event):
     node: Annotated[str, "the lost node"]
     heir: Annotated[str, "who runs its stage now"] = ""
     stage: Stage
-    resume_ms: Annotated[float, "since the loss, in milliseconds"]
+    resume_ms: Annotated[float, "milliseconds since the node was declared lost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ class Recovered(Event):
     node: Annotated[str, "the lost node"]
     stage: Stage
     step: Step = 0
-    detect_ms: Annotated[float, "from its last sign to its being declared lost, in milliseconds"] = 0.0
-    resume_ms: Annotated[float, "from there to its heir's first instruction, in milliseconds"] = 0.0
+    detect_ms: Annotated[float, "milliseconds from its last sign to its being declared lost"] = 0.0
+    resume_ms: Annotated[float, "milliseconds from there to the heir's first instruction"] = 0.0
     redone: Annotated[int, "instructions that ran again"] = 0
 
 
@@ -157,16 +157,16 @@ class Hot(Event):
     kind = "hot"
     node: Annotated[str, "the standby"]
     stage: Stage
-    exposure_ms: Annotated[float, "for how long it had none, in milliseconds"]
+    exposure_ms: Annotated[float, "milliseconds without one"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack(Event):
-    """No copy of some stage was left: a new era begins from a checkpoint, or from step 0."""
+    """A stage had no copy left. A new era begins from a checkpoint, or from step 0."""
 
     kind = "rollback"
-    era: Annotated[int, "its number"] = 0
-    step: Annotated[int, "that training goes on from"]
+    era: Annotated[int, "the number of the new era"] = 0
+    step: Annotated[int, "the step that training goes on from"]
 
 
 # ---- steps -----------------------------------------------------------------------------------------------------------
@@ -174,17 +174,17 @@ class RolledBack(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committed(Event):
-    """A step is part of the result."""
+    """A step was committed: it is part of the result."""
 
     kind = "commit"
     step: Step
-    loss: Annotated[float, "the mean over its microbatches; loss_hex says it in hexadecimal"]
-    scale: Annotated[float, "of its gradient, by clipping"] = 1.0
+    loss: Annotated[float, "the mean over the step's microbatches; `loss_hex` has the same in hexadecimal"]
+    scale: Annotated[float, "what the gradient was multiplied by: clipping"] = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped(Event):
-    """A step with a number that is not finite changes nothing, as ``[train] nonfinite`` asks for."""
+    """A step had a loss or a gradient that was not finite. It changed nothing, as ``[train] nonfinite`` asks for."""
 
     kind = "skipped"
     step: Step
@@ -196,13 +196,13 @@ class Waiting(Event):
     """Training waits; the text says what for."""
 
     kind = "waiting"
-    node: Annotated[str, "who told, if somebody did"] = ""
+    node: Annotated[str, "the node that said so, if one did"] = ""
     why: Why = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Silent(Event):
-    """Nobody at all is heard: the coordinator itself may be cut off."""
+    """The coordinator hears no node at all. It may be cut off itself."""
 
     kind = "silent"
 
@@ -212,16 +212,16 @@ class Stalled(Event):
     """No step was committed for much longer than usual."""
 
     kind = "stalled"
-    step: Annotated[int, "that runs"]
+    step: Annotated[int, "the step that is under way"]
     awaited: Annotated[str, "what is waited for, in words"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moving(Event):
-    """After a stall a step is committed."""
+    """A step was committed after a stall."""
 
     kind = "moving"
-    stalled_seconds: Annotated[float, "how long it took"]
+    stalled_seconds: Annotated[float, "seconds from the last commit to this one"]
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -232,17 +232,17 @@ class Checkpointed(Event):
     """A checkpoint is whole: an era can begin from it."""
 
     kind = "checkpoint"
-    step: Annotated[int, "steps applied in it"]
+    step: Annotated[int, "how many steps are applied in it"]
     folder: Annotated[str, "its URL"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFault(Event):
-    """A checkpoint cannot be written. Training goes on; said once, until one is whole again."""
+    """A checkpoint cannot be written. Training goes on. This is said once, until a checkpoint is whole again."""
 
     kind = "checkpoint_fault"
     node: Annotated[str, "who could not write its share; empty: the coordinator"]
-    step: Annotated[int, "of the checkpoint"]
+    step: Annotated[int, "the step of the checkpoint"]
     why: Why = ""
 
 
@@ -261,7 +261,7 @@ class Done(Event):
     """Every step is committed."""
 
     kind = "done"
-    step: Annotated[int | None, "how many"] = None
+    step: Annotated[int | None, "how many steps the job has"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +269,7 @@ class Fetched(Event):
     """Somebody has the final weights."""
 
     kind = "fetched"
-    who: Annotated[str, "as it calls itself"]
+    who: Annotated[str, "the name that it gave"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,11 +282,11 @@ class Released(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(Event):
-    """The job itself is at fault: nothing is trained any more."""
+    """The run failed: the job itself is at fault. Nothing is trained any more."""
 
     kind = "failed"
-    node: Annotated[str, "where it showed, if on one"] = ""
-    step: Annotated[int | None, "in which, if in one"] = None
+    node: Annotated[str, "the node on which it showed, if it was one"] = ""
+    step: Annotated[int | None, "the step in which it showed, if in one"] = None
     why: Why = ""
     code: Annotated[int, "the exit code of ``culm run``"] = 2
 
@@ -296,15 +296,15 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Event):
-    """A new coordinator has learnt a plan from a node: its predecessor had not written it."""
+    """A new coordinator learnt a plan from a node. The coordinator before it had not written that plan to Redis."""
 
     kind = "adopted"
-    node: Annotated[str, "who obeys it"]
+    node: Annotated[str, "the node that told it"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TookOver(Event):
-    """A new coordinator has heard of every node, or has waited for them long enough."""
+    """A new coordinator has heard from every node, or has waited for them long enough."""
 
     kind = "recovered_coordinator"
 
@@ -319,11 +319,11 @@ class Priced(Event):
     kind = "price"
     node: Node
     incarnation: Incarnation
-    per_hour: Annotated[float, "dollars"]
-    on_demand_per_hour: Annotated[float, "dollars, of the same machine on demand; 0: not known"]
+    per_hour: Annotated[float, "dollars an hour"]
+    on_demand_per_hour: Annotated[float, "dollars an hour for the same machine on demand; 0: not known"]
     per_gb_zones: Annotated[float, "dollars for a gigabyte to another zone"]
     per_gb_regions: Annotated[float, "dollars for a gigabyte to another region"]
-    source: Annotated[str, "where the price is from, and of which day"]
+    source: Annotated[str, "where the price is from, and its day"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,39 +331,37 @@ class Tariff(Event):
     """What the run costs beside its nodes, and what a restart from a checkpoint would take."""
 
     kind = "tariff"
-    fixed_per_hour: Annotated[float, "dollars"]
-    restart_seconds: Annotated[float, "of a system that restarts from checkpoints, for the comparison"]
-    checkpoint_seconds: Annotated[float, "between its checkpoints"]
+    fixed_per_hour: Annotated[float, "dollars an hour"]
+    restart_seconds: Annotated[float, "seconds that a restart takes in the comparison with checkpoints"]
+    checkpoint_seconds: Annotated[float, "seconds from checkpoint to checkpoint in that comparison"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used(Event):
-    """Where a node's time and its bytes went since it started, in seconds of its compute thread."""
+    """Where the time of a node's compute thread went since it started, and its bytes."""
 
     kind = "usage"
     node: Node
     incarnation: Incarnation
-    forward: Annotated[float, "in forwards"]
-    backward: Annotated[float, "in backwards"]
-    redundant: Annotated[float, "for stages that it stands by for"]
-    apply: Annotated[float, "in optimizer steps, copies and the like"]
-    bubble: Annotated[float, "waiting for another stage's tensor"]
-    idle: Annotated[float, "without anything to do"]
-    sent: Annotated[Mapping[str, int], "bytes, by peer: a field sent.PEER each"] = field(default_factory=dict)
+    forward: Annotated[float, "seconds in forwards"]
+    backward: Annotated[float, "seconds in backwards"]
+    redundant: Annotated[float, "seconds in forwards for stages that it stands by for"]
+    apply: Annotated[float, "seconds in optimizer steps, copies and the like"]
+    bubble: Annotated[float, "seconds of waiting for another stage's tensor"]
+    idle: Annotated[float, "seconds with nothing to do"]
+    sent: Annotated[Mapping[str, int], "bytes to each peer: a field `sent.PEER` each"] = field(default_factory=dict)
 
 
-KINDS: Mapping[str, type[Event]] = {
-    each.kind: each
-    for each in (
-        *(Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow),
-        *(Planned, Resumed, Recovered, Hot, RolledBack),
-        *(Committed, Skipped, Waiting, Silent, Stalled, Moving),
-        *(Checkpointed, CheckpointFault),
-        *(Stopping, Done, Fetched, Released, Failed),
-        *(Adopted, TookOver),
-        *(Priced, Tariff, Used),
-    )
+GROUPS: Mapping[str, tuple[type[Event], ...]] = {
+    "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow),
+    "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
+    "Steps": (Committed, Skipped, Waiting, Silent, Stalled, Moving),
+    "Checkpoints": (Checkpointed, CheckpointFault),
+    "The run": (Stopping, Done, Fetched, Released, Failed),
+    "Coordinators": (Adopted, TookOver),
+    "Money": (Priced, Tariff, Used),
 }
+KINDS: Mapping[str, type[Event]] = {each.kind: each for group in GROUPS.values() for each in group}
 
 
 def words_of(event: Committed) -> str:

@@ -1,0 +1,77 @@
+"""Writes docs/events.md from the kinds of events: `python -m culm.pipeline.money.events_page [--check]`."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from culm.pipeline.money.kinds import FREQUENT, GROUPS, Event
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
+
+HEAD = """# Events
+
+Made from `pipeline/money/kinds.py` by `python -m culm.pipeline.money.events_page`: change it there.
+
+What happens to a run is a log of events. `culm events [--follow] [--json]` prints it; the cost, the dashboard, the
+metrics and `culm replay` are derived from it and from nothing else. Every event has a `sequence`, a `time` (Unix
+seconds), a `kind`, a `text` in words, the `step` (how many are committed by then) and the `generation` of the plan. The
+fields below stand beside these; one of the same name takes the place of the common one. A value is text, and a float
+keeps its last bit. A field without a default is always there. A field that does not apply is left out.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    for title, kinds in GROUPS.items():
+        lines.append(f"## {title}\n")
+        for kind in kinds:
+            lines.extend(_section(kind))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(kind: type[Event]) -> Iterator[str]:
+    often = " There is one for every step or more: the store keeps them apart." if kind in FREQUENT else ""
+    yield f"### `{kind.kind}`\n"
+    yield f"{' '.join((kind.__doc__ or '').split())}{often}\n"
+    hints = get_type_hints(kind, include_extras=True)
+    rows = [_row(each, hints[each.name]) for each in fields(kind)]
+    if rows:
+        yield "| field | type | what | default |\n| --- | --- | --- | --- |"
+        yield "\n".join(rows) + "\n"
+
+
+def _row(each: Field[Any], hint: Any) -> str:
+    meaning = ""
+    if get_origin(hint) is Annotated:
+        hint, meaning = get_args(hint)
+    if each.default is MISSING:
+        default = "none" if each.default_factory is not MISSING else ""
+    else:
+        default = f"`{each.default}`" if each.default not in ("", None, ()) else "none"
+    return f"| `{each.name}` | {_type(hint)} | {meaning} | {default} |"
+
+
+def _type(hint: Any) -> str:
+    known = [arg for arg in get_args(hint) if arg is not type(None)]
+    first = known[0] if type(None) in get_args(hint) else hint
+    return {str: "text", int: "integer", float: "number"}.get(first, "text")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
+    if not parser.parse_args().check:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.read_text() == page():
+        return 0
+    print(f"{PAGE} is out of date: run python -m culm.pipeline.money.events_page", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
