@@ -71,7 +71,7 @@ The dot is the median, the bar the spread of the rounds; what lies far beyond fl
   would be less with a core for each. `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second
   copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
 - Coordinator: nodes that attend a real coordinator and compute nothing, on the machine's other core; the worst of ten
-  losses a round, from the moment when a stream ends to the moment when the last node has its plan; a commit of eight.
+  lost nodes a round, from the end of a stream to the moment when the last node has its plan; a commit of eight.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 

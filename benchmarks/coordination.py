@@ -6,9 +6,9 @@ for every stage that it holds, PeerLost), but computes nothing. All of them live
 
 1,000 attached nodes are 1,000 that take part: ``STAGES`` stages, each owned by one node and stood by for by another,
 and the rest as the spares that repair is done with. They commit a step every ``STEP_SECONDS``, which is quick for a
-pipeline of that depth: every commit waits for two Readies a stage. A loss is an Attend stream that ends together with
-the reports of the lost node's neighbours; it counts until the last remaining node has the new plan's order in hand. The
-node does not decode it: real ones do so side by side, each on a machine of its own. What the simulated nodes themselves
+pipeline of that depth: every commit waits for two Readies a stage. A node is lost when its Attend stream ends and its
+neighbours report it. What counts is the time until the last remaining node has the new plan's order in hand. The node
+does not decode it: real ones do so side by side, each on a machine of its own. What the simulated nodes themselves
 take of the machine's cores is part of every time.
 """
 
@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[1]
 NODES, STAGES = 1000, 990
 STEP_SECONDS = 10.0
 CPU_SECONDS = 25.0
-LOSSES = 10
+LOST = 10
 SMALL = 8  # nodes whose commits are timed
 WARM, COMMITS = 20, 200
 PAUSE_SECONDS = 0.01  # of the small pipeline's step, in which everybody but the last is ready
@@ -88,7 +88,7 @@ async def _busy(herd: Herd, pid: int) -> float:
 
 
 async def _lose(herd: Herd, count: int, draw: random.Random) -> list[float]:
-    """Milliseconds from each loss to the plan at the last remaining node."""
+    """Milliseconds from each lost node to the plan at the last remaining node."""
     times = []
     for _ in range(count):
         await herd.step()  # what is being seeded becomes hot
@@ -112,7 +112,7 @@ def _cpu(nodes: int, stages: int) -> float:
     return _with_herd(nodes, stages, _busy)
 
 
-def _losses(count: int, seed: int, nodes: int, stages: int) -> list[float]:
+def _lost(count: int, seed: int, nodes: int, stages: int) -> list[float]:
     return _with_herd(nodes, stages, lambda herd, pid: _lose(herd, count, random.Random(seed)))
 
 
@@ -134,9 +134,9 @@ def heartbeats_cpu(nodes: int = NODES, stages: int = STAGES) -> float:
     return _apart(_cpu, nodes, stages)
 
 
-def loss_to_plan_ms(count: int = LOSSES, seed: int = 0, nodes: int = NODES, stages: int = STAGES) -> list[float]:
-    """Milliseconds from each of several losses until every remaining node has the plan that answers it."""
-    return _apart(_losses, count, seed, nodes, stages)
+def lost_to_plan_ms(count: int = LOST, seed: int = 0, nodes: int = NODES, stages: int = STAGES) -> list[float]:
+    """Milliseconds from each of several lost nodes until every remaining node has the plan that answers it."""
+    return _apart(_lost, count, seed, nodes, stages)
 
 
 def commit_round_trip_ms(count: int = COMMITS, nodes: int = SMALL) -> list[float]:
@@ -146,11 +146,11 @@ def commit_round_trip_ms(count: int = COMMITS, nodes: int = SMALL) -> list[float
 
 def measures(number: int) -> list[Measure]:
     """The group of measures of ``python -m benchmarks``: one round, on clusters of its own."""
-    busy, late = heartbeats_cpu(), p99(loss_to_plan_ms(seed=number))
+    busy, late = heartbeats_cpu(), p99(lost_to_plan_ms(seed=number))
     commit = statistics.median(commit_round_trip_ms())
     return [
         Measure(f"coordinator, {NODES} nodes at a heartbeat a second", "% of a core", 50, 15, rounds=[busy]),
-        Measure(f"a loss to the new plan at each of {NODES} nodes, p99", "ms", 200, 50, rounds=[late]),
+        Measure(f"a lost node to the new plan at each of {NODES} nodes, p99", "ms", 200, 50, rounds=[late]),
         Measure(f"the last Ready to the commit at each of {SMALL} nodes", "ms", 5, 2, rounds=[commit]),
     ]
 
@@ -164,10 +164,10 @@ def p99(values: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", choices=["cpu", "loss", "commit"], default=["cpu", "loss", "commit"])
+    parser.add_argument("--only", nargs="+", choices=["cpu", "lost", "commit"], default=["cpu", "lost", "commit"])
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--stages", type=int, default=STAGES)
-    parser.add_argument("--losses", type=int, default=LOSSES)
+    parser.add_argument("--lost", type=int, default=LOST)
     arguments = parser.parse_args()
     large = {"nodes": arguments.nodes, "stages": arguments.stages}
     found: dict[str, list[float]] = {what: [] for what in arguments.only}
@@ -175,10 +175,10 @@ def main() -> None:
         if "cpu" in found:
             found["cpu"].append(heartbeats_cpu(**large))
             print(f"round {number}: {found['cpu'][-1]:.1f} % of a core", flush=True)
-        if "loss" in found:
-            times = loss_to_plan_ms(arguments.losses, number, **large)
-            found["loss"] += times
-            print(f"round {number}: losses to plans {', '.join(f'{x:.0f}' for x in times)} ms", flush=True)
+        if "lost" in found:
+            times = lost_to_plan_ms(arguments.lost, number, **large)
+            found["lost"] += times
+            print(f"round {number}: from lost nodes to plans {', '.join(f'{x:.0f}' for x in times)} ms", flush=True)
         if "commit" in found:
             times = commit_round_trip_ms()
             found["commit"] += times

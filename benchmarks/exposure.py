@@ -1,4 +1,4 @@
-"""Losses at a steady pace: how long a stage is without a hot standby after each, and whether a bit changes.
+"""Nodes are lost at a steady pace: how long a stage is without a hot standby after each, and whether a bit changes.
 
 ``python -m benchmarks.exposure`` trains the example with a kill every so many steps, nodes coming back, and compares
 the weights with a calm run's.

@@ -27,7 +27,7 @@ PIPELINE = 0  # of the job here, which has one
 STAGES, MICROBATCHES, STEPS, KILLED = 4, 8, 18, 12
 
 
-class Loss(NamedTuple):
+class Disturbance(NamedTuple):
     """In calm steps: from the kill to the next commit less a step, and by how much the disturbed step was longer."""
 
     lost: float
@@ -38,7 +38,7 @@ class Loss(NamedTuple):
 WAYS = {"lazy": ("lazy", 0), "eager": ("eager", 0), "k = 2": ("lazy", 2)}  # redundancy, and ship_every
 
 
-def steps_lost(way: str, kill: Kill) -> Loss:
+def steps_lost(way: str, kill: Kill) -> Disturbance:
     """What the kill cost a run of STEPS paced steps, in one of WAYS.
 
     The kill's own time is the launcher's, which sees the process end.
@@ -61,7 +61,7 @@ def steps_lost(way: str, kill: Kill) -> Loss:
     calm = statistics.median(b - a for a, b in pairwise(commits[WARM:KILLED]))
     before = max(at for at in commits if at <= died)
     after = next(at for at in commits if at > died)
-    return Loss((after - died) / calm - 1, (after - before) / calm - 1, calm)
+    return Disturbance((after - died) / calm - 1, (after - before) / calm - 1, calm)
 
 
 @awake_cores()
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     draw = random.Random(arguments.seed)
-    found: dict[str, list[Loss]] = {way: [] for way in WAYS}
+    found: dict[str, list[Disturbance]] = {way: [] for way in WAYS}
     for number in range(arguments.rounds):
         stage = draw.randrange(STAGES)
         at = draw.choice(one_f_one_b(Duty(PIPELINE, stage), STAGES, MICROBATCHES))

@@ -44,11 +44,11 @@ class Growth:
     """Takes samples and takes nodes away, as the run goes on."""
 
     cluster: LocalCluster
-    every: int  # steps from one loss to the next
+    every: int  # steps from one lost node to the next
     sampled: int = 1_000  # steps from one sample to the next
     samples: list[Sample] = field(default_factory=list)
-    losses: int = 0
-    _next_loss: int = 0
+    lost: int = 0
+    _next_kill: int = 0
     _next_sample: int = 0
 
     def look(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
@@ -59,12 +59,12 @@ class Growth:
             self.samples.append(self._sample(status.step))
             told = "  ".join(f"{name} {size / MB:7.1f} MB" for name, size in self.samples[-1].resident.items())
             print(f"step {status.step:6d}  {told}  redis {self.samples[-1].redis / MB:6.1f} MB", flush=True)
-        if status.step >= self._next_loss:
-            self._next_loss = status.step - status.step % self.every + self.every
+        if status.step >= self._next_kill:
+            self._next_kill = status.step - status.step % self.every + self.every
             victims = [n for n in sorted(self.cluster.pids()) if n.startswith("n") and n not in KEPT]
             if status.step and len(status.nodes) == NODES and victims:
-                self.cluster.kill(victims[self.losses % len(victims)])
-                self.losses += 1
+                self.cluster.kill(victims[self.lost % len(victims)])
+                self.lost += 1
 
     def _sample(self, step: int) -> Sample:
         pids = self.cluster.pids()
@@ -131,7 +131,7 @@ def job_of(steps: int) -> Job:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_run", description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--every", type=int, default=200, help="steps from one loss to the next")
+    parser.add_argument("--every", type=int, default=200, help="steps from one lost node to the next")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
@@ -140,7 +140,7 @@ def main() -> None:
             begun = time.monotonic()
             outcome = train(cluster, lambda status, events, outcome: None, growth.look)
             seconds = time.monotonic() - begun
-            print(f"{arguments.steps} steps and {growth.losses} losses in {seconds:.0f} s, {outcome.sha256}")
+            print(f"{arguments.steps} steps and {growth.lost} lost nodes in {seconds:.0f} s, {outcome.sha256}")
             for process, megabytes in growth.per_thousand_steps().items():
                 print(f"{process}: {megabytes:+.2f} MB per 1,000 steps after the first {WARM}")
             print(f"redis: {used_memory(cluster) / MB:.1f} MB")

@@ -1,7 +1,7 @@
 """The simulator against real processes: ``python -m benchmarks.replays TRACE`` writes ``benchmarks/replays.json``.
 
-Three replays of paced layers: calm; the trace 100 times as fast; one loss about every 20 steps. What the simulator says
-is worked out before the processes start.
+Three replays of paced layers: calm; the trace 100 times as fast; one node lost about every 20 steps. The simulator's
+figures are worked out before the processes start.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def calm() -> list[Change]:
 
 
 def regular() -> list[Change]:
-    """A loss about every 20 steps, and another machine a second later."""
+    """A node is lost about every 20 steps, and another machine a second later."""
     every = 20 * (MICROBATCHES + STAGES - 1) * (FORWARD + BACKWARD) * 1.08
     changes = calm()
     for number in range(int((SECONDS - 5.0) / every)):
@@ -67,7 +67,7 @@ def main() -> None:
     results = {
         "calm": replayed("calm", calm()),
         f"{Path(arguments.trace).name}, {SPEED:g} times as fast": replayed("trace", fast(arguments.trace)),
-        "a loss every 20 steps": replayed("regular", regular()),
+        "a lost node every 20 steps": replayed("regular", regular()),
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 

@@ -36,8 +36,8 @@ def both(draw: random.Random) -> Round:
     at = str(draw.choice(one_f_one_b(Duty(failover.PIPELINE, stage), failover.STAGES, failover.MICROBATCHES)))
     torchruns = torchrun_restart.lost_seconds(stage, draw.randrange(torchrun_restart.EVERY), draw.random())
     # By how much the disturbed step was longer: more than what was lost since the kill, which may be nothing.
-    loss = failover.steps_lost("lazy", Kill(f"n{stage}", failover.KILLED, at))
-    return Round(max(loss.longer, LEAST) * loss.calm, torchruns)
+    killed = failover.steps_lost("lazy", Kill(f"n{stage}", failover.KILLED, at))
+    return Round(max(killed.longer, LEAST) * killed.calm, torchruns)
 
 
 def restarted(number: int) -> list[Measure]:

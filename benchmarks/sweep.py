@@ -40,7 +40,7 @@ COLUMNS = ("throughput", "cost_per_hour", "value", "fatal", "nodes", "preemption
 STRATEGIES: dict[str, Callable[[Sequence[Change]], Row]] = {
     "checkpoint and restart": lambda changes: Peer(changes, BERT, CHECKPOINTS).run(HOURS * HOUR),
     "bamboo, as published": lambda changes: Bamboo(changes, BERT).run(),
-    "bamboo, with lost work": lambda changes: Bamboo(changes, BERT, charges_losses=True).run(),
+    "bamboo, with lost work": lambda changes: Bamboo(changes, BERT, charges_preemptions=True).run(),
     "culm, lazy": lambda changes: culm(changes, BERT, Cluster(), "lazy").run(),
     "culm, off": lambda changes: culm(changes, BERT, Cluster(), "off").run(),
 }

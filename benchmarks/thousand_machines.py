@@ -27,7 +27,7 @@ def main() -> None:
     took = time.process_time() - began
     hours = row.nodes * row.seconds / HOUR
     print(
-        f"{hours:.0f} machine-hours, {row.preemptions} losses, {row.steps} steps, {run.decisions} decisions: "
+        f"{hours:.0f} machine-hours, {row.preemptions} lost nodes, {row.steps} steps, {run.decisions} decisions: "
         f"{took:.0f} s of CPU, {hours / took:.0f} machine-hours a second"
     )
 

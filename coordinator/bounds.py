@@ -177,7 +177,7 @@ def _resumed(state: State, said: pb.Resumed) -> str:
 
 def _peer_lost(state: State, said: pb.PeerLost) -> str:
     if said.incarnation > MOST_INCARNATION:
-        return f"the loss of incarnation {said.incarnation}"
+        return f"the end of incarnation {said.incarnation}"
     return name_problem("the peer", said.node) or text_problem("why", said.why)
 
 

@@ -8,7 +8,7 @@ from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, commit_record, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import natural_order, release, settle
 from culm.coordinator.repartition import Situation, propose
-from culm.coordinator.state import Layers, Loss, Phase, State
+from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
@@ -54,7 +54,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     norms = [state.norms[layer] for layer in sorted(state.norms)]
     scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm)
     loss = mean(state.losses)
-    recovered = tuple(_recovered(state, loss, now) for loss in state.open_losses)
+    recovered = tuple(_recovered(state, lost, now) for lost in state.lost_owners)
     seeded = {
         (s, node)
         for s, stage in enumerate(plan.stages)
@@ -64,7 +64,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     state = links.carried(state, plan, now)
     before = state
     state = replace(
-        state, committed=step + 1, facts={}, norms={}, losses=(), open_losses=(), detail="training", waits={}
+        state, committed=step + 1, facts={}, norms={}, losses=(), lost_owners=(), detail="training", waits={}
     )
     state = replace(state, failures=failures.committed(state.failures, step))
     next_plan = None
@@ -196,7 +196,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         tuple(natural_order(usable)),
         settings.redundancy,
         settings.seed_bytes_per_second,
-        settling.seconds_between_losses(state, now),
+        settling.seconds_between_lost_nodes(state, now),
         {n: state.nodes[n].pace.known for n in usable},
         zones_of(state),
     )
@@ -204,16 +204,16 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     return proposal if proposal is not None else ((), "")
 
 
-def _recovered(state: State, loss: Loss, now: float) -> Record:
-    resumed = (loss.resumed_at if loss.resumed_at is not None else now) - loss.at
+def _recovered(state: State, lost: LostOwner, now: float) -> Record:
+    resumed = (lost.resumed_at if lost.resumed_at is not None else now) - lost.at
     recovered = kinds.Recovered(
-        node=loss.node,
-        stage=loss.stage,
+        node=lost.node,
+        stage=lost.stage,
         step=state.committed,
-        detect_ms=round(loss.detect_seconds * 1e3, 1),
+        detect_ms=round(lost.detect_seconds * 1e3, 1),
         resume_ms=round(resumed * 1e3, 1),
-        redone=loss.redone,
+        redone=lost.redone,
     )
-    done = f"{loss.redone} instructions of stage {loss.stage} redone"
-    text = f"step {state.committed} survived the loss of {loss.node}: {done}"
+    done = f"{lost.redone} instructions of stage {lost.stage} redone"
+    text = f"step {state.committed} survived losing {lost.node}: {done}"
     return Record(recovered, text)

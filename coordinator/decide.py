@@ -177,16 +177,16 @@ def _ready(state: State, event: Ready, now: float) -> Decision:
         return replace(state, following=_with_layers(state.following, event.node, event.layers)), ()
     losses = state.losses or event.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
     norms = {**dict(zip(event.layers, event.squared_norms, strict=True)), **state.norms}
-    open_losses = tuple(
+    lost_owners = tuple(
         replace(x, redone=event.redone) if (x.stage, x.heir) == (event.stage, event.node) else x
-        for x in state.open_losses
+        for x in state.lost_owners
     )
     state = replace(
         state,
         facts=_with_layers(state.facts, event.node, event.layers),
         norms=norms,
         losses=losses,
-        open_losses=open_losses,
+        lost_owners=lost_owners,
         nodes={**state.nodes, event.node: replace(node, heard_at=now)},
     )
     return commit_if_ready(state, now)
@@ -211,15 +211,15 @@ def _with_layers(known: Layers, node: str, layers: range) -> Layers:
 
 def _resumed(state: State, event: Resumed, now: float) -> Decision:
     commands: list[Command] = []
-    losses = []
-    for loss in state.open_losses:
-        if (loss.stage, loss.heir) == (event.stage, event.node) and loss.resumed_at is None:
-            loss = replace(loss, resumed_at=now)
-            ms = round((now - loss.at) * 1e3, 1)
-            resumed = kinds.Resumed(node=loss.node, heir=loss.heir, stage=loss.stage, resume_ms=ms)
-            commands.append(Record(resumed, f"{loss.heir} resumed stage {loss.stage} after {ms:.1f} ms"))
-        losses.append(loss)
-    return replace(state, open_losses=tuple(losses)), tuple(commands)
+    owners = []
+    for lost in state.lost_owners:
+        if (lost.stage, lost.heir) == (event.stage, event.node) and lost.resumed_at is None:
+            lost = replace(lost, resumed_at=now)
+            ms = round((now - lost.at) * 1e3, 1)
+            resumed = kinds.Resumed(node=lost.node, heir=lost.heir, stage=lost.stage, resume_ms=ms)
+            commands.append(Record(resumed, f"{lost.heir} resumed stage {lost.stage} after {ms:.1f} ms"))
+        owners.append(lost)
+    return replace(state, lost_owners=tuple(owners)), tuple(commands)
 
 
 def _peer_lost(state: State, event: PeerLost, now: float) -> Decision:

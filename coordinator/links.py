@@ -116,7 +116,7 @@ def _that_matter(state: State, links: Mapping[tuple[str, str], float]) -> Mappin
 
 
 def price(state: State, node: str) -> tuple[int, int, int, int]:
-    """What the node's loss costs, the worst first: a stage's last copy, stages to move, standbys to seed, seedings."""
+    """The cost of losing the node, the worst first: a stage's last copy, stages to move, standbys to seed, seedings."""
     stages = state.plan.stages if state.plan is not None else ()
     hot = sum(b.node == node and b.hot for stage in stages for b in stage.standbys)
     seeding = sum(b.node == node and not b.hot for stage in stages for b in stage.standbys)

@@ -1,4 +1,4 @@
-"""Nodes come and go: joining, evidence against a node, and what follows from its loss."""
+"""Nodes come and go: joining, evidence against a node, and what follows once it is lost."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -10,7 +10,7 @@ from culm.coordinator.detection import of_no_use
 from culm.coordinator.events import Available, Draining, Joined, PeerLost, StreamBroken, Warned
 from culm.coordinator.failures import Work, died, is_told, machine_of
 from culm.coordinator.placement import promote, repair
-from culm.coordinator.state import Ending, Loss, Node, Phase, State
+from culm.coordinator.state import Ending, LostOwner, Node, Phase, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
@@ -18,7 +18,7 @@ from culm.pipeline.terms import ERAS_BITS
 
 NOBODY = "no node answers: waiting for nodes to attach or to join"
 FENCED_KEPT = 1_024  # incarnations; of more the older half is refused by number
-LOSSES_REMEMBERED = 20  # for the mean time between them
+LOST_REMEMBERED = 20  # for the mean time between them
 
 
 def join(state: State, event: Joined, now: float) -> Decision:
@@ -182,7 +182,7 @@ def farewell(state: State, name: str, why: str) -> Decision:
 
 
 def send_away(state: State, name: str, why: str, now: float) -> Decision:
-    """A holder that has lost its state joins anew; its loss is declared when it is due."""
+    """A holder that has lost its state joins anew; it is declared lost when that is due."""
     node = state.nodes[name]
     state = replace(state, nodes={**state.nodes, name: replace(node, attached_since=None, detached_at=now)})
     return state, (Dismiss(name, node.incarnation, why, join_anew=True), Record(kinds.Dismissed(node=name), why))
@@ -281,7 +281,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         facts={k: v for k, v in state.facts.items() if k not in gone},
         following={k: v for k, v in state.following.items() if k not in gone},
         changed_at=now,
-        losses_at=(*state.losses_at, now)[-LOSSES_REMEMBERED:],
+        lost_at=(*state.lost_at, now)[-LOST_REMEMBERED:],
     )
     commands: list[Command] = []
     for node in gone.values():
@@ -314,13 +314,13 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING
     moved = tuple(
-        Loss(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)
+        LostOwner(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)
         for s, (before, after) in enumerate(zip(plan.stages, stages_left, strict=True))
         if begun and before.owner in gone
     )
-    kept = tuple(x for x in state.open_losses if x.heir not in gone)
+    kept = tuple(x for x in state.lost_owners if x.heir not in gone)
     state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
-    state = replace(state, open_losses=(*kept, *moved))
+    state = replace(state, lost_owners=(*kept, *moved))
     return state, (*commands, Persist(), Publish(promoted), *records)
 
 
@@ -363,7 +363,7 @@ def roll_back(state: State, why: str) -> Decision:
         saved={},
         storage=replace(state.storage, unread={}, examined=False),
         last_commit=None,
-        open_losses=(),
+        lost_owners=(),
         exposed_since={},
         ending=Ending(),
         stopping=None,

@@ -1,4 +1,4 @@
-"""Who holds what: the first placement, promotion after a loss, repair of redundancy, and relief at a commit.
+"""Who holds what: the first placement, promotion after a node is lost, repair of redundancy, and relief at a commit.
 
 Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time. Where
 there are several zones a stage and its standby are kept in different ones, so that no zone holds the only copies.
@@ -281,8 +281,8 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
 def spread(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
     """Starts seeding a node with a standby duty of one that has several and holds two copies more, one move at a time.
 
-    After losses the duties lie with those that were there; a node that comes back, or a spare, is to share them. Every
-    move makes the copies more even, so that moves come to an end. A spare stays one as long as nobody has two duties.
+    After nodes were lost their duties lie with the others. A node that comes back, or a spare, is to share them.
+    Every move makes the copies more even, so moves come to an end. A spare stays one while nobody has two duties.
     """
     if any(not b.hot for stage in stages for b in stage.standbys):
         return stages, []

@@ -1,4 +1,4 @@
-"""Which redundancy pays: what it takes of a step, off the bubbles, against what a loss is expected to cost."""
+"""Which redundancy pays: what it takes of a step, off the bubbles, against what a lost node is expected to cost."""
 
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ class Observed:
     microbatches: int
     gradient_bytes: float = 0.0  # of the largest stage
     bytes_per_second: float = 0.0  # of the slowest link; 0: nothing large enough has been sent to tell
-    losses_per_second: float = 0.0
+    lost_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,18 @@ class Price:
 
     choice: Redundancy
     of_step: float
-    of_loss: float
+    to_redo: float
 
     def expected(self, seen: Observed) -> float:
-        return self.of_step + seen.losses_per_second * seen.step * self.of_loss
+        return self.of_step + seen.lost_per_second * seen.step * self.to_redo
 
 
 def prices(seen: Observed) -> list[Price]:
     """Of every choice, the simpler ones first.
 
-    A loss comes in the middle of a stage's work on average, and its heir redoes that half: with shipped gradients half
-    of what lies between two shipments. Forwards that were run ahead are not redone; as many are as the bubbles hold.
+    On average a node is lost in the middle of its stage's work, and its heir redoes that half. With shipped gradients
+    it redoes half of what lies between two shipments. Forwards that were run ahead, as many as the bubbles hold, are
+    not redone.
     Shipping takes the time of its bytes on the link, but for what is left of the bubbles.
     """
     fits = min(1.0, seen.bubble / seen.forward) if seen.forward else 0.0
@@ -76,10 +77,11 @@ def choose(seen: Observed, present: Redundancy) -> tuple[Redundancy, str]:
     now = next((price for price in found if price.choice == present), None)
     if now is not None and now.expected(seen) - best.expected(seen) < WORTHWHILE * seen.step:
         return present, ""
-    interval = f"a loss every {1 / seen.losses_per_second:.0f} s" if seen.losses_per_second else "no loss so far"
+    interval = f"a lost node every {1 / seen.lost_per_second:.0f} s" if seen.lost_per_second else "no lost node so far"
     why = (
         f"{best.choice}: with {interval}, a step of {seen.step * 1e3:.0f} ms and bubbles of {seen.bubble * 1e3:.0f} ms "
-        f"it takes {best.of_step * 1e3:.1f} ms of a step and leaves {best.of_loss * 1e3:.0f} ms to redo after a loss"
+        f"it takes {best.of_step * 1e3:.1f} ms of a step "
+        f"and leaves {best.to_redo * 1e3:.0f} ms to redo when a node is lost"
     )
     return best.choice, why
 
@@ -125,7 +127,7 @@ def observe(state: State, plan: Plan, last: Review, now: float) -> Observed | No
         microbatches=state.settings.microbatches,
         gradient_bytes=GRADIENT_BYTES * parameters,
         bytes_per_second=min(filter(None, speeds), default=0.0),
-        losses_per_second=_losses_per_second(state, now),
+        lost_per_second=_lost_per_second(state, now),
     )
 
 
@@ -138,7 +140,7 @@ def _since(now: TimeSplit, then: TimeSplit) -> TimeSplit:
     )
 
 
-def _losses_per_second(state: State, now: float) -> float:
+def _lost_per_second(state: State, now: float) -> float:
     """Of an owner, as often as nodes were lost lately."""
-    losses = state.losses_at
-    return len(losses) / max(1.0, now - losses[0]) if losses else 0.0
+    lost_at = state.lost_at
+    return len(lost_at) / max(1.0, now - lost_at[0]) if lost_at else 0.0

@@ -23,7 +23,7 @@ class Situation:
     nodes: tuple[str, ...]  # that can be given work, in the order in which they are to be used
     redundancy: bool
     seed_bytes_per_second: float
-    seconds_to_next_loss: float
+    seconds_to_next_lost: float
     slowness: Mapping[str, float]
     zones: Zones = field(default_factory=dict)
 
@@ -54,12 +54,12 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
         for layer in _new(stages, node, stage)
     )
     seconds = moved * STATE_BYTES / situation.seed_bytes_per_second
-    saved, spent = gain * situation.seconds_to_next_loss, SLOWDOWN * seconds
+    saved, spent = gain * situation.seconds_to_next_lost, SLOWDOWN * seconds
     if saved <= spent:
         return None
     reason = (
         f"{count} stages in place of {len(stages)}: a step takes {100 * gain:.0f} % less, which saves {saved:.0f} s "
-        f"until the next loss is to be expected; moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s"
+        f"until the next node is expected to be lost; moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s"
     )
     return better, reason
 

@@ -7,8 +7,8 @@ import math
 
 from culm.coordinator.state import State
 
-HOUR = 3600.0  # until the next loss, as long as none tells better
-BULK_SECONDS = 1.0  # losses within this of each other are one event: of 167 removals in a day of AWS spot 77 % are such
+HOUR = 3600.0  # until the next node is lost, as long as none tells better
+BULK_SECONDS = 1.0  # nodes lost so close together are one bulk: in a day of AWS spot 77 % of 167 removals were
 GROWS_AFTER = 4  # a run with fewer stages than the job asks for waits this part of the usual time
 
 
@@ -30,9 +30,9 @@ def next_look(state: State, now: float) -> float:
     return state.changed_at + max(first, 2.0 * quiet(state, now))
 
 
-def seconds_between_losses(state: State, now: float) -> float:
-    """The mean time from one loss, or bulk of losses, to the next, the present quiet counted; an hour before two."""
-    events = [at for i, at in enumerate(state.losses_at) if i == 0 or at - state.losses_at[i - 1] > BULK_SECONDS]
+def seconds_between_lost_nodes(state: State, now: float) -> float:
+    """The mean time from one lost node, or bulk of them, to the next, with the present quiet; an hour before two."""
+    events = [at for i, at in enumerate(state.lost_at) if i == 0 or at - state.lost_at[i - 1] > BULK_SECONDS]
     if len(events) < 2:
         return HOUR
     return (state.changed_at + quiet(state, now) - events[0]) / (len(events) - 1)

@@ -127,7 +127,7 @@ Layers = Mapping[str, frozenset[int]]  # node -> layers
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostOwner:
     """A stage whose owner was lost in the step being committed, kept until that commit."""
 
     node: str
@@ -192,7 +192,7 @@ class State:
     norms: Mapping[int, float] = field(default_factory=dict)  # layer -> squared norm
     losses: tuple[float, ...] = ()  # of the microbatches of the step being committed
     last_commit: Commit | None = None
-    open_losses: tuple[Loss, ...] = ()
+    lost_owners: tuple[LostOwner, ...] = ()
     last_tick: float | None = None
     exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
     origin: Origin = field(default_factory=Origin)  # what the present era begins from (rule 14)
@@ -201,7 +201,7 @@ class State:
     saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)  # step -> layer -> files, so far
     storage: Storage = field(default_factory=Storage)
     changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last
-    losses_at: tuple[float, ...] = ()  # when the last nodes were lost
+    lost_at: tuple[float, ...] = ()  # when the last nodes were lost
     took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
     review: Review | None = None
     watch: Watch = field(default_factory=Watch)

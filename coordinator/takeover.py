@@ -22,7 +22,7 @@ from culm.pipeline.terms import is_believable
 
 
 def recovering(state: State) -> bool:
-    """Whether losses and commits have to wait."""
+    """Whether lost nodes and commits have to wait."""
     return state.took_over_at is not None
 
 

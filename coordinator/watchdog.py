@@ -14,7 +14,7 @@ from culm.coordinator.state import Phase, State, Watch
 from culm.pipeline.money import kinds
 
 STALLED_STEPS = 10  # usual steps without a commit before a run counts as stalled
-PATIENCE = 3.0  # and so many heartbeat timeouts, since a loss may take one before it is even seen
+PATIENCE = 3.0  # and so many heartbeat timeouts, since a lost node may take one to be seen
 FIRST_SECONDS = 120.0  # that a step may take before any other has told what is usual
 REMEMBERED = 16  # steps that tell
 

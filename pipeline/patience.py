@@ -1,4 +1,4 @@
-"""How long silence is waited out before it counts as a loss: one number, from which every detector has its own.
+"""How long silence is waited out before a node counts as lost: one number, from which every detector has its own.
 
 A node that is killed is seen at once, by its broken streams, whatever the patience. Patience is for what breaks
 nothing: a node that is frozen or cut off, a link that does not mend, an instruction that does not end. A machine that

@@ -54,7 +54,7 @@ class StagePlan:
 
     @cached_property
     def _holders(self) -> tuple[str, ...]:
-        # Asked of every stage in every decision, and of a thousand stages a loss changes three.
+        # Asked of every stage in every decision, and of a thousand stages a lost node changes three.
         return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys))
 
     def required(self) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Plans and commits as they travel and as they are kept: the message, and a change of the plan before as one.
 
-Of many stages and members a loss changes few, so a stream that was sent a plan is sent what differs in the next.
+Of many stages and members a lost node changes few, so a stream that was sent a plan is sent what differs in the next.
 """
 
 import base64

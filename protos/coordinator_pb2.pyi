@@ -1066,7 +1066,7 @@ Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
 class Redundancy(_message.Message):
-    """What standbys do before a loss, beyond applying every step."""
+    """What standbys do before a node is lost, beyond applying every step."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1092,7 +1092,7 @@ Global___Redundancy: _TypeAlias = Redundancy  # noqa: Y015
 
 @_typing.final
 class PlanChange(_message.Message):
-    """What is different from the plan before: a loss moves few stages of many, and every node is told at once."""
+    """What is different from the plan before: a lost node moves few stages of many, and every node is told at once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1746,7 +1746,7 @@ Global___NodeCost: _TypeAlias = NodeCost  # noqa: Y015
 
 @_typing.final
 class InterruptionCost(_message.Message):
-    """What one loss, or one rollback, cost: the time in which nothing new was trained, at the cluster's price."""
+    """What one lost node, or one rollback, cost: the time in which nothing new was trained, at the cluster's price."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1757,7 +1757,7 @@ class InterruptionCost(_message.Message):
     SECONDS_FIELD_NUMBER: _builtins.int
     DOLLARS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """"loss" or "rollback"."""
+    """"lost" or "rollback"."""
     time: _builtins.float
     """Unix time, seconds."""
     step: _builtins.int

@@ -21,12 +21,12 @@ from culm.pipeline.money.kinds import (
 
 @dataclass(eq=False)
 class Preemption:
-    """One node that went, and how the others went on. Times in milliseconds from its loss; None: not (yet) known."""
+    """One node that went, and how the others went on. Times: milliseconds since it was lost; None: not (yet) known."""
 
     node: str
     time: float  # unix seconds
     step: int
-    kind: str  # "loss", "rollback" or "handover"
+    kind: str  # "lost", "rollback" or "handover"
     why: str
     stages: str = ""
     notice_seconds: float | None = None  # from the notice to the end
@@ -88,9 +88,9 @@ class History:
         notice = entry.time - noticed if noticed is not None else None
         if isinstance(event, Lost):
             self.gone[event.node] = entry.time
-            loss = Preemption(event.node, entry.time, entry.step, "loss", event.evidence, event.stages, notice)
-            loss.detect_ms = event.detect_ms
-            self.preemptions.append(loss)
+            lost = Preemption(event.node, entry.time, entry.step, "lost", event.evidence, event.stages, notice)
+            lost.detect_ms = event.detect_ms
+            self.preemptions.append(lost)
         elif isinstance(event, Left):
             left = Preemption(
                 event.node, entry.time, entry.step, "handover", event.why, notice_seconds=notice, redone=0
@@ -99,22 +99,22 @@ class History:
 
     def _planned(self, at: float, event: Planned) -> None:
         whole = bool(event.stages) and all(stage.hot_standby() is not None for stage in event.stages)
-        for loss in reversed(self.preemptions):
-            if loss.restored_ms is not None:
+        for lost in reversed(self.preemptions):
+            if lost.restored_ms is not None:
                 break
-            if loss.kind == "handover":
+            if lost.kind == "handover":
                 continue
-            passed = (at - loss.time) * 1e3
-            if loss.promote_ms is None:
-                loss.promote_ms = passed
+            passed = (at - lost.time) * 1e3
+            if lost.promote_ms is None:
+                lost.promote_ms = passed
             if whole:
-                loss.restored_ms = passed
+                lost.restored_ms = passed
 
     def _went_on(self, event: Resumed | Recovered) -> None:
-        for loss in reversed(self.preemptions):
-            if loss.node == event.node and loss.kind == "loss":
+        for lost in reversed(self.preemptions):
+            if lost.node == event.node and lost.kind == "lost":
                 if isinstance(event, Resumed):
-                    loss.resume_ms = max(loss.resume_ms or 0.0, event.resume_ms)
+                    lost.resume_ms = max(lost.resume_ms or 0.0, event.resume_ms)
                 else:
-                    loss.redone = (loss.redone or 0) + event.redone
+                    lost.redone = (lost.redone or 0) + event.redone
                 return

@@ -23,14 +23,14 @@ class Tally:
     """Adds up the event log, which outlives a coordinator: so a successor's numbers go on where these end."""
 
     def __init__(self) -> None:
-        self.losses = Counter("culm_losses", "Nodes lost.", registry=None)
+        self.lost = Counter("culm_lost_nodes", "Nodes lost.", registry=None)
         self.rollbacks = Counter("culm_rollbacks", "Times that both copies of a stage were lost.", registry=None)
         self.redone = Counter(
             "culm_redone_instructions", "Instructions of lost nodes that heirs ran again.", registry=None
         )
         self.resumes = Histogram(
             "culm_resume_seconds",
-            "From the loss of a node to its heir's first instruction.",
+            "From losing a node to its heir's first instruction.",
             registry=None,
             buckets=RESUME_BUCKETS,
         )
@@ -46,7 +46,7 @@ class Tally:
             case Planned() if self._begun is None:
                 self._begun = entry.time
             case Lost():
-                self.losses.inc()
+                self.lost.inc()
             case Recovered():
                 self.redone.inc(event.redone)
                 self.resumes.observe(event.resume_ms / 1e3)
@@ -61,7 +61,7 @@ class Tally:
         self._begun, self._next = at, step + 1
 
     def collect(self) -> Iterator[Metric]:
-        for metric in (self.losses, self.rollbacks, self.redone, self.resumes, self.steps):
+        for metric in (self.lost, self.rollbacks, self.redone, self.resumes, self.steps):
             yield from metric.collect()
 
 

@@ -116,7 +116,7 @@ def without_volatile(state: State) -> State:
         following={},
         norms={},
         losses=(),
-        open_losses=(),
+        lost_owners=(),
         storage=Storage(),
         review=None,
         watch=Watch(),
@@ -125,5 +125,5 @@ def without_volatile(state: State) -> State:
         took_over_at=None,
         failures=Failures(),
         changed_at=0.0,
-        losses_at=(),
+        lost_at=(),
     )

@@ -318,8 +318,8 @@ async def _lead(leader: Leader, store: Store) -> None:
     """Time passes and the lease is kept, until another leads. A decision that raised ends it too."""
     loop = asyncio.get_running_loop()
     last, collected = 0.0, loop.time()
-    # A whole collection takes 0.15 s with a thousand nodes, and Python's own is due while a loss is answered: when most
-    # objects are made.
+    # A whole collection takes 0.15 s with a thousand nodes, and Python's own comes when most objects are
+    # made: while a plan answers a lost node.
     gc.disable()
     try:
         while True:

@@ -35,7 +35,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
     from culm.local import nursery
     from culm.terminal.outcome import RunFailed
-    from culm.terminal.progress import losses_table
+    from culm.terminal.progress import lost_nodes_table
 
     job = read_job(str(JOB), OVERRIDES)
     nursery.warm_up()
@@ -57,7 +57,7 @@ def demo(arguments: argparse.Namespace) -> int:
         print("culm demo: interrupted; every process is ended", file=sys.stderr)
         return 130
     print(f"loss {killed.losses[0]:.3f} -> {killed.losses[-1]:.3f} in {killed.seconds:.0f} s\n")
-    Console().print(losses_table(killed))
+    Console().print(lost_nodes_table(killed))
     print(f"\nundisturbed {calm.sha256}\nwith kills  {killed.sha256}")
     same = calm.sha256 == killed.sha256 and calm.losses == killed.losses
     print("identical, bit for bit" if same else "they differ: please report this")

@@ -45,7 +45,7 @@ class Happened:
     seconds: float
     lost: float
     rollbacks: int
-    losses: int
+    lost_nodes: int
     cost: float
     value: float  # samples for a dollar, in thousands
 
@@ -131,9 +131,9 @@ def predict(changes: Sequence[Change], profile: Profile, cluster: Cluster, choic
     return _happened(row, row.steps, row.fatal, row.preemptions, seconds, run.calm_seconds(), profile.samples_per_step)
 
 
-def _happened(row: Row, steps: int, rollbacks: int, losses: int, seconds: float, calm: float, samples: int) -> Happened:
+def _happened(row: Row, steps: int, rollbacks: int, lost: int, seconds: float, calm: float, samples: int) -> Happened:
     thousands = steps * samples / row.cost / 1e3 if row.cost else 0.0
-    return Happened(steps, seconds, seconds - steps * calm, rollbacks, losses, row.cost, thousands)
+    return Happened(steps, seconds, seconds - steps * calm, rollbacks, lost, row.cost, thousands)
 
 
 class Machines:
@@ -194,9 +194,9 @@ def drive(
             events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=1), timeout=10.0))
             step = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0).step
     counted("")
-    rollbacks, losses = (sum(event.kind == kind for event in events) for kind in ("rollback", "lost"))
+    rollbacks, lost = (sum(event.kind == kind for event in events) for kind in ("rollback", "lost"))
     calm = _calm(events)
-    return _happened(machines.account.row("measured"), step, rollbacks, losses, now, calm, job.samples_per_step)
+    return _happened(machines.account.row("measured"), step, rollbacks, lost, now, calm, job.samples_per_step)
 
 
 def _until_it_runs(local: LocalCluster, stub: CoordinatorStub) -> None:
@@ -231,8 +231,8 @@ def _show(predicted: Happened, measured: Happened) -> None:
     table = Table("", "predicted", "measured", "difference", box=None)
     for name, one, other in (
         ("steps", predicted.steps, measured.steps),
-        ("seconds lost", predicted.lost, measured.lost),
-        ("losses", predicted.losses, measured.losses),
+        ("seconds lost", predicted.lost_nodes, measured.lost_nodes),
+        ("lost nodes", predicted.lost_nodes, measured.lost_nodes),
         ("rollbacks", predicted.rollbacks, measured.rollbacks),
         ("cost, $", predicted.cost, measured.cost),
         ("1000 samples/$", predicted.value, measured.value),

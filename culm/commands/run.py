@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     for x in outcome.losses_of_nodes:
         print(
-            f"survived the loss of {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
+            f"survived losing {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "
             f"{x['detect_ms']:.0f} ms, resumed after {x['resume_ms']:.0f} ms, {x['redone']} instructions redone"
         )
     if arguments.out:

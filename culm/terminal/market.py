@@ -1,4 +1,4 @@
-"""What ``culm plan`` is told of prices and losses, as markets that can be drawn: one a seed."""
+"""What ``culm plan`` is told of prices and lost nodes, as markets that can be drawn: one a seed."""
 
 import argparse
 import random
@@ -23,7 +23,7 @@ def add_market_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--machine", metavar="TYPE", help="whose spot price the price table knows, such as p3.2xlarge")
     market = parser.add_mutually_exclusive_group(required=True)
-    market.add_argument("--hazard", metavar="R[,...]", help="losses of a machine an hour, or of each zone's")
+    market.add_argument("--hazard", metavar="R[,...]", help="how often a machine is lost an hour, or of each zone's")
     market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
     parser.add_argument(
         "--zones",

@@ -113,7 +113,7 @@ class Screen:
         )
         parts: list[RenderableType] = [self._bar, nodes_table(status)]
         if outcome.losses_of_nodes:
-            parts.append(losses_table(outcome))
+            parts.append(lost_nodes_table(outcome))
         if status.phase != "running":
             parts.append(Text(status.detail, style="yellow"))
         parts.append(Text("\n".join(self._log), style="dim", overflow="ellipsis", no_wrap=True))
@@ -137,8 +137,8 @@ def nodes_table(status: pb.GetStatusResponse) -> Table:
     return table
 
 
-def losses_table(outcome: Outcome) -> Table:
-    """The losses survived."""
+def lost_nodes_table(outcome: Outcome) -> Table:
+    """The lost nodes that the run survived."""
     table = Table("lost", "stage", "step", "detected after", "resumed after", "redone", box=None, padding=(0, 2))
     for x in outcome.losses_of_nodes:
         times = (f"{x['detect_ms']:.0f} ms", f"{x['resume_ms']:.0f} ms")

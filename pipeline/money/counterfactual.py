@@ -1,4 +1,4 @@
-"""What the same training would have taken with checkpoints and restarts on the same machines, losses and all."""
+"""What the same training would have taken with checkpoints and restarts on the same machines, lost nodes and all."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ class History:
     begun: float = 0.0
     restart_seconds: float = 133.0
     checkpoint_seconds: float = 600.0
-    losses: list[float] = field(default_factory=list)
+    lost_at: list[float] = field(default_factory=list)
     counted: list[float] = field(default_factory=list)  # when the number of nodes changed, and to what
     counts: list[int] = field(default_factory=list)
 
@@ -19,7 +19,7 @@ class History:
         self.begun = at
 
     def lost(self, at: float) -> None:
-        self.losses.append(at)
+        self.lost_at.append(at)
 
     def nodes(self, at: float, count: int) -> None:
         self.counted.append(at)
@@ -31,14 +31,14 @@ class History:
 
 
 def with_checkpoints(history: History, work: float, stages: int) -> float:
-    """Seconds for ``work`` seconds of undisturbed training, at the losses and node counts that this run had.
+    """Seconds for ``work`` seconds of undisturbed training, with the lost nodes and node counts that this run had.
 
-    Every loss of a node with a stage throws training back to the last checkpoint and takes a restart; with fewer nodes
+    Every lost node that ran a stage throws training back to the last checkpoint and takes a restart; with fewer nodes
     than stages it stands still. Writing checkpoints is free, and after the last event nothing more goes wrong: both
     favour checkpoints.
     """
-    changes = sorted({t for t in (*history.losses, *history.counted) if t > history.begun})
-    losses = set(history.losses)
+    changes = sorted({t for t in (*history.lost_at, *history.counted) if t > history.begun})
+    lost_at = set(history.lost_at)
     now, done, ready = history.begun, 0.0, history.begun  # ready: until then it restarts
     for change in changes:
         if history.node_count(now) >= stages:
@@ -47,7 +47,7 @@ def with_checkpoints(history: History, work: float, stages: int) -> float:
                 return max(now, ready) + (work - done) - history.begun
             done += trained
         now = change
-        if change in losses:
+        if change in lost_at:
             done -= done % history.checkpoint_seconds
             ready = change + history.restart_seconds
     return max(now, ready) + (work - done) - history.begun

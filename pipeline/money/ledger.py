@@ -68,7 +68,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Interruption:
-    """Time in which nothing new was trained, because of a loss or a rollback."""
+    """Time in which nothing new was trained, because of a lost node or a rollback."""
 
     kind: str
     time: float
@@ -172,7 +172,7 @@ class Ledger:
             return
         # Of the step that it happened in: by the time it is on record, that may be committed.
         step = event.step if event.step is not None else committed
-        self._pending.append(_Pending("loss", at, step, event.node))
+        self._pending.append(_Pending("lost", at, step, event.node))
         if event.stages:
             self._history.lost(at)
 
@@ -289,7 +289,7 @@ class Ledger:
         self._since = (at, money)
 
     def _interrupted(self, duration: float, lost: float, spent: float) -> None:
-        """The step took longer than calm ones: its losses share what it took longer, a rollback takes all."""
+        """The step took longer than calm ones: the nodes lost in it share what it took longer, a rollback takes all."""
         rollbacks = [p for p in self._pending if p.kind == "rollback"]
         causes = rollbacks[-1:] or list(self._pending)
         if rollbacks:  # what was lost in the steps that were rolled back is on record already

@@ -12,10 +12,10 @@ HOUR = 3600.0
 class Use(StrEnum):
     """What a run's wall time is spent on; every moment on one of these."""
 
-    USEFUL = "useful"  # steps that stay, as long as they take without losses and redundancy
+    USEFUL = "useful"  # steps that stay, as long as they take without lost nodes and redundancy
     REDUNDANCY = "redundancy"  # by what redundancy makes them longer
     SEEDING = "seeding"  # by what state on its way to new holders makes them longer
-    REDONE = "redone"  # work done again after a loss, and what it takes to notice and begin
+    REDONE = "redone"  # work done again after a node is lost, and what it takes to notice and begin
     WAITING = "waiting"  # for machines, or while the run is set up anew
     ROLLBACK = "rollback"  # steps that were lost, and loading what they are done again from
 
@@ -32,7 +32,7 @@ class Row:
     preemptions: int
     interval_hours: float  # between two preemptions
     lifetime_hours: float  # of a machine
-    fatal: int  # losses after which the run began anew from a checkpoint, or all nodes met again
+    fatal: int  # times that nodes were lost after which the run began anew from a checkpoint, or all nodes met again
     nodes: float
     throughput: float  # samples/s
     cost_per_hour: float

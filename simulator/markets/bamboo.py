@@ -14,9 +14,9 @@ from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import SPOT, Published
 
 STARTS_UP = 45.0  # seconds from a machine's coming to its readiness
-MEETING = 30.0  # seconds of all nodes, to begin, and after a fatal loss
+MEETING = 30.0  # seconds of all nodes, to begin, and after a fatal preemption
 SLOWDOWN = 1.5  # of a step while some node runs two stages
-RISK = 0.05  # of nodes whose loss would be fatal, above which the pipelines are cut anew
+RISK = 0.05  # of nodes that must not be lost, above which the pipelines are cut anew
 LOAD_SECONDS = 50.0  # of a checkpoint; it and the next: Bamboo's own profile of checkpointing, in the same release
 CHECKPOINT_SECONDS = 600.0  # between two checkpoints; its paper names none, so what pipeline/prices.toml compares with
 
@@ -28,14 +28,14 @@ class _Node:
 
 
 class Bamboo:
-    """One run over one trace. ``charges_losses``: a fatal loss takes the steps since a checkpoint, and a load."""
+    """One run over one trace. ``charges_preemptions``: a fatal one takes the steps since a checkpoint, and a load."""
 
     def __init__(
-        self, changes: Sequence[Change], work: Published, charges_losses: bool = False, spot: float = SPOT
+        self, changes: Sequence[Change], work: Published, charges_preemptions: bool = False, spot: float = SPOT
     ) -> None:
         self._changes = changes
         self._work = work
-        self._charges = charges_losses
+        self._charges = charges_preemptions
         self._spot = spot
         self._account = Account()
         self._nodes: dict[str, _Node] = {}

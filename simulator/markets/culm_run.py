@@ -211,7 +211,7 @@ class CulmRun:
     # ---- plans ------------------------------------------------------------------------------------------------------
 
     def _adopt(self, plan: Plan) -> None:
-        """A plan that waits for no commit: the first of an era, or after a loss."""
+        """A plan that waits for no commit: the first of an era, or after a node is lost."""
         if self._step is None:
             self._version += 1
             version, seconds = self._version, 0.0

@@ -69,14 +69,14 @@ class Zone:
     name: str
     machines: int
     price: float  # dollars an hour
-    losses_per_hour: float  # of one machine
+    lost_per_hour: float  # of one machine
     bulk_per_hour: float = 0.0  # moments when many of the zone go at once
     bulk_share: float = 0.5  # of its machines
     wait_seconds: float = 300.0  # mean, until a machine that went is replaced
 
 
 def zoned(seed: int, zones: Sequence[Zone], seconds: float, notice_seconds: float = 0.0) -> list[Change]:
-    """Each machine's life is drawn from its zone's rate; in bulk losses a share of a zone goes in one moment.
+    """Each machine's life is drawn from its zone's rate; in bulk a share of a zone goes in one moment.
 
     ``notice_seconds``: how long before they go machines are told so.
     """
@@ -90,7 +90,7 @@ def zoned(seed: int, zones: Sequence[Zone], seconds: float, notice_seconds: floa
                 life += 1
                 name = f"{zone.name}-{place}.{life}"
                 changes.append(Change(at, "add", name, zone.name, zone.price))
-                gone = at + _exponential(draw, zone.losses_per_hour / HOUR)
+                gone = at + _exponential(draw, zone.lost_per_hour / HOUR)
                 taken = next((when for when, places in bulks.items() if when > at and place in places), gone)
                 gone = min(gone, taken)
                 if gone < seconds:

@@ -1,6 +1,6 @@
 """What others do with the same machines, by their published rules and constants, at the rates of a published model.
 
-Every rule is a pause after each loss, what work is lost with it, and which nodes are of use. Step times are those that
+Every rule is a pause after each lost node, what work is lost with it, and which nodes are of use. Step times are what
 Bamboo measured with its redundancy on: without it they would be shorter, by the 10 to 20 % that it says it costs.
 """
 
@@ -13,7 +13,7 @@ from culm.simulator.markets.workload import BAMBOO, ON_DEMAND, SPOT, Published
 from culm.simulator.network import Clock
 
 STARTS_UP = 45.0  # seconds from a machine's coming to its readiness: as Bamboo's simulator has it
-OOBLECK = "share of effective work with a loss every 600 s, from the artifact of Oobleck (SOSP 2023), BERT-large"
+OOBLECK = "share of effective work with a node lost every 600 s, from the artifact of Oobleck (SOSP 2023), BERT-large"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Rule:
 
     name: str
     source: str
-    pause: float = 0.0  # after a loss, until training goes on; and to take new nodes in
+    pause: float = 0.0  # after a node is lost, until training goes on; and to take new nodes in
     writes: float = 0.0  # of an asynchronous checkpoint, one after another; work since the last whole one is lost
     any_nodes: bool = False  # pipelines of unequal length put every node to use, not only whole pipelines
     drops_samples: bool = False  # the other pipelines go on; the one that lost a node adds nothing till it is whole

@@ -16,7 +16,7 @@ SPARES = (0, 1, 2)
 REDUNDANCIES = ("off", "lazy", "eager", "auto")
 CHECKPOINT_SECONDS = (300.0, 1800.0)
 SHORT_LIST = 16  # ways at least that are held against all markets, and a quarter of those that are tried
-GIVEN_UP = 10.0  # times what a way takes without losses, and a day: a run that is not done by then counts as not done
+GIVEN_UP = 10.0  # a run that takes so many times as long as without lost nodes, and a day, counts as not done
 
 Draw = Callable[[int], list[Change]]  # the market of a seed
 

@@ -1,4 +1,4 @@
-"""How long a step takes: the programs that nodes derive from a plan, run with measured durations; also after a loss."""
+"""How long a step takes, calm or with a lost node: nodes' programs under a plan, with measured durations."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -141,5 +141,5 @@ def _shipped(done: Sequence[Instruction], every: int) -> int:
 
 @lru_cache(maxsize=512)
 def calm(places: tuple[int, ...], schedule: Schedule, durations: Durations) -> StepRun:
-    """A step without losses; ``places[stage]`` tells which stages share a node. Not to be changed."""
+    """A step without lost nodes; ``places[stage]`` tells which stages share a node. Not to be changed."""
     return StepRun(tuple(f"{place}" for place in places), schedule, durations)

@@ -11,7 +11,7 @@ from culm.stage_server.worker.work import V
 
 @dataclass(slots=True)
 class DutyStep(Generic[V]):
-    """A duty that the node runs, or stands by for and runs ahead of a loss."""
+    """A duty that the node runs, or runs ahead for as a standby."""
 
     # The generation of the plan that brought the duty here; None: it is another node's. Work that was begun under
     # another tenure is void: the duty was somewhere else meanwhile, and its graphs with it.

@@ -1,4 +1,4 @@
-"""What the node runs next of its duties, and what becomes of it: its program, forwards ahead of a loss, takeovers.
+"""What the node runs next of its duties, and what becomes of it: its program, forwards ahead as a standby, takeovers.
 
 The program is the plan's, one order of all the instructions of the node's duties in a step. An owner runs it from its
 beginning; what is done stays done whatever plans follow in the step. An heir leaves out what was done ahead and what
@@ -48,7 +48,7 @@ class Runner(Generic[V]):
 
         ``anew``: the plan's era begins, and nothing of before counts.
         """
-        owned, ahead = plan.duties_of(self._at.node), self.ahead_of_losses(plan)
+        owned, ahead = plan.duties_of(self._at.node), self.runs_ahead(plan)
         for duty, step in self.duties.items():
             if duty not in owned and duty not in ahead:
                 step.drop_ahead()
@@ -70,7 +70,7 @@ class Runner(Generic[V]):
         self._program = Program(program(owners, self._at.node, self._at.schedule))
         return tuple(fresh)
 
-    def ahead_of_losses(self, plan: Plan) -> set[Duty]:
+    def runs_ahead(self, plan: Plan) -> set[Duty]:
         """The duties whose forwards this node may run before anything is lost."""
         if not self.eager:
             return set()
@@ -147,7 +147,7 @@ class Runner(Generic[V]):
         plan = self._at.plan
         if plan is None or self.duties.stopped:
             return None
-        for duty in sorted(self.ahead_of_losses(plan)):
+        for duty in sorted(self.runs_ahead(plan)):
             step = self.duties[duty]
             instruction = Instruction(duty, "F", len(step.ahead))
             here = self._at_version(duty.stage) and not self._post.holds_whole(duty.stage)
@@ -193,7 +193,7 @@ class Runner(Generic[V]):
         if work.tenure != self.duties.ticket or work.step != self._at.version or plan is None:
             return
         step = self.duties[duty]
-        if step.tenure is None and duty not in self.ahead_of_losses(plan):
+        if step.tenure is None and duty not in self.runs_ahead(plan):
             step.spoilt = True  # it went to another node meanwhile, and its graph with it
         elif not step.spoilt and work.instruction.microbatch == len(step.ahead):
             step.ahead.append(result)

@@ -1,4 +1,4 @@
-"""The heir's side of a loss: what it has to do again of a duty that came to it within the step (rule 9).
+"""What an heir has to do again of a duty that came to it within the step (rule 9).
 
 It redoes what is not held by whoever consumes it: a gradient that was reduced and sent is not computed again, nor is
 an activation that the next stage has. What its neighbours hold they tell by acknowledging, after its Hello.

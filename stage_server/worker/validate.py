@@ -42,7 +42,7 @@ def _duties(worker: Worker[Any]) -> None:
         assert step.tenure is not None or not step.done, f"{at.node} has done {step.done} of {duty}, another node's"
         assert step.tenure is not None or step.takeover is None, f"{at.node} is no heir of {duty} any more (rule 9)"
         assert step.inherited == 0 or step.takeover is not None, (
-            f"{at.node} inherited of {duty} without a loss (rule 9)"
+            f"{at.node} inherited of {duty} without a lost node (rule 9)"
         )
         assert step.adopted <= len(step.done), f"{at.node} adopted what it has not done of {duty}"
 

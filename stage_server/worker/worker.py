@@ -130,7 +130,7 @@ class Worker(Generic[V]):
         if at_commit:
             self.holdings.give_up(plan.layers_of(at.node))
         self._effects.extend(self.holdings.restores(plan, at.node, anew))
-        duties = sorted({*plan.duties_of(at.node), *self.runner.ahead_of_losses(plan)})
+        duties = sorted({*plan.duties_of(at.node), *self.runner.runs_ahead(plan)})
         ranges = tuple((duty, plan.stages[duty.stage].layers) for duty in duties)
         held = self.holdings.held()
         initial = [layer for layer in held if anew and self.holdings.version_of(layer) is not None]

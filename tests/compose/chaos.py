@@ -1,7 +1,7 @@
-"""What is done to a cluster: seeded random losses, stops, freezes, cuts and losses of memory, each told with its time.
+"""What is done to a cluster: seeded random kills, stops, freezes, cuts and losses of memory, each told with its time.
 
 An action disturbs and then makes good what no engine would mend by itself (a container that was killed by hand stays
-down). Some leave that to a later moment, so that losses overlap.
+down). Some leave that to a later moment, so that troubles overlap.
 """
 
 import random
@@ -141,7 +141,7 @@ class Chaos:
         docker("restart", "--time", "30", stage)
 
     def kill_two_stages(self) -> None:
-        """Losses come in bulk; both copies of a stage may go."""
+        """Nodes are lost in bulk; both copies of a stage may go."""
         two = self._stages(2)
         self._tell(f"docker kill {' '.join(two)}")
         docker("kill", *two)

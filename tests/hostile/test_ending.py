@@ -1,4 +1,4 @@
-"""A stop is not an end (rule 17): coordinators told to stop, losses after the last commit, and who ends whom."""
+"""A stop is not an end (rule 17): coordinators told to stop, lost nodes after the last commit, and who ends whom."""
 
 import json
 import os
@@ -120,7 +120,7 @@ def test_after_the_last_commit_losses_and_restarts_cost_nothing_until_the_weight
 
     channel, stub = connect(cluster.address, patience=DEADLINE)
     with channel:
-        for count, lost in enumerate(("n1", "n2"), 1):  # two losses: the second took the last copies
+        for count, lost in enumerate(("n1", "n2"), 1):  # two lost nodes: the second took the last copies
             cluster.kill(lost)
             assert child(cluster, lost).wait(DEADLINE)
             events_until(stub, lambda seen, count=count: sum(e.kind == "lost" for e in seen) >= count)  # type: ignore[misc]

@@ -81,7 +81,7 @@ def with_weights(folder: Path, values: torch.Tensor) -> None:
 
 
 def test_a_node_that_reads_other_weights_is_refused(tmp_path: Path) -> None:
-    """Its standby's copy differed from the owner's from the beginning, and took over at the next loss."""
+    """Its standby's copy differed from the owner's from the beginning, and took over at the next lost node."""
     with_weights(tmp_path / "one", torch.eye(8))
     with_weights(tmp_path / "two", 2 * torch.eye(8))
     job = make_job(steps=6, stages=2, layers="pretrained:layers")

@@ -1,4 +1,4 @@
-"""A run of 20,000 steps with 200 losses: what its coordinator keeps is bounded, and its successor reads all of it."""
+"""A run of 20,000 steps with 200 lost nodes: what its coordinator keeps is bounded; its successor reads all."""
 
 import asyncio
 import time
@@ -95,9 +95,7 @@ def test_a_successor_reads_the_history_of_a_long_run(server: EmbeddedRedis, caps
             used = client.info("memory")["used_memory"]
         assert used < 64e6
         with capsys.disabled():
-            print(
-                f"\n{STEPS} commits, {STEPS // LOST_EVERY} losses: read in {seconds:.2f} s; Redis: {used / 1e6:.1f} MB"
-            )
+            print(f"\n{STEPS} commits, {STEPS // LOST_EVERY} lost: read in {seconds:.2f} s; Redis: {used / 1e6:.1f} MB")
         await successor.close()
         await store.close()
 

@@ -19,11 +19,11 @@ from culm.pipeline.text import LONGEST_TEXT, as_name, check_name, cleaned, close
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome
-from culm.terminal.progress import Screen, losses_table, nodes_table
+from culm.terminal.progress import Screen, lost_nodes_table, nodes_table
 from tests.fake_node import FakeNode
 from tests.hostile.commands import in_process
 from tests.integration.test_coordinator_service import Cluster, run
-from tests.unit.test_ui_history import START, a_run_with_a_loss
+from tests.unit.test_ui_history import START, a_run_with_a_lost_node
 from tests.unit.test_ui_pages import page
 
 GOOD = ["n0", "a", "A.b_c-9", "7", "a" * 64, "us-east-1a", "ip-10-0-0-1.ec2.internal"]
@@ -111,7 +111,7 @@ def test_markup_in_a_name_is_shown_as_it_is(word: str) -> None:
     outcome = Outcome()
     loss = {"node": word, "stage": 0, "step": 1, "detect_ms": 1.0, "resume_ms": 1.0, "redone": 1}
     outcome.losses_of_nodes.append(loss)
-    for table in (nodes_table(status), _table(cost), losses_table(outcome)):
+    for table in (nodes_table(status), _table(cost), lost_nodes_table(outcome)):
         assert word in shown(table)
 
 
@@ -197,7 +197,7 @@ def test_the_dashboard_shows_markdown_as_it_is(tmp_path: Path) -> None:
     """No link, no picture, no formula comes of a node's words."""
     from culm.ui.words import literal
 
-    events = a_run_with_a_loss()
+    events = a_run_with_a_lost_node()
     waiting = events[-1]
     waiting.kind, waiting.time = "waiting", START + 20.0
     waiting.text = "![x](http://evil) [y](http://evil) :red[z] $e^x$ <b> `c` **d**"

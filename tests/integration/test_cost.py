@@ -1,4 +1,4 @@
-"""Money on a real cluster: the live figures are those of the replayed log, through a loss and a new coordinator."""
+"""Money on a real cluster: live figures are the replayed log's, through a lost node and a new coordinator."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Redundant forwards in the bubbles of real processes: the same bits, and after a loss only backwards are run again."""
+"""Redundant forwards in the bubbles of real processes: the same bits, and an heir runs only backwards again."""
 
 import re
 from pathlib import Path
@@ -58,7 +58,7 @@ class Chosen(Exception):
 
 
 def test_auto_fills_the_bubbles_once_nodes_are_lost(tmp_path: Path) -> None:
-    """Forwards and bubbles are long against what load adds to a step: with one loss in 100 s they still pay."""
+    """Forwards and bubbles are long against what load adds to a step: with one lost node in 100 s they still pay."""
     settings = {"stages": STAGES, "microbatches": 3, "redundancy": "auto"}
     job = load_job(job_file(tmp_path, steps=200, forward=0.1, backward=0.01, **settings))
     reasons: list[str] = []
@@ -66,7 +66,7 @@ def test_auto_fills_the_bubbles_once_nodes_are_lost(tmp_path: Path) -> None:
 
     def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
         reasons.extend(event.text for event in events if event.kind == "plan")
-        if not chosen_at and any("eager: with a loss every" in reason for reason in reasons):
+        if not chosen_at and any("eager: with a lost node every" in reason for reason in reasons):
             chosen_at.append(status.step)
         assert status.step < status.steps, reasons
         if chosen_at and len(outcome.losses) > chosen_at[0] + 3:

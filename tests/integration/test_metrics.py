@@ -105,7 +105,7 @@ def test_the_coordinator_tells_how_the_run_went(scraped: Scraped, job: Job) -> N
     assert 0 < told("culm_step_seconds_sum") < scraped.outcome.seconds, "from the first plan to the last commit"
     assert told("culm_nodes", state="active") == len(NODES)
     assert [told("culm_exposure_seconds", stage=str(s)) for s in range(3)] == [0.0, 0.0, 0.0]
-    assert told("culm_losses_total") == told("culm_rollbacks_total") == told("culm_redone_instructions_total") == 0
+    assert told("culm_lost_nodes_total") == told("culm_rollbacks_total") == told("culm_redone_instructions_total") == 0
     assert told("culm_term") == 1
     assert told("culm_generation") == scraped.status.generation
     assert told("culm_cost_dollars") == scraped.status.cost

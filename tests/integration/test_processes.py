@@ -10,7 +10,7 @@ WORDS = ["stage", "--coordinator", "127.0.0.1:1", "--name", "alone"]  # waits fo
 
 
 def test_nodes_that_die_together_while_another_starts(tmp_path: Path) -> None:
-    """A loss of neighbours: the first is started again while the end of the others is being learnt."""
+    """Neighbours are lost: the first is started again while the end of the others is being learnt."""
     for number in range(ROUNDS):
         log = tmp_path / f"{number}.log"
         killed = [Child.fork(WORDS, log, os.environ) for _ in range(TOGETHER)]

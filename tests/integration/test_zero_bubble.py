@@ -1,4 +1,4 @@
-"""Backwards in two halves on real processes: a loss between the halves changes no bit."""
+"""Backwards in two halves on real processes: a lost node between the halves changes no bit."""
 
 from pathlib import Path
 

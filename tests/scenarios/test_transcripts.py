@@ -158,7 +158,7 @@ def calm_step() -> Play:
     return play
 
 
-def loss_and_return() -> Play:
+def lost_and_back() -> Play:
     play = three_nodes()
     play.wait(0.1)
     play.lose("n1", "n2")
@@ -172,7 +172,7 @@ def loss_and_return() -> Play:
     return play
 
 
-def loss_between_ready_and_commit() -> Play:
+def lost_between_ready_and_commit() -> Play:
     play = three_nodes()
     play.wait(0.1)
     play.ready("n1", "n2")
@@ -383,7 +383,7 @@ def both_copies_lost() -> Play:
     return play
 
 
-def done_and_then_losses() -> Play:
+def done_and_then_lost() -> Play:
     """After the last commit redundancy is repaired as before it, until the weights were fetched (rule 17)."""
     play = Play(stages=2, nodes=3, steps=1)
     for node in ("n0", "n1", "n2"):
@@ -505,8 +505,8 @@ SCENARIOS = {
     f.__name__: f
     for f in (
         calm_step,
-        loss_and_return,
-        loss_between_ready_and_commit,
+        lost_and_back,
+        lost_between_ready_and_commit,
         a_standby_that_is_seeded_is_always_late,
         frozen_node,
         coordinator_stood_still,
@@ -527,7 +527,7 @@ SCENARIOS = {
         other_code,
         too_few_layers,
         both_copies_lost,
-        done_and_then_losses,
+        done_and_then_lost,
         every_node_is_told_to_stop,
         spare_that_does_not_start,
         job_that_does_not_start,

@@ -61,7 +61,7 @@ def test_afterlives_that_failed_once(seed: int, why: str) -> None:
     history_with_an_afterlife(seed).run()
 
 
-def history_of_losses_one_by_one(seed: int, **rule: Any) -> Cluster:
+def history_of_nodes_lost_one_by_one(seed: int, **rule: Any) -> Cluster:
     """After the last commit nodes are lost one after the other, each time with a while for repair."""
     draw = random.Random(seed)
     stages = draw.choice([2, 3, 4])
@@ -79,9 +79,9 @@ def history_of_losses_one_by_one(seed: int, **rule: Any) -> Cluster:
 
 def play_one_by_one(seed: int, **rule: Any) -> None:
     """Raises Broken if a run that was done trained again."""
-    cluster = history_of_losses_one_by_one(seed, **rule).run()
+    cluster = history_of_nodes_lost_one_by_one(seed, **rule).run()
     if cluster.ending.rolled_back:
-        raise Broken(f"seed {seed}: losses one by one rolled a run that was done back")
+        raise Broken(f"seed {seed}: lost nodes one by one rolled a run that was done back")
 
 
 @pytest.mark.parametrize("ten", range(400 if SOAK else 1))

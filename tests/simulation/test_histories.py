@@ -207,7 +207,7 @@ def test_a_loss_at_every_instruction_redoes_work_on_the_heir_alone(freeze: bool)
 
 @pytest.mark.parametrize("seed", range(40))
 def test_redundancy_is_repaired_after_every_loss(seed: int) -> None:
-    """Some steps after the last loss every stage has a hot standby, and no node runs two stages for want of one."""
+    """Some steps after the last lost node every stage has a hot standby, and no node runs two for want of one."""
     cluster = Cluster(seed, stages=3, layers=6, steps=60, spares=seed % 2, disturb=2).run()
     plan = cluster.state.plan
     assert plan is not None
@@ -385,7 +385,7 @@ def test_with_nodes_gone_for_good_the_model_is_cut_anew_for_the_others() -> None
 
 
 def test_a_run_that_shrank_grows_back_soon_after_a_node_has_come() -> None:
-    """Also where two nodes were lost at once: that is no sign that the next loss comes in a second."""
+    """Also where two nodes were lost at once: that is no sign that the next lost node comes in a second."""
     settle = 4.0
     kills = (Kill("n2", 2, unit(2, "F", 0)), Kill("n0", 2, unit(0, "B", 1)))
     cluster = Cluster(

@@ -34,7 +34,7 @@ from culm.stage_server.worker.work import Install
 from culm.stage_server.worker.worker import Worker
 from tests.simulation.test_start_up import one_machine
 from tests.simulation.test_storage import history_of_storage
-from tests.simulation.test_targets import history_of_two_losses
+from tests.simulation.test_targets import history_of_two_lost_nodes
 
 Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
 
@@ -336,10 +336,10 @@ class WithoutStaying(Worker[Number]):
 
 
 def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:
-    """In the two losses of one step: the fact outlives the layers."""
+    """Two nodes are lost in one step: the fact outlives the layers."""
     with pytest.raises(AssertionError, match="has no state of layer"):
-        history_of_two_losses(171, WithoutStaying).run()
-    history_of_two_losses(171).run()
+        history_of_two_lost_nodes(171, WithoutStaying).run()
+    history_of_two_lost_nodes(171).run()
 
 
 def without_proof(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:

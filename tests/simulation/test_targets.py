@@ -27,9 +27,9 @@ def ready_beside_the_plan(state: co.State, plan: Plan) -> list[tuple[str, int]]:
     ]
 
 
-def history_of_two_losses(seed: int, make_worker: type[Worker[Number]] = Worker) -> Cluster:
-    """The first loss makes the coordinator give the stages to be up, the second one strikes a stage that a node of them
-    was ready for.
+def history_of_two_lost_nodes(seed: int, make_worker: type[Worker[Number]] = Worker) -> Cluster:
+    """The first lost node makes the coordinator give up the stages to be. The second one ran a stage that a node of
+    them was ready for.
     """
     draw = random.Random(seed)
     stages = draw.choice([3, 4])
@@ -75,11 +75,11 @@ def history_of_two_losses(seed: int, make_worker: type[Worker[Number]] = Worker)
 @pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
 def test_two_losses_in_the_step_in_which_stages_to_be_are_given_up(hundred: int) -> None:
     for seed in range(hundred * 100, hundred * 100 + 100):
-        history_of_two_losses(seed).run()
+        history_of_two_lost_nodes(seed).run()
 
 
 @pytest.mark.parametrize(
     ("seed", "why"), [(171, "a node was taken for a standby of a stage whose layers the plan before had taken from it")]
 )
 def test_two_losses_that_failed_once(seed: int, why: str) -> None:
-    history_of_two_losses(seed).run()
+    history_of_two_lost_nodes(seed).run()

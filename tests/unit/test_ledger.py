@@ -88,10 +88,10 @@ def test_the_worked_example_adds_up() -> None:
     assert cost.dollars_per_hour == pytest.approx(2 * 0.36 + 0.036)
     assert (cost.samples, cost.tokens) == (48, 6144)
     assert (cost.seconds, cost.useful_seconds) == (32.0, 30.0)
-    (loss,) = cost.interruptions
-    assert (loss.kind, loss.node, loss.step, loss.seconds) == ("loss", "n1", 4, 2.0)
+    (lost,) = cost.interruptions
+    assert (lost.kind, lost.node, lost.step, lost.seconds) == ("lost", "n1", 4, 2.0)
     # From 30 to 37 s: three nodes for 2 s, two for 5 s, the fixed cost for 7 s, and what was sent: two sevenths of it.
-    assert loss.dollars == pytest.approx((2 * 0.0003 + 5 * 0.0002 + 7 * 0.00001 + 0.04) * 2 / 7)
+    assert lost.dollars == pytest.approx((2 * 0.0003 + 5 * 0.0002 + 7 * 0.00001 + 0.04) * 2 / 7)
     assert cost.dollars_by_use["forward"] == pytest.approx(0.0009)
     assert cost.dollars_by_use["backward"] == pytest.approx(0.0012)
     assert sum(cost.dollars_by_use.values()) == pytest.approx(0.0042 + 0.0032 + 0.0042)
@@ -99,7 +99,7 @@ def test_the_worked_example_adds_up() -> None:
     assert cost.dollars_per_million_tokens == pytest.approx(cost.dollars / 0.006144)
     assert cost.value == pytest.approx(48 / 3600 / cost.dollars)
     assert cost.on_demand_dollars == pytest.approx(2 * 1.08 * 30 / 3600)
-    # The loss 22 s into training: back to 20 s, a restart of 100 s, and the 10 s that are left.
+    # A node is lost 22 s into training: back to 20 s, a restart of 100 s, and the 10 s that are left.
     assert cost.checkpoint_seconds == pytest.approx(22 + 100 + 10)
     assert cost.checkpoint_dollars == pytest.approx(cost.dollars * 132 / 32)
 

@@ -35,7 +35,7 @@ def test_the_hourly_market_keeps_to_its_capacity(seed: int, capacity: int, remov
 
 
 def test_as_many_go_as_the_rate_says() -> None:
-    zone = Zone("a", 100, 0.9, losses_per_hour=0.25)
+    zone = Zone("a", 100, 0.9, lost_per_hour=0.25)
     changes = zoned(1, [zone], 100 * 3600.0)
     lived = sum(change.at * (1 if change.kind == "remove" else -1) for change in changes)
     lived += 100 * 3600.0 * (sum(c.kind == "add" for c in changes) - sum(c.kind == "remove" for c in changes))

@@ -113,7 +113,7 @@ def test_no_loss_is_not_a_number() -> None:
 
 def test_the_event_log_adds_up_however_often_it_is_read() -> None:
     run = Run(pb.GetStatusResponse())
-    assert run["culm_losses_total"] == 0
+    assert run["culm_lost_nodes_total"] == 0
     run.happens(100.0, "plan")
     run.happens(100.5, "commit", step="0", loss="1.0")
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (1, 0.5)
@@ -122,7 +122,7 @@ def test_the_event_log_adds_up_however_often_it_is_read() -> None:
     run.happens(101.0, "commit", step="1", loss="1.0")
     run.happens(101.0, "recovered", node="n1", stage="1", redone="6", resume_ms="20.0")
     assert (run["culm_step_seconds_count"], run["culm_step_seconds_sum"]) == (2, 1.0)
-    assert (run["culm_losses_total"], run["culm_redone_instructions_total"]) == (1, 6)
+    assert (run["culm_lost_nodes_total"], run["culm_redone_instructions_total"]) == (1, 6)
     assert (run["culm_resume_seconds_count"], run["culm_resume_seconds_sum"]) == (1, 0.02)
     assert run["culm_resume_seconds_bucket", "0.01"] == 0
     assert run["culm_resume_seconds_bucket", "0.025"] == 1

@@ -18,27 +18,27 @@ def test_while_nothing_is_lost_nothing_is_changed() -> None:
 
 
 def test_bubbles_are_filled_where_losses_are_frequent() -> None:
-    choice, why = choose(replace(SEEN, losses_per_second=1 / 20), LAZY)
+    choice, why = choose(replace(SEEN, lost_per_second=1 / 20), LAZY)
     assert choice == Redundancy(eager=True)
     assert why == (
-        "eager: with a loss every 20 s, a step of 330 ms and bubbles of 90 ms it takes 0.0 ms of a step and leaves "
-        "80 ms to redo after a loss"
+        "eager: with a lost node every 20 s, a step of 330 ms and bubbles of 90 ms it takes 0.0 ms of a step "
+        "and leaves 80 ms to redo when a node is lost"
     )
 
 
 def test_losses_too_rare_to_matter_change_nothing() -> None:
-    assert choose(replace(SEEN, losses_per_second=1 / 3600), LAZY) == (LAZY, "")
+    assert choose(replace(SEEN, lost_per_second=1 / 3600), LAZY) == (LAZY, "")
 
 
 def test_gradients_are_shipped_over_a_fast_link_without_bubbles() -> None:
-    seen = replace(SEEN, bubble=0.0, losses_per_second=1 / 20, bytes_per_second=1e11)
+    seen = replace(SEEN, bubble=0.0, lost_per_second=1 / 20, bytes_per_second=1e11)
     assert choose(seen, LAZY)[0] == Redundancy(ship_every=1)
     assert choose(replace(seen, bytes_per_second=1e8), LAZY)[0] == LAZY, "seven shipments would take 280 ms of a step"
 
 
 def test_the_bubble_is_spent_once() -> None:
     """Where forwards run ahead take all of it, shipping costs what it takes."""
-    seen = replace(SEEN, bubble=0.08, losses_per_second=1 / 20, bytes_per_second=1e9)
+    seen = replace(SEEN, bubble=0.08, lost_per_second=1 / 20, bytes_per_second=1e9)
     of_step = {price.choice: price.of_step for price in prices(seen)}
     assert of_step[Redundancy(True, 4)] == 0.004
     assert of_step[Redundancy(False, 4)] == 0.0

@@ -12,7 +12,7 @@ CALM = Situation(
     nodes=("n0", "n1", "n2", "n3"),
     redundancy=True,
     seed_bytes_per_second=1e8,
-    seconds_to_next_loss=3600.0,
+    seconds_to_next_lost=3600.0,
     slowness={},
 )
 FOUR = place(CALM.nodes, CALM.layer_costs, 4, True)
@@ -33,7 +33,7 @@ def test_three_nodes_share_what_four_had() -> None:
 
 def test_where_losses_come_too_often_moving_does_not_pay() -> None:
     three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, True)
-    often = replace(CALM, nodes=("n0", "n1", "n2"), seconds_to_next_loss=0.05)
+    often = replace(CALM, nodes=("n0", "n1", "n2"), seconds_to_next_lost=0.05)
     assert propose(three, often) is None
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from culm.coordinator import events as ev
 from culm.coordinator.decide import advance, begin
 from culm.coordinator.edges.persistence import from_document, to_document
-from culm.coordinator.settling import HOUR, next_look, quiet, seconds_between_losses
+from culm.coordinator.settling import HOUR, next_look, quiet, seconds_between_lost_nodes
 from culm.coordinator.slowness import Pace, told
 from culm.coordinator.state import Settings, State
 
@@ -27,15 +27,15 @@ def test_quiet_changes_at_the_next_look_and_not_before(changed_at: float, passed
 
 
 def test_two_losses_at_once_do_not_mean_a_loss_every_second() -> None:
-    """A run that had lost two nodes within a second counted on the next loss in a second, and never grew back."""
-    state = replace(BEGUN, losses_at=(5.0, 5.6), changed_at=5.6)
-    assert seconds_between_losses(state, 40.0) == HOUR
+    """A run that had lost two nodes within a second counted on the next lost node in a second, and never grew back."""
+    state = replace(BEGUN, lost_at=(5.0, 5.6), changed_at=5.6)
+    assert seconds_between_lost_nodes(state, 40.0) == HOUR
 
 
 def test_the_quiet_after_many_losses_counts() -> None:
-    state = replace(BEGUN, losses_at=(10.0, 20.0, 30.0, 40.0), changed_at=40.0)
-    assert seconds_between_losses(state, 41.0) == 10.0
-    assert seconds_between_losses(state, 40.0 + 3600.0) > 600.0
+    state = replace(BEGUN, lost_at=(10.0, 20.0, 30.0, 40.0), changed_at=40.0)
+    assert seconds_between_lost_nodes(state, 41.0) == 10.0
+    assert seconds_between_lost_nodes(state, 40.0 + 3600.0) > 600.0
 
 
 def heard(state: State, slowness: float, now: float) -> tuple[State, int]:

@@ -1,4 +1,4 @@
-"""How long a step takes, calm and with a loss in it."""
+"""How long a step takes, calm and with a lost node in it."""
 
 from itertools import pairwise
 

@@ -30,7 +30,7 @@ def plan(number: int, at: float, step: int, stages: object) -> pb.ListEventsResp
     return event(number, at, "plan", step, stages=json.dumps(stages), **facts)
 
 
-def a_run_with_a_loss() -> list[pb.ListEventsResponse]:
+def a_run_with_a_lost_node() -> list[pb.ListEventsResponse]:
     events = [
         event(i, 0.1 * i, "joined", node=f"n{i}", incarnation=1, zone="ab"[i % 2], address=f"h{i}:1") for i in range(3)
     ]
@@ -52,18 +52,18 @@ def folded(events: list[pb.ListEventsResponse]) -> History:
     return history
 
 
-def test_a_loss_is_told_with_all_its_times() -> None:
-    (loss,) = folded(a_run_with_a_loss()).preemptions
-    assert (loss.node, loss.kind, loss.step, loss.why, loss.redone) == ("n0", "loss", 4, "its stream broke", 3)
-    assert (loss.detect_ms, loss.resume_ms) == (40.0, 50.0)
-    assert loss.promote_ms == pytest.approx(10.0, abs=0.01)
-    assert loss.restored_ms == pytest.approx(3000.0)
+def test_a_lost_node_is_told_with_all_its_times() -> None:
+    (lost,) = folded(a_run_with_a_lost_node()).preemptions
+    assert (lost.node, lost.kind, lost.step, lost.why, lost.redone) == ("n0", "lost", 4, "its stream broke", 3)
+    assert (lost.detect_ms, lost.resume_ms) == (40.0, 50.0)
+    assert lost.promote_ms == pytest.approx(10.0, abs=0.01)
+    assert lost.restored_ms == pytest.approx(3000.0)
 
 
 def test_a_node_that_was_given_notice_and_handed_over_is_no_loss() -> None:
     history = folded(
         [
-            *a_run_with_a_loss(),
+            *a_run_with_a_lost_node(),
             event(15, 10, "draining", 5, node="n1", why="AWS will terminate it"),
             event(16, 12.5, "left", 6, node="n1", why="AWS will terminate it"),
         ]
@@ -73,20 +73,20 @@ def test_a_node_that_was_given_notice_and_handed_over_is_no_loss() -> None:
 
 
 def test_a_commit_that_the_next_coordinator_tells_again_is_in_the_curve_once() -> None:
-    run = a_run_with_a_loss()
+    run = a_run_with_a_lost_node()
     again = event(15, 12, "commit", 5, step=4, loss=1.6)
     assert folded([*run, again]).steps == folded(run).steps == list(range(5))
 
 
 def test_a_rollback_takes_the_curve_back() -> None:
-    history = folded([*a_run_with_a_loss(), event(15, 10, "rollback", 2, step=2)])
+    history = folded([*a_run_with_a_lost_node(), event(15, 10, "rollback", 2, step=2)])
     assert history.steps == [0, 1]
     assert history.preemptions[-1].kind == "rollback"
 
 
 def test_a_replayed_log_tells_the_status_that_there_was() -> None:
     replay = Replay()
-    events = a_run_with_a_loss()
+    events = a_run_with_a_lost_node()
     for each in events[:8]:
         replay.take(of_message(each))
     status = replay.look(START + 5.5).status
@@ -106,7 +106,7 @@ def test_a_replayed_log_tells_the_status_that_there_was() -> None:
 
 def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None:
     log = tmp_path / "run.jsonl"
-    log.write_text("".join(to_line(each) + "\n" for each in a_run_with_a_loss()))
+    log.write_text("".join(to_line(each) + "\n" for each in a_run_with_a_lost_node()))
     now = [0.0]
     recorded = Recorded(log, speed=2.0, clock=lambda: now[0])
     assert recorded.look().status.step == 0
@@ -121,7 +121,7 @@ def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None
 
 def test_the_ring_tells_everything_in_words_too() -> None:
     replay = Replay()
-    for each in a_run_with_a_loss():
+    for each in a_run_with_a_lost_node():
         replay.take(of_message(each))
     look = replay.look(START + 10)
     picture = ring_svg(look.status, look.history.gone, START + 10, "#123456")
@@ -145,7 +145,7 @@ def test_the_loss_curve_is_thinned_and_keeps_its_end() -> None:
 
 
 def test_charts_hold_what_there_is() -> None:
-    history = folded(a_run_with_a_loss())
+    history = folded(a_run_with_a_lost_node())
     assert [v["phase"] for v in timeline(history.preemptions)["data"]["values"]] == [
         "detect", "promote", "resume", "redundancy restored",
     ]  # fmt: skip

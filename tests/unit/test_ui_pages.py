@@ -1,4 +1,4 @@
-"""Every page, run by Streamlit itself without a browser, on a run with a loss."""
+"""Every page, run by Streamlit itself without a browser, on a run with a lost node."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from culm.pipeline.money.codec import to_line
-from tests.unit.test_ui_history import START, a_run_with_a_loss
+from tests.unit.test_ui_history import START, a_run_with_a_lost_node
 
 PATIENCE = 60.0
 SCRIPT = """
@@ -20,7 +20,7 @@ from culm.ui.screens import {page}
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "run.jsonl"
-    path.write_text("".join(to_line(event) + "\n" for event in a_run_with_a_loss()))
+    path.write_text("".join(to_line(event) + "\n" for event in a_run_with_a_lost_node()))
     return path
 
 
@@ -46,7 +46,7 @@ def test_a_stage_without_a_standby_is_warned_of(log: Path) -> None:
 
 
 def test_a_run_that_stands_still_has_a_banner(log: Path) -> None:
-    stalled = a_run_with_a_loss()[-1]
+    stalled = a_run_with_a_lost_node()[-1]
     stalled.kind, stalled.time = "stalled", START + 20.0
     stalled.fields["step"] = "5"
     stalled.fields["awaited"] = "n2 with stage 1 (in 1F3 for 9 s)"

@@ -174,7 +174,7 @@ def test_nothing_waits_for_a_gradient_once_the_last_commit_is_here() -> None:
 
 
 def test_a_report_of_a_part_hides_none_of_the_whole_stage() -> None:
-    """A loss gives the stage to a node that was ready with a part of it, which begins at the same layer."""
+    """A lost node gives the stage to a node that was ready with a part of it, which begins at the same layer."""
     worker: Worker[Nothing] = Worker("n2", 1, Schedule(2), 3)
     worker.take_plan(PREPARING)
     seeded(worker, (2, 3))

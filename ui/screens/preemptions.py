@@ -19,16 +19,16 @@ def show(source: Source) -> None:
     if not preemptions:
         st.caption("No node has been preempted yet.")
         return
-    losses = [p for p in preemptions if p.kind != "handover"]
-    resumed = sorted(p.resume_ms for p in losses if p.resume_ms is not None)
+    lost = [p for p in preemptions if p.kind != "handover"]
+    resumed = sorted(p.resume_ms for p in lost if p.resume_ms is not None)
     tiles(
-        ("Lost", str(len(losses)), ""),
-        ("Handed over in time", str(len(preemptions) - len(losses)), ""),
+        ("Lost", str(len(lost)), ""),
+        ("Handed over in time", str(len(preemptions) - len(lost)), ""),
         ("Resumed after (median)", milliseconds(resumed[len(resumed) // 2] if resumed else None), ""),
         ("Instructions redone", str(sum(p.redone or 0 for p in preemptions)), ""),
     )
-    if losses:
-        st.vega_lite_chart(None, timeline(losses[-SHOWN:]), width="stretch")
+    if lost:
+        st.vega_lite_chart(None, timeline(lost[-SHOWN:]), width="stretch")
     st.dataframe([row(p) for p in reversed(preemptions)], hide_index=True, width="stretch")
     st.caption(
         "Detect: silence before the node was declared lost. Promote: until the plan without it. Resume: until its "
