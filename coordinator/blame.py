@@ -5,7 +5,6 @@ from dataclasses import replace
 from culm.coordinator import membership
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
-from culm.coordinator.events import NodeFailed
 from culm.coordinator.failures import (
     START,
     TEXT,
@@ -18,29 +17,30 @@ from culm.coordinator.failures import (
     noted,
     start_failed,
 )
+from culm.coordinator.reports import NodeFailed
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.money import kinds
 
 CODES = {START: 2}  # with which whoever started the run ends: the job file is at fault; 1 for all else
 
 
-def node_failed(state: State, event: NodeFailed, now: float) -> Decision:
+def node_failed(state: State, report: NodeFailed, now: float) -> Decision:
     """The node ends with its last words. Those of an incarnation that is lost already change nothing."""
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation or state.phase is Phase.FAILED:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation or state.phase is Phase.FAILED:
         return state, ()
-    why = event.why[:TEXT]
+    why = report.why[:TEXT]
     holds = state.plan is not None and state.plan.held_by(node.node)  # one that has not attached to a new leader yet
     if not node.available and not holds:
-        return _start_failed(state, node, event.work or START, why)
-    if event.work is None:
+        return _start_failed(state, node, report.work or START, why)
+    if report.work is None:
         return membership.lose(state, {node.node: f"it failed: {why}"}, now)
     machine = machine_of(node.node, node.pid)
-    state = replace(state, failures=noted(state.failures, event.work, machine))
-    if _is_the_jobs(state, event.work):
-        where = " and ".join(machines_at(state.failures, event.work))
-        return fail(state, event.work, f"{event.work} raised on {where}: {why}", node.node)
-    return membership.lose(state, {node.node: f"{event.work} raised there: {why}"}, now)
+    state = replace(state, failures=noted(state.failures, report.work, machine))
+    if _is_the_jobs(state, report.work):
+        where = " and ".join(machines_at(state.failures, report.work))
+        return fail(state, report.work, f"{report.work} raised on {where}: {why}", node.node)
+    return membership.lose(state, {node.node: f"{report.work} raised there: {why}"}, now)
 
 
 def _start_failed(state: State, node: Node, work: Work, why: str) -> Decision:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
-from culm.coordinator.events import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
 from culm.coordinator.membership import roll_back
+from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
 from culm.coordinator.state import State
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.money import kinds
@@ -21,25 +21,25 @@ from culm.pipeline.money import kinds
 SHARES_KEPT = 3  # steps whose files are on record though the checkpoint is not whole: a node may have died in between
 
 
-def saved(state: State, event: Saved) -> Decision:
+def saved(state: State, report: Saved) -> Decision:
     """Files of one step, layer by layer: all holders write the same, so it does not matter whose they are."""
-    known = any(event.step == c.step and c.folder == _folder(state, c.step) for c in state.checkpoints)
-    if event.era != state.era or known or event.step > state.committed:
+    known = any(report.step == c.step and c.folder == _folder(state, c.step) for c in state.checkpoints)
+    if report.era != state.era or known or report.step > state.committed:
         return state, ()
-    before = state.saved.get(event.step, {})
-    files = {**before, **event.files}
-    newest = sorted({*state.saved, event.step})[-SHARES_KEPT:]
-    state = replace(state, saved={s: f for s, f in {**state.saved, event.step: files}.items() if s in newest})
+    before = state.saved.get(report.step, {})
+    files = {**before, **report.files}
+    newest = sorted({*state.saved, report.step})[-SHARES_KEPT:]
+    state = replace(state, saved={s: f for s, f in {**state.saved, report.step: files}.items() if s in newest})
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
     commit = state.last_commit
     loss = commit.loss if commit is not None else 0.0
-    return state, (WriteManifest(event.step, loss, state.fingerprint, files, state.agreement.nodes),)
+    return state, (WriteManifest(report.step, loss, state.fingerprint, files, state.agreement.nodes),)
 
 
-def checkpointed(state: State, event: Checkpointed) -> Decision:
+def checkpointed(state: State, report: Checkpointed) -> Decision:
     """Another origin for eras to come. What retention takes away is known no longer before it goes."""
-    new = event.checkpoint
+    new = report.checkpoint
     known = sorted({*(c for c in state.checkpoints if c.folder != new.folder), new})
     own = [c for c in known if c.folder == _folder(state, c.step)]
     kept = {*own[-state.settings.checkpoints_kept :], new}
@@ -57,60 +57,60 @@ def checkpointed(state: State, event: Checkpointed) -> Decision:
     return state, (Persist(), record, Retain(new.step, frozenset(c.step for c in left)))
 
 
-def fault(state: State, event: CheckpointFault) -> Decision:
+def fault(state: State, report: CheckpointFault) -> Decision:
     """A checkpoint cannot be written at present. The event log hears of it once, until one is whole again."""
     told = bool(state.storage.fault)
-    who = event.node or "the coordinator"
-    text = f"{who} cannot write the checkpoint of step {event.step}: {event.why}; training goes on without it"
+    who = report.node or "the coordinator"
+    text = f"{who} cannot write the checkpoint of step {report.step}: {report.why}; training goes on without it"
     state = replace(state, storage=replace(state.storage, fault=text))
     if told:
         return state, ()
-    return state, (Record(kinds.CheckpointFault(node=event.node, step=event.step, why=event.why), text),)
+    return state, (Record(kinds.CheckpointFault(node=report.node, step=report.step, why=report.why), text),)
 
 
-def bad(state: State, event: CheckpointBad) -> Decision:
+def bad(state: State, report: CheckpointBad) -> Decision:
     """Content of a checkpoint is wrong: an era that is still to begin from it gives way to one from the one before."""
-    known = event.origin in state.checkpoints
-    state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != event.origin))
-    if event.origin != state.origin or not _is_being_read(state):
+    known = report.origin in state.checkpoints
+    state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != report.origin))
+    if report.origin != state.origin or not _is_being_read(state):
         return state, (Persist(),) if known else ()
-    return roll_back(state, f"{event.node} cannot read the checkpoint of step {event.origin.step}: {event.why}")
+    return roll_back(state, f"{report.node} cannot read the checkpoint of step {report.origin.step}: {report.why}")
 
 
-def unread(state: State, event: Unread) -> Decision:
+def unread(state: State, report: Unread) -> Decision:
     """A node waits for the storage; the log hears of it once a node and era."""
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation or event.era != state.era:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation or report.era != state.era:
         return state, ()
-    if event.origin != state.origin or not _is_being_read(state):
+    if report.origin != state.origin or not _is_being_read(state):
         return state, ()
-    first = event.node not in state.storage.unread
-    waiting = {**state.storage.unread, event.node: event.why}
-    text = f"{event.node} cannot read {state.origin}: {event.why}; it asks again, and the other holders as well"
+    first = report.node not in state.storage.unread
+    waiting = {**state.storage.unread, report.node: report.why}
+    text = f"{report.node} cannot read {state.origin}: {report.why}; it asks again, and the other holders as well"
     commands: list[Command] = []
     if first:
-        commands.append(Record(kinds.Waiting(node=event.node, why=event.why), text))
-    looks = event.absent and not state.storage.examined
+        commands.append(Record(kinds.Waiting(node=report.node, why=report.why), text))
+    looks = report.absent and not state.storage.examined
     if looks:
         commands.append(Examine(state.origin))
     storage = replace(state.storage, unread=waiting, examined=state.storage.examined or looks)
     return replace(state, storage=storage, detail=text), tuple(commands)
 
 
-def examined(state: State, event: Examined) -> Decision:
+def examined(state: State, report: Examined) -> Decision:
     """What the coordinator sees of an origin that a node does not see."""
-    if event.origin != state.origin or not _is_being_read(state):
+    if report.origin != state.origin or not _is_being_read(state):
         return state, ()
     state = replace(state, storage=replace(state.storage, examined=False))
-    if event.sight is Sight.WRONG:
-        return bad(state, CheckpointBad("the coordinator", event.origin, event.why))
+    if report.sight is Sight.WRONG:
+        return bad(state, CheckpointBad("the coordinator", report.origin, report.why))
     names = ", ".join(sorted(state.storage.unread))
-    if event.sight is Sight.THERE:
+    if report.sight is Sight.THERE:
         why = f"{names} sees no manifest in {state.origin.folder}, and the coordinator does"
         text = f"{why}: it has to be one folder for all machines, such as a mount or s3://; it is asked again"
     else:
         gone = f"if it is gone for good, make {state.origin.folder} again, empty: the run then goes back further"
-        text = f"nobody sees {state.origin}: {event.why}; it is asked again; {gone}"
+        text = f"nobody sees {state.origin}: {report.why}; it is asked again; {gone}"
     if text == state.detail:
         return state, ()
     return replace(state, detail=text), ()

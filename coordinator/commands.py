@@ -67,7 +67,7 @@ class Persist:
 
 @dataclass(frozen=True)
 class WriteManifest:
-    """Every layer of the checkpoint is written: make it whole, then tell the machine (Checkpointed)."""
+    """Every layer of the checkpoint is written: make it whole, then report it (Checkpointed)."""
 
     step: int
     loss: float
@@ -86,7 +86,7 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class Examine:
-    """Look whether the storage answers, and has this very checkpoint, then tell the machine (Examined)."""
+    """Look whether the storage answers, and has this very checkpoint, then report it (Examined)."""
 
     origin: Origin
 

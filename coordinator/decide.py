@@ -1,4 +1,4 @@
-"""Every decision of the coordinator: ``advance(state, event, now) -> (state, commands)``, and nothing else.
+"""Every decision of the coordinator: ``advance(state, report, now) -> (state, commands)``, and nothing else.
 
 Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order.
 """
@@ -21,7 +21,8 @@ from culm.coordinator import (
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from culm.coordinator.commits import commit_if_ready, keep
 from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
-from culm.coordinator.events import (
+from culm.coordinator.placement import place
+from culm.coordinator.reports import (
     Available,
     Built,
     CaughtUp,
@@ -30,7 +31,6 @@ from culm.coordinator.events import (
     CheckpointFault,
     Condemned,
     Draining,
-    Event,
     Examined,
     Fetched,
     Heard,
@@ -40,6 +40,7 @@ from culm.coordinator.events import (
     NodeFailed,
     PeerLost,
     Ready,
+    Report,
     Resumed,
     Saved,
     StreamBroken,
@@ -47,7 +48,6 @@ from culm.coordinator.events import (
     Unread,
     Warned,
 )
-from culm.coordinator.placement import place
 from culm.coordinator.state import Layers, Phase, Settings, State
 from culm.coordinator.zones import in_words
 from culm.pipeline.money import kinds
@@ -63,79 +63,79 @@ def begin(settings: Settings, term: int = 1, leader: int = 0, now: float | None 
     return State(settings=settings, term=term, leader=leader, took_over_at=now)
 
 
-def advance(state: State, event: Event, now: float) -> Decision:
-    """Takes one event at the time ``now`` (seconds of any clock that never goes back) and decides.
+def advance(state: State, report: Report, now: float) -> Decision:
+    """Takes one report at the time ``now`` (seconds of any clock that never goes back) and decides.
 
-    Unknown or outdated events change nothing.
+    Unknown or outdated reports change nothing.
     """
-    return _HANDLERS[type(event)](state, event, now)
+    return _HANDLERS[type(report)](state, report, now)
 
 
-def _joined(state: State, event: Joined, now: float) -> Decision:
-    ahead = takeover.ahead(state, event.node, event.term)
+def _joined(state: State, report: Joined, now: float) -> Decision:
+    ahead = takeover.ahead(state, report.node, report.term)
     if ahead is not None:
         return state, (ahead,)
-    return membership.join(state, event, now)
+    return membership.join(state, report, now)
 
 
-def _available(state: State, event: Available, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
+def _available(state: State, report: Available, now: float) -> Decision:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation:
         return state, ()
-    ahead = takeover.led_by_another(state, event)
+    ahead = takeover.led_by_another(state, report)
     if ahead is not None:
         return state, (ahead,)
-    state = takeover.before_checkpoints(state, event)
-    refusal = membership.refusal(state, event)
+    state = takeover.before_checkpoints(state, report)
+    refusal = membership.refusal(state, report)
     if refusal:
-        return membership.dismiss(state, event.node, refusal)
+        return membership.dismiss(state, report.node, refusal)
     unannounced = () if node.announced else (membership.joined_record(node),)
-    node = replace(node, available=True, announced=True, version=event.version, heard_at=now)
+    node = replace(node, available=True, announced=True, version=report.version, heard_at=now)
     state = replace(
         state,
         failures=failures.started(state.failures, failures.machine_of(node.node, node.pid)),
-        nodes={**state.nodes, event.node: node},
-        layer_costs=state.layer_costs or event.layer_costs,
-        fingerprint=state.fingerprint or event.fingerprint,
-        agreement=agreement.joined(state.agreement, event.identity, state.settings.same_hardware),
+        nodes={**state.nodes, report.node: node},
+        layer_costs=state.layer_costs or report.layer_costs,
+        fingerprint=state.fingerprint or report.fingerprint,
+        agreement=agreement.joined(state.agreement, report.identity, state.settings.same_hardware),
     )
-    state, learnt = takeover.learn(state, event, now)
+    state, learnt = takeover.learn(state, report, now)
     learnt = (*unannounced, *learnt)
     if state.plan is None:
         state, begun = begin_era(state, now)
         return state, (*unannounced, *begun)
-    why = takeover.without_its_state(state, event)
+    why = takeover.without_its_state(state, report)
     if why:
-        state, sent_away = membership.send_away(state, event.node, why, now)
+        state, sent_away = membership.send_away(state, report.node, why, now)
         return state, (*learnt, *sent_away)
-    state = takeover.start_over(state, event)
-    told = takeover.catch_up(state, event)
+    state = takeover.start_over(state, report)
+    told = takeover.catch_up(state, report)
     state, ended = takeover.complete(state, now)
     return state, (*learnt, *told, *ended)
 
 
-def _built(state: State, event: Built, now: float) -> Decision:
+def _built(state: State, report: Built, now: float) -> Decision:
     """Comes before any Ready over these layers, on the same stream: nothing is committed upon other values."""
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation:
         return state, ()
-    agreed, why = agreement.built(state.agreement, event.node, event.initial)
+    agreed, why = agreement.built(state.agreement, report.node, report.initial)
     if not why:
         return replace(state, agreement=agreed), (() if agreed == state.agreement else (Persist(),))
-    state, commands = membership.lose(state, {event.node: why}, now)
+    state, commands = membership.lose(state, {report.node: why}, now)
     # First: the node ends with its reason, where one that is merely lost joins anew.
-    gone = (Dismiss(event.node, event.incarnation, why), Record(kinds.Dismissed(node=event.node), why))
+    gone = (Dismiss(report.node, report.incarnation, why), Record(kinds.Dismissed(node=report.node), why))
     return chain((state, (*gone, *commands)), now)
 
 
-def _heartbeat(state: State, event: Heartbeat, now: float) -> Decision:
-    return _heard(state, Heard(((now, event),)))
+def _heartbeat(state: State, report: Heartbeat, now: float) -> Decision:
+    return _heard(state, Heard(((now, report),)))
 
 
-def _heard(state: State, event: Heard) -> Decision:
+def _heard(state: State, report: Heard) -> Decision:
     nodes = dict(state.nodes)
     records: list[Command] = []
-    for at, beat in event.heartbeats:
+    for at, beat in report.heartbeats:
         node = nodes.get(beat.node)
         if node is None or node.incarnation != beat.incarnation:
             continue
@@ -163,57 +163,57 @@ def _heard(state: State, event: Heard) -> Decision:
     return replace(state, nodes=nodes), tuple(records)
 
 
-def _ready(state: State, event: Ready, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
+def _ready(state: State, report: Ready, now: float) -> Decision:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation:
         return state, ()
-    if event.era != state.era or state.plan is None or event.step > state.committed:
+    if report.era != state.era or state.plan is None or report.step > state.committed:
         return state, ()
-    if event.step < state.committed:
+    if report.step < state.committed:
         # Too late for its step. A node being seeded has caught up all the same: the next commit waits for it, since
         # a node that nobody waits for may never be in time. After the last commit only CaughtUp tells who has.
         if state.phase is Phase.DONE:
             return state, ()
-        return replace(state, following=_with_layers(state.following, event.node, event.layers)), ()
-    losses = state.losses or event.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
-    norms = {**dict(zip(event.layers, event.squared_norms, strict=True)), **state.norms}
+        return replace(state, following=_with_layers(state.following, report.node, report.layers)), ()
+    losses = state.losses or report.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
+    norms = {**dict(zip(report.layers, report.squared_norms, strict=True)), **state.norms}
     lost_owners = tuple(
-        replace(x, redone=event.redone) if (x.stage, x.heir) == (event.stage, event.node) else x
+        replace(x, redone=report.redone) if (x.stage, x.heir) == (report.stage, report.node) else x
         for x in state.lost_owners
     )
     state = replace(
         state,
-        facts=_with_layers(state.facts, event.node, event.layers),
+        facts=_with_layers(state.facts, report.node, report.layers),
         norms=norms,
         losses=losses,
         lost_owners=lost_owners,
-        nodes={**state.nodes, event.node: replace(node, heard_at=now)},
+        nodes={**state.nodes, report.node: replace(node, heard_at=now)},
     )
     return commit_if_ready(state, now)
 
 
-def _caught_up(state: State, event: CaughtUp, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation or event.era != state.era or state.plan is None:
+def _caught_up(state: State, report: CaughtUp, now: float) -> Decision:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation or report.era != state.era or state.plan is None:
         return state, ()
-    layers = range(event.first_layer, event.end_layer)
+    layers = range(report.first_layer, report.end_layer)
     if state.phase is Phase.DONE:
         # No commit will show that it still holds: it counts for the last version and the present plan alone.
-        if (event.version, event.order) != (state.committed, (state.term, state.generation)):
+        if (report.version, report.order) != (state.committed, (state.term, state.generation)):
             return state, ()
-        return keep(replace(state, following=_with_layers(state.following, event.node, layers)), now)
-    return replace(state, following=_with_layers(state.following, event.node, layers)), ()
+        return keep(replace(state, following=_with_layers(state.following, report.node, layers)), now)
+    return replace(state, following=_with_layers(state.following, report.node, layers)), ()
 
 
 def _with_layers(known: Layers, node: str, layers: range) -> Layers:
     return {**known, node: known.get(node, frozenset()) | frozenset(layers)}
 
 
-def _resumed(state: State, event: Resumed, now: float) -> Decision:
+def _resumed(state: State, report: Resumed, now: float) -> Decision:
     commands: list[Command] = []
     owners = []
     for lost in state.lost_owners:
-        if (lost.stage, lost.heir) == (event.stage, event.node) and lost.resumed_at is None:
+        if (lost.stage, lost.heir) == (report.stage, report.node) and lost.resumed_at is None:
             lost = replace(lost, resumed_at=now)
             ms = round((now - lost.at) * 1e3, 1)
             resumed = kinds.Resumed(node=lost.node, heir=lost.heir, stage=lost.stage, resume_ms=ms)
@@ -222,29 +222,29 @@ def _resumed(state: State, event: Resumed, now: float) -> Decision:
     return replace(state, lost_owners=tuple(owners)), tuple(commands)
 
 
-def _peer_lost(state: State, event: PeerLost, now: float) -> Decision:
-    return chain(membership.peer_lost(state, event, now), now)
+def _peer_lost(state: State, report: PeerLost, now: float) -> Decision:
+    return chain(membership.peer_lost(state, report, now), now)
 
 
-def _stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
-    return chain(membership.stream_broken(state, event, now), now)
+def _stream_broken(state: State, report: StreamBroken, now: float) -> Decision:
+    return chain(membership.stream_broken(state, report, now), now)
 
 
-def _left(state: State, event: Left, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
+def _left(state: State, report: Left, now: float) -> Decision:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation:
         return state, ()
-    return chain(membership.lose(state, {event.node: f"it left: {event.why}"}, now), now)
+    return chain(membership.lose(state, {report.node: f"it left: {report.why}"}, now), now)
 
 
-def _condemned(state: State, event: Condemned, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation or node.condemned_at is not None:
+def _condemned(state: State, report: Condemned, now: float) -> Decision:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation or node.condemned_at is not None:
         return state, ()
     return replace(state, nodes={**state.nodes, node.node: replace(node, condemned_at=now)}), ()
 
 
-def _tick(state: State, event: Tick, now: float) -> Decision:
+def _tick(state: State, report: Tick, now: float) -> Decision:
     state, ended = takeover.complete(state, now)
     state, commands = chain(membership.tick(state, now), now)
     state, watched = watchdog.look(state, now)
@@ -333,7 +333,7 @@ def begin_era(state: State, now: float) -> Decision:
 
 
 def validate(state: State) -> None:
-    """Raises AssertionError, in words, if the state breaks an invariant. Run after every event in tests."""
+    """Raises AssertionError, in words, if the state breaks an invariant. Run after every report in tests."""
     plan = state.plan
     assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
     last = state.last_commit

@@ -17,7 +17,7 @@ from dataclasses import replace
 from culm.coordinator import membership
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
-from culm.coordinator.events import Fetched
+from culm.coordinator.reports import Fetched
 from culm.coordinator.state import Phase, State, Stopping
 from culm.pipeline.money import kinds
 
@@ -33,14 +33,14 @@ def is_saved(state: State) -> bool:
     return bool(state.checkpoints) and state.checkpoints[-1].step == state.settings.steps
 
 
-def fetched(state: State, event: Fetched) -> Decision:
+def fetched(state: State, report: Fetched) -> Decision:
     """Somebody has the final weights: nothing keeps the nodes any longer."""
     if state.phase is not Phase.DONE or state.ending.fetched or state.ending.released:
         return state, ()
-    state = replace(state, ending=replace(state.ending, fetched=event.who))
-    text = f"the final weights were fetched: {event.who}"
-    state, released = release(state, f"the run is done and its weights were fetched: {event.who}")
-    return state, (Record(kinds.Fetched(who=event.who), text), *released)
+    state = replace(state, ending=replace(state.ending, fetched=report.who))
+    text = f"the final weights were fetched: {report.who}"
+    state, released = release(state, f"the run is done and its weights were fetched: {report.who}")
+    return state, (Record(kinds.Fetched(who=report.who), text), *released)
 
 
 def look(state: State, now: float) -> Decision:

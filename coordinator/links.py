@@ -7,8 +7,8 @@ broken for longer than the patience for links holds up every commit: one of its 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from culm.coordinator.events import PeerLost
 from culm.coordinator.placement import natural_order, promote
+from culm.coordinator.reports import PeerLost
 from culm.coordinator.state import Parted, Phase, Report, Settings, State
 from culm.pipeline.plan import Plan
 
@@ -16,12 +16,12 @@ QUARANTINE = 12  # link timeouts for which an end that had to go is given no wor
 ONLY_COPIES = 6  # link timeouts that a link between two only copies has: to go on without either is to roll back
 
 
-def report(state: State, event: PeerLost, now: float) -> State:
+def report(state: State, report: PeerLost, now: float) -> State:
     """Puts a neighbour's report on record: the first since the link last worked counts from now."""
-    before = state.evidence.get(event.suspect, {}).get(event.node)
+    before = state.evidence.get(report.suspect, {}).get(report.node)
     first = before.first if before is not None and _stands(state, before, now) else now
-    reports = {**state.evidence.get(event.suspect, {}), event.node: Report(first, now)}
-    return replace(state, evidence={**state.evidence, event.suspect: reports})
+    reports = {**state.evidence.get(report.suspect, {}), report.node: Report(first, now)}
+    return replace(state, evidence={**state.evidence, report.suspect: reports})
 
 
 def carried(state: State, plan: Plan, now: float) -> State:

@@ -7,9 +7,9 @@ from culm.coordinator import agreement, links, waiting
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
-from culm.coordinator.events import Available, Draining, Joined, PeerLost, StreamBroken, Warned
 from culm.coordinator.failures import Work, died, is_told, machine_of
 from culm.coordinator.placement import promote, repair
+from culm.coordinator.reports import Available, Draining, Joined, PeerLost, StreamBroken, Warned
 from culm.coordinator.state import Ending, LostOwner, Node, Phase, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
@@ -21,39 +21,39 @@ FENCED_KEPT = 1_024  # incarnations; of more the older half is refused by number
 LOST_REMEMBERED = 20  # for the mean time between them
 
 
-def join(state: State, event: Joined, now: float) -> Decision:
+def join(state: State, report: Joined, now: float) -> Decision:
     """A node opens its order stream: a new one, one that comes back, or one that was declared lost (rule 13)."""
     if state.ending.released:
-        return state, (Dismiss(event.node, event.incarnation, state.ending.released, goodbye=True),)
-    if is_fenced(state, event.node, event.incarnation):
-        why = f"{event.node} was declared lost: it joins anew, holding nothing"
-        return state, (Dismiss(event.node, event.incarnation, why, join_anew=True),)
+        return state, (Dismiss(report.node, report.incarnation, state.ending.released, goodbye=True),)
+    if is_fenced(state, report.node, report.incarnation):
+        why = f"{report.node} was declared lost: it joins anew, holding nothing"
+        return state, (Dismiss(report.node, report.incarnation, why, join_anew=True),)
     commands: list[Command] = []
-    known = state.nodes.get(event.node)
-    if known is not None and known.incarnation > event.incarnation:
-        why = f"another process already runs as {event.node}: give this one its own --name"
-        return state, (Dismiss(event.node, event.incarnation, why),)
-    if known is not None and known.incarnation != event.incarnation and recovering(state):
+    known = state.nodes.get(report.node)
+    if known is not None and known.incarnation > report.incarnation:
+        why = f"another process already runs as {report.node}: give this one its own --name"
+        return state, (Dismiss(report.node, report.incarnation, why),)
+    if known is not None and known.incarnation != report.incarnation and recovering(state):
         why = "the coordinator has just taken over and must hear from the nodes before it first"
-        return state, (Dismiss(event.node, event.incarnation, why, join_anew=True),)
-    if known is not None and known.incarnation != event.incarnation:
-        state, lost = lose(state, {event.node: "its process was started again"}, now)
+        return state, (Dismiss(report.node, report.incarnation, why, join_anew=True),)
+    if known is not None and known.incarnation != report.incarnation:
+        state, lost = lose(state, {report.node: "its process was started again"}, now)
         commands.extend(lost)
         known = None
     if known is None:
-        node = Node(event.node, event.incarnation, event.address, event.pid, event.zone, False, now, None, now)
+        node = Node(report.node, report.incarnation, report.address, report.pid, report.zone, False, now, None, now)
         # One that could not start again and again is told of ever more seldom; at last when it can.
         told = is_told(state.failures.starts.get(machine_of(node.node, node.pid), 0) + 1)
-        node = replace(node, machine=event.machine, announced=told)
+        node = replace(node, machine=report.machine, announced=told)
         if told:
             commands.append(joined_record(node))
     else:
-        node = replace(known, address=event.address, pid=event.pid, machine=event.machine)
+        node = replace(known, address=report.address, pid=report.pid, machine=report.machine)
         node = replace(node, attached_since=now, detached_at=None, heard_at=now)
-        commands.append(Record(kinds.Attached(node=event.node), f"{event.node} is back on its order stream"))
-    evidence = {k: v for k, v in state.evidence.items() if k != event.node}
+        commands.append(Record(kinds.Attached(node=report.node), f"{report.node} is back on its order stream"))
+    evidence = {k: v for k, v in state.evidence.items() if k != report.node}
     changed_at = state.changed_at if known is not None else now
-    state = replace(state, nodes={**state.nodes, event.node: node}, evidence=evidence, changed_at=changed_at)
+    state = replace(state, nodes={**state.nodes, report.node: node}, evidence=evidence, changed_at=changed_at)
     return state, tuple(commands)
 
 
@@ -82,22 +82,22 @@ def joined_record(node: Node) -> Record:
     return Record(joined, f"{node.node} joined from {node.address}")
 
 
-def refusal(state: State, event: Available) -> str:
+def refusal(state: State, report: Available) -> str:
     """Why the node cannot take part, or nothing."""
     settings = state.settings
-    identity = event.identity if settings.same_hardware else event.identity.without(["hardware"])
-    differs = agreement.refusal(state.agreement, event.node, identity)
+    identity = report.identity if settings.same_hardware else report.identity.without(["hardware"])
+    differs = agreement.refusal(state.agreement, report.node, identity)
     if differs:
         return differs
-    if state.fingerprint and event.fingerprint != state.fingerprint:
+    if state.fingerprint and report.fingerprint != state.fingerprint:
         return (
-            f"{event.node} runs other code for this job than the nodes before it "
-            f"({event.fingerprint[:12]}, not {state.fingerprint[:12]}): install the same version on every node"
+            f"{report.node} runs other code for this job than the nodes before it "
+            f"({report.fingerprint[:12]}, not {state.fingerprint[:12]}): install the same version on every node"
         )
-    if len(event.layer_costs) < settings.stages:
+    if len(report.layer_costs) < settings.stages:
         return (
-            f"the model has {len(event.layer_costs)} layers, too few for {settings.stages} stages: "
-            f"set pipeline.stages to {len(event.layer_costs)} or less"
+            f"the model has {len(report.layer_costs)} layers, too few for {settings.stages} stages: "
+            f"set pipeline.stages to {len(report.layer_costs)} or less"
         )
     return ""
 
@@ -123,34 +123,35 @@ def leaving(state: State) -> set[str]:
     return {n.node for n in state.nodes.values() if n.draining or (n.warning and n.available and n.node not in given)}
 
 
-def warn(state: State, event: Warned) -> Decision:
+def warn(state: State, report: Warned) -> Decision:
     """Notes that a node may have to go soon; what it holds is handed over at a commit, and it stays as a spare."""
-    node = state.nodes.get(event.node)
+    node = state.nodes.get(report.node)
     if node is None or node.draining or node.warning:
         return state, ()
-    state = replace(state, nodes={**state.nodes, node.node: replace(node, warning=event.why)})
+    state = replace(state, nodes={**state.nodes, node.node: replace(node, warning=report.why)})
     enough = node.node not in usable(state)
     then = "the others are enough to take over" if enough else "it works on until there are others to take over"
-    return state, (Record(kinds.Warned(node=node.node, why=event.why), f"{node.node}: {event.why}; {then}"),)
+    return state, (Record(kinds.Warned(node=node.node, why=report.why), f"{node.node}: {report.why}; {then}"),)
 
 
-def drain(state: State, event: Draining, now: float) -> Decision:
+def drain(state: State, report: Draining, now: float) -> Decision:
     """Notes that a node is to go; one that holds nothing goes at once, the others at a commit."""
-    node = state.nodes.get(event.node)
+    node = state.nodes.get(report.node)
     if node is None:
         return state, ()
-    leaves_at = now + event.seconds_left if event.seconds_left is not None else None
+    leaves_at = now + report.seconds_left if report.seconds_left is not None else None
     if node.draining:  # said again, to a leader that knows of it from the one before, which knew another clock
         leaves_at = leaves_at if node.leaves_at is None else node.leaves_at
         return replace(state, nodes={**state.nodes, node.node: replace(node, leaves_at=leaves_at)}), ()
     state = replace(
-        state, nodes={**state.nodes, node.node: replace(node, draining=event.why, leaves_at=leaves_at, told=event.told)}
+        state,
+        nodes={**state.nodes, node.node: replace(node, draining=report.why, leaves_at=leaves_at, told=report.told)},
     )
-    left = f", {event.seconds_left:.0f} s are left" if event.seconds_left is not None else ""
-    draining = kinds.Draining(node=node.node, why=event.why, seconds_left=round(event.seconds_left or 0.0, 1))
-    noted = Record(draining, f"{node.node} is to go: {event.why}{left}")
+    left = f", {report.seconds_left:.0f} s are left" if report.seconds_left is not None else ""
+    draining = kinds.Draining(node=node.node, why=report.why, seconds_left=round(report.seconds_left or 0.0, 1))
+    noted = Record(draining, f"{node.node} is to go: {report.why}{left}")
     last = all(n.draining for n in state.nodes.values())  # nobody is left to hand over to: see culm.coordinator.ending
-    if (last and event.told) or (state.plan is not None and state.plan.held_by(node.node)):
+    if (last and report.told) or (state.plan is not None and state.plan.held_by(node.node)):
         return state, (noted, Persist())
     state, farewell = let_go(state, [node.node])
     return state, (noted, Persist(), *farewell)
@@ -188,28 +189,28 @@ def send_away(state: State, name: str, why: str, now: float) -> Decision:
     return state, (Dismiss(name, node.incarnation, why, join_anew=True), Record(kinds.Dismissed(node=name), why))
 
 
-def peer_lost(state: State, event: PeerLost, now: float) -> Decision:
+def peer_lost(state: State, report: PeerLost, now: float) -> Decision:
     """A neighbour's report. Enough together with a broken order stream; alone it is the link's fault: see links."""
-    node = state.nodes.get(event.suspect)
-    if node is None or node.incarnation != event.suspect_incarnation or event.node not in state.nodes:
+    node = state.nodes.get(report.suspect)
+    if node is None or node.incarnation != report.suspect_incarnation or report.node not in state.nodes:
         return state, ()
-    state = links.report(state, event, now)
+    state = links.report(state, report, now)
     if node.attached_since is None and not recovering(state):
-        return lose(state, {event.suspect: f"its order stream broke and {event.node} misses it: {event.why}"}, now)
+        return lose(state, {report.suspect: f"its order stream broke and {report.node} misses it: {report.why}"}, now)
     return state, ()
 
 
-def stream_broken(state: State, event: StreamBroken, now: float) -> Decision:
-    node = state.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation:
+def stream_broken(state: State, report: StreamBroken, now: float) -> Decision:
+    node = state.nodes.get(report.node)
+    if node is None or node.incarnation != report.incarnation:
         return state, ()
-    state = replace(state, nodes={**state.nodes, event.node: replace(node, attached_since=None, detached_at=now)})
+    state = replace(state, nodes={**state.nodes, report.node: replace(node, attached_since=None, detached_at=now)})
     if recovering(state):
         return state, ()
-    reports = state.evidence.get(event.node, {})
+    reports = state.evidence.get(report.node, {})
     recent = [name for name, x in reports.items() if now - x.last <= state.settings.patience.seconds]
     if recent:
-        return lose(state, {event.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
+        return lose(state, {report.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
     return state, ()
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from culm.coordinator import agreement
 from culm.coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
 from culm.coordinator.decisions import Decision, commit_record, done, plan_record
-from culm.coordinator.events import Available
+from culm.coordinator.reports import Available
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.identity import Identity
 from culm.pipeline.money import kinds
@@ -33,28 +33,30 @@ def ahead(state: State, node: str, term: int) -> Command | None:
     return LeadAnew(term, f"{node} has seen a coordinator of term {term}, and this one had term {state.term}")
 
 
-def led_by_another(state: State, event: Available) -> Command | None:
+def led_by_another(state: State, report: Available) -> Command | None:
     """What to do about a node whose plan another leader made under this leader's term, or a higher one (rule 15)."""
-    plan = event.plan
+    plan = report.plan
     if plan is not None and plan.term == state.term and plan.leader != state.leader:
-        why = f"{event.node} obeys a plan that another coordinator made under the same term {state.term}"
+        why = f"{report.node} obeys a plan that another coordinator made under the same term {state.term}"
         return LeadAnew(state.term, why)
     if plan is not None and not is_believable(plan.term, state.term):
-        why = f"{event.node} tells of a plan of term {plan.term}, and this run is at {state.term}: nobody can follow it"
-        return Dismiss(event.node, event.incarnation, why, join_anew=True)
-    return ahead(state, event.node, plan.term) if plan is not None else None
+        why = (
+            f"{report.node} tells of a plan of term {plan.term}, and this run is at {state.term}: nobody can follow it"
+        )
+        return Dismiss(report.node, report.incarnation, why, join_anew=True)
+    return ahead(state, report.node, plan.term) if plan is not None else None
 
 
-def before_checkpoints(state: State, event: Available) -> State:
+def before_checkpoints(state: State, report: Available) -> State:
     """What a node of the run tells counts more than checkpoints that were found where the store knew nothing.
 
     They stay, for an era to come, unless they were made otherwise than this node computes: then they are another run's.
     """
     found = state.plan is None and state.era == 0 and not state.resumed and bool(state.origin.folder)
-    if event.plan is None or not found:
+    if report.plan is None or not found:
         return state
-    identity = event.identity if state.settings.same_hardware else event.identity.without(["hardware"])
-    differs = agreement.refusal(replace(state.agreement, nodes=Identity()), event.node, identity)
+    identity = report.identity if state.settings.same_hardware else report.identity.without(["hardware"])
+    differs = agreement.refusal(replace(state.agreement, nodes=Identity()), report.node, identity)
     return replace(
         state,
         committed=0,
@@ -64,29 +66,29 @@ def before_checkpoints(state: State, event: Available) -> State:
     )
 
 
-def learn(state: State, event: Available, now: float) -> Decision:
+def learn(state: State, report: Available, now: float) -> Decision:
     """Takes from a node's report what the state does not know yet."""
-    if event.plan is None:
+    if report.plan is None:
         return state, ()
     commands: list[Command] = []
     before = (state.plan, state.committed, state.last_commit)
-    if state.plan is not None and _is_same(event.plan, state.plan):
+    if state.plan is not None and _is_same(report.plan, state.plan):
         # A leader in between published it again, under its own term.
-        state = replace(state, plan=max(state.plan, event.plan, key=lambda plan: plan.order))
-    elif _is_newer(event.plan, state):
-        too_early = _started_again(state, event.plan)
-        state = _adopted(state, event.plan, now)
+        state = replace(state, plan=max(state.plan, report.plan, key=lambda plan: plan.order))
+    elif _is_newer(report.plan, state):
+        too_early = _started_again(state, report.plan)
+        state = _adopted(state, report.plan, now)
         why = "another incarnation of it is in the plan, and has to be declared lost first"
         commands += [Dismiss(n.node, n.incarnation, why, join_anew=True) for n in too_early]
-        text = f"{event.node} obeys generation {event.plan.generation}, which was not persisted: it is taken over"
-        commands += [Persist(), Record(kinds.Adopted(node=event.node), text), plan_record(state, event.plan)]
-    if event.era != state.era:
+        text = f"{report.node} obeys generation {report.plan.generation}, which was not persisted: it is taken over"
+        commands += [Persist(), Record(kinds.Adopted(node=report.node), text), plan_record(state, report.plan)]
+    if report.era != state.era:
         return state, tuple(commands)
-    applied = bool(event.layers) or event.last_commit is not None  # else the version is only that of its plan
-    if event.version > state.committed and applied and _leads_here(event.plan, state):
+    applied = bool(report.layers) or report.last_commit is not None  # else the version is only that of its plan
+    if report.version > state.committed and applied and _leads_here(report.plan, state):
         # What a node has applied is committed, whatever was persisted (rule 8).
-        state = replace(state, committed=event.version, facts={}, norms={}, losses=())
-    known, told = state.last_commit, event.last_commit
+        state = replace(state, committed=report.version, facts={}, norms={}, losses=())
+    known, told = state.last_commit, report.last_commit
     if told is not None and told.step < state.committed and (known is None or told.step > known.step):
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
         state = replace(state, last_commit=told)
@@ -94,7 +96,7 @@ def learn(state: State, event: Available, now: float) -> Decision:
     if state.committed >= state.settings.steps:
         state = done(state, now)
     if (state.plan, state.committed, state.last_commit) != before:
-        state, asked = _ask_others(state, event.node)
+        state, asked = _ask_others(state, report.node)
         commands += asked
     return state, tuple(commands)
 
@@ -132,35 +134,37 @@ def _is_newer(plan: Plan, state: State) -> bool:
 _FORGOTTEN = "{} was lost or let go by a coordinator that Redis has forgotten: it joins anew, holding nothing"
 
 
-def _was_member(event: Available, present: Plan) -> bool:
+def _was_member(report: Available, present: Plan) -> bool:
     """Whether the node obeys an older plan with it, though it is no member now: it went meanwhile (rule 13)."""
-    before = event.plan
+    before = report.plan
     if before is None or before.era != present.era or before.order >= present.order:
         return False
-    member = before.members.get(event.node)
-    return event.holds_state and member is not None and member.incarnation == event.incarnation
+    member = before.members.get(report.node)
+    return report.holds_state and member is not None and member.incarnation == report.incarnation
 
 
-def without_its_state(state: State, event: Available) -> str:
+def without_its_state(state: State, report: Available) -> str:
     """Why the node cannot be what the plan takes it for, or nothing: it obeyed another leader meanwhile."""
     plan = state.plan
-    if event.plan is not None and event.era > state.era:
+    if report.plan is not None and report.era > state.era:
         # It may have been in this era before, and has dropped what it had acknowledged there.
-        return f"{event.node} is in era {event.era}, which another leader began and nobody goes on with"
-    if event.plan is not None and event.era == state.era and event.version > state.committed:
-        return f"{event.node} is at step {event.version}, by commits of a coordinator that nobody here goes on from"
-    member = plan.members.get(event.node) if plan is not None else None
-    if plan is None or member is None or member.incarnation != event.incarnation:
-        return "" if plan is None or not _was_member(event, plan) else _FORGOTTEN.format(event.node)
-    needed = {layer for stage in plan.stages if event.node in stage.required() for layer in stage.layers}
-    if not needed or event.plan is None:
+        return f"{report.node} is in era {report.era}, which another leader began and nobody goes on with"
+    if report.plan is not None and report.era == state.era and report.version > state.committed:
+        return f"{report.node} is at step {report.version}, by commits of a coordinator that nobody here goes on from"
+    member = plan.members.get(report.node) if plan is not None else None
+    if plan is None or member is None or member.incarnation != report.incarnation:
+        return "" if plan is None or not _was_member(report, plan) else _FORGOTTEN.format(report.node)
+    needed = {layer for stage in plan.stages if report.node in stage.required() for layer in stage.layers}
+    if not needed or report.plan is None:
         return ""
-    if event.era < state.era and state.committed == plan.origin.step:
+    if report.era < state.era and state.committed == plan.origin.step:
         return ""  # it begins the era when it gets the plan
-    if event.era != state.era or event.version < state.committed - 1:
-        return f"{event.node} is at step {event.version} of era {event.era}, without the state that the plan counts on"
-    lacking = needed - event.layers
-    return f"{event.node} lacks layers that the plan counts on: {sorted(lacking)}" if lacking else ""
+    if report.era != state.era or report.version < state.committed - 1:
+        return (
+            f"{report.node} is at step {report.version} of era {report.era}, without the state that the plan counts on"
+        )
+    lacking = needed - report.layers
+    return f"{report.node} lacks layers that the plan counts on: {sorted(lacking)}" if lacking else ""
 
 
 def _started_again(state: State, plan: Plan) -> list[Node]:
@@ -216,19 +220,19 @@ def _missed(state: State, node: str) -> SendCommit:
     return SendCommit(node, replace(state.last_commit, term=state.term, next_plan=stamped(state)))
 
 
-def catch_up(state: State, event: Available) -> tuple[Command, ...]:
+def catch_up(state: State, report: Available) -> tuple[Command, ...]:
     """What a node that attached has to be told: the commit that it missed, if it missed one, then the plan."""
     last = state.last_commit
-    if last is not None and event.holds_state and event.era == state.era and event.version == last.step:
-        return (_missed(state, event.node),)
-    return (SendPlan(event.node, stamped(state)),)
+    if last is not None and report.holds_state and report.era == state.era and report.version == last.step:
+        return (_missed(state, report.node),)
+    return (SendPlan(report.node, stamped(state)),)
 
 
-def start_over(state: State, event: Available) -> State:
+def start_over(state: State, report: Available) -> State:
     """A node that has missed commits is seeded from the beginning: nobody waits for it till then."""
-    if event.version >= state.committed - 1:
+    if report.version >= state.committed - 1:
         return state
-    return replace(state, following={k: v for k, v in state.following.items() if k != event.node})
+    return replace(state, following={k: v for k, v in state.following.items() if k != report.node})
 
 
 def _is_back(state: State, name: str) -> bool:

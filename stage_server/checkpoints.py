@@ -11,7 +11,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.checkpointer import Checkpointer, Share
 from culm.stage_server.restorer import Restorer
-from culm.stage_server.streams import reports
+from culm.stage_server.streams import attend_messages
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.effects import RestoreLayers
 from culm.stage_server.worker.work import Install
@@ -72,7 +72,7 @@ class Checkpoints:
     # ---- what the checkpointer says ---------------------------------------------------------------------------------
 
     def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None:
-        self._saved = reports.saved(era, step, files)
+        self._saved = attend_messages.saved(era, step, files)
         self._report(self._saved)
 
     def unwritten(self, step: int, why: str) -> None:
@@ -91,8 +91,8 @@ class Checkpoints:
         with self._node.changed:
             self._node.worker.unread(era)
             self._node.after_event()
-        self._report(reports.unread(era, origin, why, absent))
+        self._report(attend_messages.unread(era, origin, why, absent))
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
-        self._bad = (era, reports.checkpoint_bad(origin, why))
+        self._bad = (era, attend_messages.checkpoint_bad(origin, why))
         self._report(self._bad[1])

@@ -19,7 +19,7 @@ from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults, die
 from culm.stage_server.last_words import work_of
-from culm.stage_server.streams import reports
+from culm.stage_server.streams import attend_messages
 from culm.stage_server.streams.bounds import Run
 from culm.stage_server.streams.fetch import Fetcher
 from culm.stage_server.streams.guard import Guard
@@ -105,7 +105,7 @@ class Node:
             result = self._compute.do(work)
             if result.built:
                 self._built.update(result.built)
-                self._report(reports.built(self._built))
+                self._report(attend_messages.built(self._built))
             with self.changed:
                 self._busy = False
                 if isinstance(work, Install) and result.refused:
@@ -209,7 +209,7 @@ class Node:
         self._checkpoints.read(effect)
 
     def report(self, fact: ReportReady | ReportCaughtUp | ReportResumed) -> None:
-        self._report(reports.fact(fact))
+        self._report(attend_messages.fact(fact))
         if isinstance(fact, ReportReady):
             self._faults.at(fact.step, "ready", fact.stage)
 
@@ -346,11 +346,11 @@ class Node:
         before the next heartbeat.
         """
         with self.changed:
-            facts = [reports.available(available, self.worker), pb.AttendRequest(heartbeat=self.heartbeat())]
+            facts = [attend_messages.available(available, self.worker), pb.AttendRequest(heartbeat=self.heartbeat())]
             if self._built:
-                facts.append(reports.built(self._built))
-            facts.extend(reports.ready(fact) for fact in self.worker.repeat_facts())
-            facts.extend(reports.caught_up(fact) for fact in self.worker.repeat_settled())
+                facts.append(attend_messages.built(self._built))
+            facts.extend(attend_messages.ready(fact) for fact in self.worker.repeat_facts())
+            facts.extend(attend_messages.caught_up(fact) for fact in self.worker.repeat_settled())
             facts.extend(self._checkpoints.facts())
             announce(facts)
 

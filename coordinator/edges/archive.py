@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator.edges.background import Background
 from culm.pipeline.checkpoints.manifest import (
     CheckpointCorrupt,
@@ -29,11 +29,11 @@ PATIENCE = 10.0  # seconds that the storage has to show an origin
 class Archive:
     """Carries commands out that concern checkpoints, and tells what came of them."""
 
-    def __init__(self, job: Job, take: Callable[[ev.Event], None], background: Background) -> None:
+    def __init__(self, job: Job, take: Callable[[reports.Report], None], background: Background) -> None:
         self._job = job
         self._take = take
         self._newest = -1  # the step of the last manifest that was ordered
-        self._looking: asyncio.Task[tuple[ev.Sight, str]] | None = None
+        self._looking: asyncio.Task[tuple[reports.Sight, str]] | None = None
         self._background = background
 
     def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
@@ -60,13 +60,13 @@ class Archive:
             try:
                 checkpoint = await asyncio.to_thread(complete, self._url, manifest)
             except (OSError, JobError) as error:
-                self._take(ev.CheckpointFault("", command.step, in_a_line(error)))
+                self._take(reports.CheckpointFault("", command.step, in_a_line(error)))
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, 2 * pause)
                 if self._newest > command.step:
                     return
                 continue
-            self._take(ev.Checkpointed(checkpoint))
+            self._take(reports.Checkpointed(checkpoint))
             return
 
     async def _retain(self, command: cmd.Retain) -> None:
@@ -76,31 +76,31 @@ class Archive:
             log.warning("old checkpoints stay for now: %s", in_a_line(error))
 
     async def _examine(self, origin: Origin) -> None:
-        sight, why = ev.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
+        sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
         if self._looking is None or self._looking.done():  # a thread that is stuck there stays the only one
             self._looking = self._background.begin(asyncio.to_thread(look, origin))
             await asyncio.wait({self._looking}, timeout=PATIENCE)
             if self._looking.done():
                 sight, why = self._looking.result()
-        self._take(ev.Examined(origin, sight, why))
+        self._take(reports.Examined(origin, sight, why))
 
 
-def look(origin: Origin) -> tuple[ev.Sight, str]:
+def look(origin: Origin) -> tuple[reports.Sight, str]:
     """Whether the storage has this very checkpoint, and if not, whether that is for good; with the reason."""
     try:
         read_origin(origin)
     except OriginUnseen as unseen:
         try:
             if shows_others(origin):
-                return ev.Sight.WRONG, str(unseen)
+                return reports.Sight.WRONG, str(unseen)
         except (OSError, JobError) as error:
-            return ev.Sight.AWAY, in_a_line(error)
-        return ev.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} shows nothing at all, as without its mount"
+            return reports.Sight.AWAY, in_a_line(error)
+        return reports.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} shows nothing at all, as without its mount"
     except CheckpointCorrupt as corrupt:
-        return ev.Sight.WRONG, corrupt.problem
+        return reports.Sight.WRONG, corrupt.problem
     except (OSError, JobError) as error:
-        return ev.Sight.AWAY, in_a_line(error)
-    return ev.Sight.THERE, ""
+        return reports.Sight.AWAY, in_a_line(error)
+    return reports.Sight.THERE, ""
 
 
 def in_a_line(error: Exception) -> str:

@@ -11,19 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import ending, watchdog
-from culm.coordinator import events as ev
+from culm.coordinator import ending, reports, watchdog
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import Archive, in_a_line
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
-from culm.coordinator.edges.effects import addressee, in_turn, order_of, plan_in
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import Store
+from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.pipeline.checkpoints.manifest import Found, newest_whole
 from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
@@ -80,7 +79,7 @@ class Leader:
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
         self._unwritten = False  # whether a successor needs what is not yet on its way to the store
-        self._heartbeats: list[tuple[float, ev.Heartbeat]] = []  # not yet decided on, with the time when each came
+        self._heartbeats: list[tuple[float, reports.Heartbeat]] = []  # not yet decided on, with the time when each came
         self._archive = Archive(settings.job, self.take, self.background)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
@@ -194,7 +193,7 @@ class Leader:
         """The stream ended without a word. One that was replaced says nothing about the node."""
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
-            self.take(ev.StreamBroken(stream.node, stream.incarnation, why))
+            self.take(reports.StreamBroken(stream.node, stream.incarnation, why))
 
     def send(self, node: str, order: pb.AttendResponse) -> bool:
         """Queues an order; False if the node is not attached."""
@@ -214,7 +213,7 @@ class Leader:
             stream.queue.put_nowait(None)
         self._streams.clear()
 
-    def heard(self, heartbeat: ev.Heartbeat) -> None:
+    def heard(self, heartbeat: reports.Heartbeat) -> None:
         """A heartbeat: kept for the next decision, whatever that is on, and told to those who look into Redis."""
         self._store.heartbeat(heartbeat.node, self.settings.patience.seconds)
         self._heartbeats.append((time.monotonic(), heartbeat))
@@ -225,19 +224,19 @@ class Leader:
         """The process ends with the first of these, at the next tick."""
         self.failure = self.failure or error
 
-    def take(self, event: ev.Event) -> None:
+    def take(self, event: reports.Report) -> None:
         """Decides on an event and carries the commands out in order: as a whole, since nothing in it waits."""
         if self.outranked is not None:
             return
         try:
             heartbeats, self._heartbeats = self._heartbeats, []
-            for each in [ev.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
+            for each in [reports.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
                 self._state, commands = advance(self._state, each, time.monotonic())
                 if self._validates:
                     validate(self._state)
                 for command in commands:
                     self._carry_out(command)
-            if isinstance(event, ev.Tick | ev.Joined):
+            if isinstance(event, reports.Tick | reports.Joined):
                 self._bill()
         except Exception as error:
             self.fail(error)
@@ -331,7 +330,7 @@ class Leader:
 
     def status(self) -> pb.GetStatusResponse:
         now, wall = time.monotonic(), time.time()
-        state, _ = advance(self._state, ev.Heard(tuple(self._heartbeats)), now)
+        state, _ = advance(self._state, reports.Heard(tuple(self._heartbeats)), now)
         response = pb.GetStatusResponse(
             job=self.settings.job.job.name,
             phase=state.phase.value,

@@ -13,15 +13,15 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator.bounds import drain_problem, join_problem, kill_problem, problem
-from culm.coordinator.edges.effects import event_of
 from culm.coordinator.edges.joining import Joining
 from culm.coordinator.edges.leader import Leader, OrderStream
 from culm.coordinator.edges.metrics import RunCollector
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
+from culm.coordinator.edges.translation import report_of
 from culm.coordinator.state import Phase
 from culm.pipeline.job import job_to_toml
 from culm.pipeline.messages import machine_from_proto
@@ -108,7 +108,7 @@ class Service(CoordinatorServicer):
             SELDOM.say(peer_of(context), f"{join.node} has to wait: {wait}")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, wait)
         machine = machine_from_proto(join.machine)
-        joined = ev.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine, join.term)
+        joined = reports.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine, join.term)
         task = asyncio.current_task()
         assert task is not None
         stream.cut = task.cancel
@@ -134,7 +134,7 @@ class Service(CoordinatorServicer):
         return f"{said}: that is too far ahead to be believed; {mend}"
 
     async def _read(
-        self, stream: OrderStream, joined: ev.Joined, context: grpc.aio.ServicerContext[object, object]
+        self, stream: OrderStream, joined: reports.Joined, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
         """Turns what the node reports into events, until its stream ends."""
         why = "it broke"
@@ -148,8 +148,8 @@ class Service(CoordinatorServicer):
                 if stream.wrong:
                     why = "what it said fits no node of this run"
                     return
-                event = event_of(stream.node, stream.incarnation, request)
-                if isinstance(event, ev.Heartbeat):
+                event = report_of(stream.node, stream.incarnation, request)
+                if isinstance(event, reports.Heartbeat):
                     self._leader.heard(event)
                 elif event is not None:
                     self._leader.take(event)
@@ -203,7 +203,7 @@ class Service(CoordinatorServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} is attached; there are: {known}")
         assert node is not None
         if at_once:
-            self._leader.take(ev.Condemned(node.node, node.incarnation))
+            self._leader.take(reports.Condemned(node.node, node.incarnation))
         return pb.KillResponse(pid=node.pid)
 
     async def Drain(  # noqa: N802
@@ -214,7 +214,7 @@ class Service(CoordinatorServicer):
         if request.node not in self._leader.state.nodes:
             known = ", ".join(self._leader.state.nodes) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} takes part; there are: {known}")
-        self._leader.take(ev.Draining(request.node, request.why or "an operator asked for it"))
+        self._leader.take(reports.Draining(request.node, request.why or "an operator asked for it"))
         return pb.DrainResponse()
 
     async def NoteFetched(  # noqa: N802
@@ -222,7 +222,7 @@ class Service(CoordinatorServicer):
     ) -> pb.NoteFetchedResponse:
         if self._leader.state.phase is not Phase.DONE:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is not done: there are no final weights")
-        self._leader.take(ev.Fetched(request.who[:WHO_LENGTH] or "by somebody who did not say"))
+        self._leader.take(reports.Fetched(request.who[:WHO_LENGTH] or "by somebody who did not say"))
         return pb.NoteFetchedResponse()
 
 
@@ -328,7 +328,7 @@ async def _lead(leader: Leader, store: Store) -> None:
                 raise leader.failure
             if leader.outranked is not None:
                 await leader.lead()
-            leader.take(ev.Tick())
+            leader.take(reports.Tick())
             if loop.time() - last > leader.settings.patience.lease / 4:
                 last = loop.time()
                 await store.renew()

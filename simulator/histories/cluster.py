@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.patience import Patience
@@ -87,7 +87,7 @@ class Cluster:
         patience: float = 2.0,
         wrong: Wrong = NOTHING,
         make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
-        decide: Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
+        decide: Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
     ) -> None:
         self.seed = seed
         self.random = random.Random(seed)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
@@ -50,7 +50,7 @@ class Leader:
             before[1].cut()
         self.streams[node.name] = (node, down)
 
-    def take(self, event: ev.Event) -> None:
+    def take(self, event: reports.Report) -> None:
         if not self.alive:
             return
         before = self.state
@@ -65,7 +65,7 @@ class Leader:
         attached = self.streams.get(node.name)
         if attached is not None and attached[0] is node:
             del self.streams[node.name]
-            self.take(ev.StreamBroken(node.name, node.incarnation))
+            self.take(reports.StreamBroken(node.name, node.incarnation))
 
     def end(self) -> None:
         """The process dies, or steps down: what was not written is lost, and its nodes are on their own."""
@@ -117,7 +117,7 @@ class Leader:
 
     def _tick(self) -> None:
         if self.alive:
-            self.take(ev.Tick())
+            self.take(reports.Tick())
             self.cluster.clock.after(0.05, self._tick)
 
     def _carry_out(self, command: cmd.Command) -> None:

@@ -7,7 +7,7 @@ told to stop, as against one that is killed, writes what is to outlive it and te
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.origin import Origin
 
@@ -109,7 +109,7 @@ class Ending:
             elif what < 0.95:
                 cluster.faults.freeze(node)
             else:
-                node.tell(ev.Draining(node.name, "its machine is to go"))
+                node.tell(reports.Draining(node.name, "its machine is to go"))
 
     def _fetch(self) -> None:
         """Takes every layer from its stage's owner, as ``culm weights`` does, and says so."""
@@ -131,7 +131,7 @@ class Ending:
             others = [n for n in present if n != owner and not cluster.faults.cut_off(n, owner)]
             assert not others, f"stage {s} was not repaired after the run was done, though {others} are there"
         self.fetched = True
-        leader.take(ev.Fetched("the simulated user"))
+        leader.take(reports.Fetched("the simulated user"))
 
     def _read_checkpoint(self) -> None:
         """The nodes went before anybody fetched: then a checkpoint holds the weights.

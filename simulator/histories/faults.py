@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
@@ -120,7 +120,7 @@ class Faults:
                 self.kill(node)
 
     def _miss(self, other: SimulatedNode, node: SimulatedNode) -> None:
-        lost = ev.PeerLost(other.name, other.incarnation, node.name, node.incarnation, "the stream broke")
+        lost = reports.PeerLost(other.name, other.incarnation, node.name, node.incarnation, "the stream broke")
         self._cluster.clock.after(
             self._cluster.brief(), lambda: other.tell(lost) if other.alive and not other.frozen else None
         )
@@ -191,7 +191,7 @@ class Faults:
         for name, peer in ((one, other), (other, one)):
             node = self._cluster.nodes[name]
             if node.alive and not node.frozen and peer in node.peers:
-                missed = ev.PeerLost(name, node.incarnation, peer, node.peers[peer], "it is not reached")
+                missed = reports.PeerLost(name, node.incarnation, peer, node.peers[peer], "it is not reached")
                 node.tell(missed)
         self._cluster.clock.after(0.5, lambda: self._complain(one, other))
 
@@ -289,13 +289,15 @@ class Faults:
         live = [n for n in self._cluster.nodes.values() if n.alive and not n.frozen and n.leader is not None]
         if live:
             node = self._cluster.random.choice(live)
-            node.tell(ev.Draining(node.name, "its machine is to go", self._cluster.random.choice([None, 2.0, 120.0])))
+            node.tell(
+                reports.Draining(node.name, "its machine is to go", self._cluster.random.choice([None, 2.0, 120.0]))
+            )
 
     def _warn(self) -> None:
         """A node's machine may have to go, or not."""
         node = self._cluster.random.choice(list(self._cluster.nodes.values()))
         if node.alive and not node.frozen and node.leader is not None:
-            node.tell(ev.Warned(node.name, "its cloud recommends a rebalance"))
+            node.tell(reports.Warned(node.name, "its cloud recommends a rebalance"))
 
     def _link(self) -> None:
         """A link between two nodes breaks."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from culm.coordinator import bounds as coordinator_bounds
-from culm.coordinator.edges.effects import event_of
+from culm.coordinator.edges.translation import report_of
 from culm.coordinator.state import State
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.user_code.layer_shapes import LayerShapes
@@ -75,7 +75,7 @@ class HostilePeer:
             return
         if _size(request) > LONGEST:
             raise Overrun(f"{node.name} said {request}".replace("\n", " "))
-        event = event_of(node.name, node.incarnation, request)
+        event = report_of(node.name, node.incarnation, request)
         if event is not None:
             node.tell(event)
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.pipeline.commit import Commit
 from culm.pipeline.flow import peers_of
 from culm.pipeline.instruction import Instruction
@@ -74,7 +74,7 @@ class SimulatedNode:
         self.up, down = self.cluster.channel(), self.cluster.channel()
         self.up.send(lambda: leader.attach(self, down))
         zone = self.cluster.zones.get(self.name, "")
-        self.tell(ev.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone, term=self.worker.term))
+        self.tell(reports.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone, term=self.worker.term))
         if self.cluster.start_up.starts(self):
             self.up.send(self.announce)
 
@@ -87,7 +87,7 @@ class SimulatedNode:
         holds = plan is not None and bool(plan.layers_of(self.name))
         costs = tuple(1.0 for _ in range(self.cluster.layers))
         where = (worker.era, worker.version, holds, plan, worker.last_commit, frozenset(worker.holdings.kept()))
-        self.tell(ev.Available(self.name, self.incarnation, costs, "", *where))
+        self.tell(reports.Available(self.name, self.incarnation, costs, "", *where))
         for fact in worker.repeat_facts():
             self.tell(self._ready(fact))
         for settled in worker.repeat_settled():
@@ -135,7 +135,7 @@ class SimulatedNode:
             self.tell(self.cluster.start_up.beat(self))
         self.cluster.clock.after(0.5 + self.cluster.start_up.beat_delay(), self._beat)
 
-    def tell(self, event: ev.Event) -> None:
+    def tell(self, event: reports.Report) -> None:
         leader = self.leader
         if leader is not None:
             self.up.send(lambda: leader.take(event))
@@ -251,14 +251,14 @@ class SimulatedNode:
         elif isinstance(fact, ReportCaughtUp):
             self.tell(self._caught_up(fact))
         else:
-            self.tell(ev.Resumed(self.name, self.incarnation, fact.generation, fact.stage))
+            self.tell(reports.Resumed(self.name, self.incarnation, fact.generation, fact.stage))
 
-    def _caught_up(self, fact: ReportCaughtUp) -> ev.CaughtUp:
+    def _caught_up(self, fact: ReportCaughtUp) -> reports.CaughtUp:
         layers = (fact.first_layer, fact.end_layer)
-        return ev.CaughtUp(self.name, self.incarnation, fact.era, *layers, fact.version, fact.order)
+        return reports.CaughtUp(self.name, self.incarnation, fact.era, *layers, fact.version, fact.order)
 
-    def _ready(self, fact: ReportReady) -> ev.Ready:
-        return ev.Ready(
+    def _ready(self, fact: ReportReady) -> reports.Ready:
+        return reports.Ready(
             self.name,
             self.incarnation,
             fact.era,

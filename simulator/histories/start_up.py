@@ -8,7 +8,7 @@ a job that raises, or ends its process, at the same work wherever it runs.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.failures import START
 from culm.coordinator.failures import Work as FailedWork
@@ -73,7 +73,7 @@ class StartUp:
         fails = node.name in self.wrong.never_starts or (node.name in self.wrong.starts_late and first)
         if fails:
             self._happened.add(node.name)
-            self._end(node, ev.NodeFailed(node.name, node.incarnation, "a library is missing", START))
+            self._end(node, reports.NodeFailed(node.name, node.incarnation, "a library is missing", START))
         return not fails
 
     def goes_wrong(self, node: "SimulatedNode", work: Work[Number]) -> bool:
@@ -91,10 +91,10 @@ class StartUp:
             self._cluster.faults.kill(node)
         else:
             what = FailedWork(f"F{work.instruction.microbatch}", work.step, first, end)
-            self._end(node, ev.NodeFailed(node.name, node.incarnation, "ValueError: out of luck", what))
+            self._end(node, reports.NodeFailed(node.name, node.incarnation, "ValueError: out of luck", what))
         return True
 
-    def _end(self, node: "SimulatedNode", words: ev.NodeFailed) -> None:
+    def _end(self, node: "SimulatedNode", words: reports.NodeFailed) -> None:
         node.busy = True  # it does nothing any more
         node.tell(words)
         self._cluster.clock.after(LAST_WORDS, lambda: self._cluster.faults.kill(node))
@@ -115,12 +115,12 @@ class StartUp:
         self._cluster.clock.after(seconds, over)
         return seconds
 
-    def beat(self, node: "SimulatedNode") -> ev.Heartbeat:
+    def beat(self, node: "SimulatedNode") -> reports.Heartbeat:
         """What a heartbeat says of the node's present instruction."""
         now = self._cluster.clock.now
         loads = self._loading.get(node.name)
         seconds = now - loads if loads is not None else 0.0
-        return ev.Heartbeat(
+        return reports.Heartbeat(
             node.name,
             node.incarnation,
             node.worker.version,
@@ -140,7 +140,7 @@ class StartUp:
         if node is None or not node.alive or leader.state.phase is co.Phase.DONE:
             return
         node.busy = node.deaf = True
-        leader.take(ev.Condemned(node.name, node.incarnation))
+        leader.take(reports.Condemned(node.name, node.incarnation))
         self._cluster.clock.after(30.0, lambda: self._end_at_last(node))
 
     def _end_at_last(self, node: "SimulatedNode") -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
@@ -124,11 +124,11 @@ class SimulatedStorage:
                         listed.append(File(name, len(data), _sha256(data)))
                     files[layer] = tuple(listed)
             except OSError as error:
-                n.tell(ev.CheckpointFault(n.name, work.step, str(error)))
+                n.tell(reports.CheckpointFault(n.name, work.step, str(error)))
                 if self._shares[to] == work.step:  # else a newer share waits
                     self._later(lambda: self._cluster.receive(to, write), PAUSE)
                 return
-            n.tell(ev.Saved(n.name, n.incarnation, era, work.step, files))
+            n.tell(reports.Saved(n.name, n.incarnation, era, work.step, files))
 
         self._later(lambda: self._cluster.receive(to, write))
 
@@ -152,7 +152,7 @@ class SimulatedStorage:
             except CheckpointCorrupt as error:
                 why = error.problem
                 if doubted:  # and again, since a coordinator may have missed it
-                    n.tell(ev.CheckpointBad(n.name, origin, why))
+                    n.tell(reports.CheckpointBad(n.name, origin, why))
                     self._later(lambda: self._cluster.receive(to, attempt), PAUSE)
                     return
                 doubted = True
@@ -161,7 +161,7 @@ class SimulatedStorage:
             except OSError as error:
                 why = str(error)
             n.worker.unread(effect.era)
-            n.tell(ev.Unread(n.name, n.incarnation, effect.era, origin, why, absent))
+            n.tell(reports.Unread(n.name, n.incarnation, effect.era, origin, why, absent))
             self._later(lambda: self._cluster.receive(to, attempt), PAUSE)
 
         self._later(lambda: self._cluster.receive(to, attempt))
@@ -204,11 +204,11 @@ class SimulatedStorage:
                 data = there[MANIFEST]
             self._put(COORDINATOR, folder, MANIFEST, data)
         except OSError as error:
-            leader.take(ev.CheckpointFault("", command.step, str(error)))
+            leader.take(reports.CheckpointFault("", command.step, str(error)))
             if leader.alive and len(leader.state.saved) < SHARES:
                 self._later(lambda: self._complete(leader, command), PAUSE)
             return
-        self._later(lambda: leader.take(ev.Checkpointed(Origin(command.step, folder, _sha256(data)))))
+        self._later(lambda: leader.take(reports.Checkpointed(Origin(command.step, folder, _sha256(data)))))
 
     def _retain(self, command: cmd.Retain) -> None:
         if self._is("away") or self._absent(COORDINATOR):
@@ -218,17 +218,17 @@ class SimulatedStorage:
             if step is not None and step < command.step and step not in command.kept:
                 del self._folders[folder]
 
-    def _look(self, origin: Origin) -> ev.Examined:
+    def _look(self, origin: Origin) -> reports.Examined:
         try:
             self._manifest(COORDINATOR, origin)
         except OriginUnseen as unseen:
             shows = bool(self._folders) and not self._absent(COORDINATOR)
-            return ev.Examined(origin, ev.Sight.WRONG if shows else ev.Sight.AWAY, str(unseen))
+            return reports.Examined(origin, reports.Sight.WRONG if shows else reports.Sight.AWAY, str(unseen))
         except CheckpointCorrupt as error:
-            return ev.Examined(origin, ev.Sight.WRONG, error.problem)
+            return reports.Examined(origin, reports.Sight.WRONG, error.problem)
         except OSError as error:
-            return ev.Examined(origin, ev.Sight.AWAY, str(error))
-        return ev.Examined(origin, ev.Sight.THERE)
+            return reports.Examined(origin, reports.Sight.AWAY, str(error))
+        return reports.Examined(origin, reports.Sight.THERE)
 
 
 def _sha256(data: bytes) -> str:

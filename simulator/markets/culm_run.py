@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
-from culm.coordinator import settling
+from culm.coordinator import reports, settling
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.redundancy import REVIEW_STEPS
@@ -52,13 +51,13 @@ class CulmRun:
         profile: Profile,
         cluster: Cluster,
         choice: Choice,
-        decide: Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
+        decide: Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
     ) -> None:
         self._decide = decide
         self.profile, self.cluster, self.choice = profile, cluster, choice
         self.account = Account()
         self._pace = Pace(profile, cluster, choice)
-        self.decisions = 0  # events that the machine was told
+        self.decisions = 0  # reports that were decided on
         settings = co.Settings(
             profile.stages,
             profile.microbatches,
@@ -119,7 +118,7 @@ class CulmRun:
             self.account.exposed_seconds += self._clock.now - self.account.now
         self.account.pass_to(self._clock.now, self._waits_for if self._step is None else None)
 
-    def _tell(self, event: ev.Event) -> None:
+    def _tell(self, event: reports.Report) -> None:
         self._pass()
         self.decisions += 1
         self.state, commands = self._decide(self.state, event, self._clock.now)
@@ -136,7 +135,7 @@ class CulmRun:
                 self._dismissed(command)
             elif isinstance(command, cmd.WriteManifest):
                 folder = folder_of(self.state.settings.checkpoint_url, command.step)
-                self._tell(ev.Checkpointed(Origin(command.step, folder)))
+                self._tell(reports.Checkpointed(Origin(command.step, folder)))
             elif isinstance(command, cmd.Record) and isinstance(command.event, RolledBack):
                 self._rolled_back()
         if committed:
@@ -151,7 +150,7 @@ class CulmRun:
         elif change.kind == "remove":
             self._fleet.take(change.node)
         elif change.node in self.state.nodes:
-            self._tell(ev.Draining(change.node, "its machine is to go", change.seconds_left))
+            self._tell(reports.Draining(change.node, "its machine is to go", change.seconds_left))
 
     def _joins(self, name: str, zone: str) -> None:
         if not self._fleet.has(name) or name in self._nodes:
@@ -159,8 +158,8 @@ class CulmRun:
         self._incarnations += 1
         node = self._nodes[name] = _Node(self._incarnations, zone)
         machine = Machine(zone=zone, market="spot")
-        self._tell(ev.Joined(name, node.incarnation, f"{name}:1", zone=zone, machine=machine))
-        self._tell(ev.Available(name, node.incarnation, costs_of(self.profile.layers)))
+        self._tell(reports.Joined(name, node.incarnation, f"{name}:1", zone=zone, machine=machine))
+        self._tell(reports.Available(name, node.incarnation, costs_of(self.profile.layers)))
 
     def _gone(self, name: str) -> None:
         """Its streams break; if none leads to a neighbour, it is missed by its silence."""
@@ -172,11 +171,11 @@ class CulmRun:
             self._clock.after(detected, lambda: self._missed(name, node.incarnation, neighbours))
 
     def _missed(self, name: str, incarnation: int, neighbours: Iterable[str]) -> None:
-        self._tell(ev.StreamBroken(name, incarnation, "its machine is gone"))
+        self._tell(reports.StreamBroken(name, incarnation, "its machine is gone"))
         for neighbour in neighbours:
             reporter = self._nodes.get(neighbour)
             if reporter is not None:
-                self._tell(ev.PeerLost(neighbour, reporter.incarnation, name, incarnation, "the stream broke"))
+                self._tell(reports.PeerLost(neighbour, reporter.incarnation, name, incarnation, "the stream broke"))
         if name in self.state.nodes:
             patience = self.state.settings.patience.seconds + TICK
             self._clock.after(patience, lambda: self._given_up(name, incarnation))
@@ -187,16 +186,16 @@ class CulmRun:
         if known is not None and known.incarnation == incarnation:
             self._hear()
             self.state = replace(self.state, last_tick=self._clock.now - TICK)
-            self._tell(ev.Tick())
+            self._tell(reports.Tick())
 
     def _hear(self) -> None:
         now = self._clock.now
         speed = self.cluster.bytes_per_second
         beats = (
-            ev.Heartbeat(name, node.incarnation, times=node.times, bytes_per_second=speed)
+            reports.Heartbeat(name, node.incarnation, times=node.times, bytes_per_second=speed)
             for name, node in self._nodes.items()
         )
-        self._tell(ev.Heard(tuple((now, beat) for beat in beats)))
+        self._tell(reports.Heard(tuple((now, beat) for beat in beats)))
 
     def _dismissed(self, command: cmd.Dismiss) -> None:
         node = self._nodes.get(command.node)
@@ -269,7 +268,7 @@ class CulmRun:
             return
         node.held |= set(range(part.first_layer, part.end_layer))
         self._settled = False
-        self._tell(ev.CaughtUp(part.node, incarnation, self.state.era, part.first_layer, part.end_layer))
+        self._tell(reports.CaughtUp(part.node, incarnation, self.state.era, part.first_layer, part.end_layer))
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -302,7 +301,7 @@ class CulmRun:
         if self.choice.redundancy == "auto":
             self._spend(1)
             self._hear()
-        told: Sequence[ev.Ready] = self._readiness(self.state.plan)
+        told: Sequence[reports.Ready] = self._readiness(self.state.plan)
         if self.choice.passes_over:
             told = self._all_but_the_last(told)
         for event in told:
@@ -318,18 +317,18 @@ class CulmRun:
             self._save()
         self._begin_step()
 
-    def _readiness(self, plan: Plan) -> list[ev.Ready]:
+    def _readiness(self, plan: Plan) -> list[reports.Ready]:
         """What the holders report at the end of a step."""
         step, era = self.state.committed, self.state.era
         return [
-            ev.Ready(name, node.incarnation, era, step, s, layers.start, (0.0,) * len(layers), (0.0,))
+            reports.Ready(name, node.incarnation, era, step, s, layers.start, (0.0,) * len(layers), (0.0,))
             for name, node in self._nodes.items()
             if node.held
             for s, layers in plan.parts_of(name)
             if node.held.issuperset(layers)
         ]
 
-    def _all_but_the_last(self, told: Sequence[ev.Ready]) -> Sequence[ev.Ready]:
+    def _all_but_the_last(self, told: Sequence[reports.Ready]) -> Sequence[reports.Ready]:
         """Puts reports on record of which the machine would only take note; the last one it is told."""
         facts = dict(self.state.facts)
         norms = dict(self.state.norms)
@@ -398,4 +397,4 @@ class CulmRun:
         files = {layer: (File(f"layer-{layer}", 0, ""),) for layer in range(len(self.profile.layers))}
         name, node = next(iter(self._nodes.items()), ("", None))
         if node is not None and era == self.state.era:
-            self._tell(ev.Saved(name, node.incarnation, era, step, files))
+            self._tell(reports.Saved(name, node.incarnation, era, step, files))

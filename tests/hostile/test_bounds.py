@@ -10,8 +10,8 @@ from torch import nn
 
 from culm.coordinator import bounds as coordinator_bounds
 from culm.coordinator.decide import advance, begin
-from culm.coordinator.edges.effects import event_of
-from culm.coordinator.events import Available, Joined
+from culm.coordinator.edges.translation import report_of
+from culm.coordinator.reports import Available, Joined
 from culm.coordinator.state import Settings, State
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.origin import Origin
@@ -297,7 +297,7 @@ def test_what_nodes_report_is_taken(state: State) -> None:
     ]
     for request in right:
         assert coordinator_bounds.problem(state, request) == ""
-        event = event_of("n0", 1, request)
+        event = report_of("n0", 1, request)
         if event is not None:
             advance(state, event, 0.0)
 

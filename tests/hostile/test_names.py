@@ -11,8 +11,8 @@ from rich.console import Console
 
 from culm.commands.cost import _table
 from culm.commands.status import exposure_lines
-from culm.coordinator.edges.effects import event_of
 from culm.coordinator.edges.store import MemoryStore
+from culm.coordinator.edges.translation import report_of
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import of_lines, to_line
 from culm.pipeline.text import LONGEST_TEXT, as_name, check_name, cleaned, closest, is_name, plain, told
@@ -152,7 +152,7 @@ REPORTS = [
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: str(report.WhichOneof("body")))
 def test_a_reason_is_plain_before_anything_is_decided(report: pb.AttendRequest) -> None:
-    assert getattr(event_of("n1", 1, report), "why") == "no luck"  # noqa: B009
+    assert getattr(report_of("n1", 1, report), "why") == "no luck"  # noqa: B009
 
 
 @pytest.mark.parametrize("name", ["../../x", "[red]n1", "\x1b[31mn1", "", "a" * 65, "n 1"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator.commands import Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import look
@@ -37,11 +37,11 @@ TEN, TWENTY = Origin(10, "memory://c/step-00000010", "a" * 64), Origin(20, "memo
 # ---- what the coordinator decides -----------------------------------------------------------------------------------
 
 
-def arrival(node: str, incarnation: int) -> tuple[ev.Event, ev.Event]:
-    return ev.Joined(node, incarnation, f"{node}:1"), ev.Available(node, incarnation, COSTS)
+def arrival(node: str, incarnation: int) -> tuple[reports.Report, reports.Report]:
+    return reports.Joined(node, incarnation, f"{node}:1"), reports.Available(node, incarnation, COSTS)
 
 
-def after(state: State, *events: ev.Event) -> tuple[State, list[object]]:
+def after(state: State, *events: reports.Report) -> tuple[State, list[object]]:
     done: list[object] = []
     for event in events:
         state, commands = advance(state, event, 0.0)
@@ -56,13 +56,13 @@ def rolled_back() -> State:
     state, _ = after(begin(settings), *arrival("n0", 1), *arrival("n1", 2))
     assert state.plan is not None
     state = replace(state, committed=22, plan=replace(state.plan, step=22), checkpoints=(TEN,))
-    state, _ = after(state, ev.Left("n1", 2), ev.Left("n0", 1))
+    state, _ = after(state, reports.Left("n1", 2), reports.Left("n0", 1))
     assert (state.phase, state.committed, state.origin) == (Phase.WAITING, 10, TEN)
     return state
 
 
 def test_a_manifest_that_completes_while_an_era_waits_for_nodes_changes_no_origin() -> None:
-    state, _ = after(rolled_back(), ev.Checkpointed(TWENTY))
+    state, _ = after(rolled_back(), reports.Checkpointed(TWENTY))
     state, commands = after(state, *arrival("n2", 3), *arrival("n3", 4))
     (plan,) = [command.plan for command in commands if isinstance(command, Publish)]
     assert (plan.step, plan.origin) == (10, TEN)
@@ -70,9 +70,9 @@ def test_a_manifest_that_completes_while_an_era_waits_for_nodes_changes_no_origi
 
 
 def test_a_leader_that_takes_over_in_the_middle_of_a_rollback_goes_on_from_its_origin() -> None:
-    state, _ = after(rolled_back(), ev.Checkpointed(TWENTY))
+    state, _ = after(rolled_back(), reports.Checkpointed(TWENTY))
     state = from_document(to_document(state), state.settings, state.term + 1, now=-60.0)
-    state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), ev.Tick())
+    state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), reports.Tick())
     assert state.plan is not None
     assert (state.plan.step, state.plan.origin) == (10, TEN)
 
@@ -80,7 +80,7 @@ def test_a_leader_that_takes_over_in_the_middle_of_a_rollback_goes_on_from_its_o
 def test_retention_leaves_what_nodes_still_read() -> None:
     state = rolled_back()
     state = replace(state, settings=replace(state.settings, checkpoints_kept=1))
-    state, commands = after(state, ev.Checkpointed(TWENTY))
+    state, commands = after(state, reports.Checkpointed(TWENTY))
     (retain,) = [c for c in commands if type(c).__name__ == "Retain"]
     assert retain.kept == {10, 20}  # type: ignore[attr-defined]
     assert state.checkpoints == (TEN, TWENTY)
@@ -90,34 +90,34 @@ def test_a_storage_that_does_not_answer_is_no_proof() -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
     for _ in range(3):
         for node, incarnation in (("n2", 3), ("n3", 4)):
-            state, commands = after(state, ev.Unread(node, incarnation, state.era, TEN, "it times out"))
+            state, commands = after(state, reports.Unread(node, incarnation, state.era, TEN, "it times out"))
     assert commands == [], "the log hears of each node once"
     assert (state.phase, state.checkpoints, state.origin) == (Phase.RUNNING, (TEN,), TEN)
     assert "n3 cannot read the checkpoint memory://c/step-00000010: it times out" in state.detail
 
 
-@pytest.mark.parametrize("sight", ev.Sight)
-def test_only_what_the_coordinator_itself_finds_wrong_ends_the_era(sight: ev.Sight) -> None:
+@pytest.mark.parametrize("sight", reports.Sight)
+def test_only_what_the_coordinator_itself_finds_wrong_ends_the_era(sight: reports.Sight) -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
     era = state.era
-    state, commands = after(state, ev.Unread("n2", 3, era, TEN, "no manifest", absent=True))
+    state, commands = after(state, reports.Unread("n2", 3, era, TEN, "no manifest", absent=True))
     assert [type(command).__name__ for command in commands] == ["Record", "Examine"]
-    state, _ = after(state, ev.Examined(TEN, sight, "seen so"))
-    assert (state.era > era) == (sight is ev.Sight.WRONG)
-    assert (state.origin == Origin()) == (sight is ev.Sight.WRONG)
+    state, _ = after(state, reports.Examined(TEN, sight, "seen so"))
+    assert (state.era > era) == (sight is reports.Sight.WRONG)
+    assert (state.origin == Origin()) == (sight is reports.Sight.WRONG)
     assert state.plan is not None
     assert state.plan.origin == state.origin
 
 
 def test_a_report_about_an_origin_before_is_no_report_about_this_one() -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
-    again, _ = after(state, ev.CheckpointBad("n2", replace(TEN, sha256="c" * 64), "late"))
+    again, _ = after(state, reports.CheckpointBad("n2", replace(TEN, sha256="c" * 64), "late"))
     assert (again.era, again.checkpoints) == (state.era, (TEN,))
 
 
 def test_a_resumed_run_never_starts_from_step_0() -> None:
     state = replace(rolled_back(), resumed=True)
-    state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), ev.CheckpointBad("n2", TEN, "torn"))
+    state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), reports.CheckpointBad("n2", TEN, "torn"))
     assert state.phase is Phase.FAILED
     assert "resume from another one" in state.detail
 
@@ -162,13 +162,13 @@ def test_a_mount_that_is_gone_for_a_while_is_waited_for(tmp_path: Path, hears: H
     (tmp_path / "mount").mkdir()
     Restorer(hears).read(origin, [0], 1)
     kind, why = hears.told.get()
-    assert (kind, look(origin)[0]) == ("absent", ev.Sight.AWAY), why
+    assert (kind, look(origin)[0]) == ("absent", reports.Sight.AWAY), why
     (tmp_path / "mount").rmdir()
     (tmp_path / "elsewhere").rename(tmp_path / "mount")
     while (told := hears.told.get())[0] != "fetched":
         assert told[0] == "absent"
     assert told == ("fetched", (0, 10))
-    assert look(origin)[0] is ev.Sight.THERE
+    assert look(origin)[0] is reports.Sight.THERE
 
 
 def test_the_folder_that_was_written_again_is_another_checkpoint(tmp_path: Path, hears: Hears) -> None:
@@ -180,7 +180,7 @@ def test_the_folder_that_was_written_again_is_another_checkpoint(tmp_path: Path,
     restorer = Restorer(hears)
     restorer.read(origin, [0], 1)
     assert hears.told.get()[0] == "absent"
-    assert look(origin)[0] is ev.Sight.WRONG
+    assert look(origin)[0] is reports.Sight.WRONG
     restorer.close()
 
 

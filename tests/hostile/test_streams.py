@@ -19,7 +19,7 @@ from culm.coordinator.edges.leader import MOST_ORDERS, Leader, OrderStream
 from culm.coordinator.edges.service import Service
 from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import MemoryStore
-from culm.coordinator.events import Joined, Left
+from culm.coordinator.reports import Joined, Left
 from culm.pipeline.job import load_job
 from culm.pipeline.rpc.admission import OTHERS, THREADS, Admission, AdmissionInterceptor, AioAdmissionInterceptor
 from culm.pipeline.rpc.channel import server_options

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.pipeline.instruction import Instruction
 from culm.pipeline.money.kinds import Hot
 from culm.simulator.histories.cluster import Cluster
@@ -286,7 +286,7 @@ def test_warnings_redo_nothing_and_end_exact(hundred: int) -> None:
 
 def test_a_warned_node_hands_over_once_the_others_are_enough() -> None:
     cluster = Cluster(1, stages=3, steps=30, spares=1, disturb=0)
-    cluster.clock.at(0.3, lambda: cluster.nodes["n1"].tell(ev.Warned("n1", "its cloud recommends a rebalance")))
+    cluster.clock.at(0.3, lambda: cluster.nodes["n1"].tell(reports.Warned("n1", "its cloud recommends a rebalance")))
     plan = cluster.run().state.plan
     assert plan is not None
     assert plan.held_by("n1") == ()

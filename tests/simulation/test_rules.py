@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.checkpoints.manifest import MANIFEST, Manifest, manifest_from_json
@@ -36,7 +36,7 @@ from tests.simulation.test_start_up import one_machine
 from tests.simulation.test_storage import history_of_storage
 from tests.simulation.test_targets import history_of_two_lost_nodes
 
-Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
+Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]
 
 
 class EraLess(Position):
@@ -127,21 +127,21 @@ class WithoutSeedingByLayer(Worker[Number]):
         return replace(work, version=self.version) if isinstance(work, Install) else work
 
 
-def without_facts(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_facts(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 6 off: a plan change throws away who was ready."""
     before = state.generation
     state, commands = advance(state, event, now)
     return (replace(state, facts={}), commands) if state.generation != before else (state, commands)
 
 
-def without_determinism(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_determinism(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 7 off: losses are added up as reports come in, a repeated one twice."""
-    if isinstance(event, ev.Ready) and event.losses and state.losses and event.step == state.committed:
+    if isinstance(event, reports.Ready) and event.losses and state.losses and event.step == state.committed:
         state = replace(state, losses=state.losses + event.losses[:1])
     return advance(state, event, now)
 
 
-def without_double_role(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_double_role(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 10 off: the lost node goes on as a standby that commits wait for."""
     before = state.plan
     state, commands = advance(state, event, now)
@@ -157,7 +157,7 @@ def without_double_role(state: co.State, event: ev.Event, now: float) -> tuple[c
     return state, commands
 
 
-def without_incarnation(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_incarnation(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 13 off: a process that was started again counts as the one before."""
     known = state.nodes.get(getattr(event, "node", ""))
     if known is not None and getattr(event, "incarnation", known.incarnation) != known.incarnation:
@@ -165,23 +165,27 @@ def without_incarnation(state: co.State, event: ev.Event, now: float) -> tuple[c
     return advance(state, event, now)
 
 
-def without_versions(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_versions(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 8 off: a coordinator that took over trusts what was persisted, not what the nodes have applied."""
-    if isinstance(event, ev.Available) and event.version > state.committed:
+    if isinstance(event, reports.Available) and event.version > state.committed:
         event = replace(event, version=state.committed, plan=None, last_commit=None)
     return advance(state, event, now)
 
 
-def without_terms_of_nodes(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_terms_of_nodes(
+    state: co.State, event: reports.Report, now: float
+) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 15 off: a leader takes the term that the store gave it for one that nobody had."""
-    if isinstance(event, ev.Joined):
+    if isinstance(event, reports.Joined):
         event = replace(event, term=0)
-    elif isinstance(event, ev.Available) and event.plan is not None and event.plan.term >= state.term:
+    elif isinstance(event, reports.Available) and event.plan is not None and event.plan.term >= state.term:
         event = replace(event, plan=replace(event.plan, term=state.term, leader=state.leader))
     return advance(state, event, now)
 
 
-def without_finite_numbers(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_finite_numbers(
+    state: co.State, event: reports.Report, now: float
+) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """The end of rule 18 off: ``min(1.0, clip / nan)`` is 1.0, and a step that is not finite is applied."""
     state, commands = advance(state, event, now)
     last = state.last_commit
@@ -194,9 +198,9 @@ def without_finite_numbers(state: co.State, event: ev.Event, now: float) -> tupl
     return state, tuple(applied)
 
 
-def without_blame(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_blame(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 16 off: whatever raises on one node fails the run."""
-    if isinstance(event, ev.NodeFailed):
+    if isinstance(event, reports.NodeFailed):
         return replace(state, phase=co.Phase.FAILED, detail=event.why), ()
     return advance(state, event, now)
 
@@ -342,14 +346,14 @@ def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:
     history_of_two_lost_nodes(171).run()
 
 
-def without_proof(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_proof(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 14 off, its last sentence: a storage that does not answer makes a checkpoint bad."""
-    if isinstance(event, ev.Unread):
-        event = ev.CheckpointBad(event.node, event.origin, event.why)
+    if isinstance(event, reports.Unread):
+        event = reports.CheckpointBad(event.node, event.origin, event.why)
     return advance(state, event, now)
 
 
-def without_origin(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_origin(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 14 off: the checkpoint that an era begins from is looked up again when the plan is made."""
     begins = state.plan is None
     state, commands = advance(state, event, now)

@@ -9,7 +9,7 @@ import pytest
 
 from culm.__main__ import main
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, validate
 from culm.simulator.markets.account import Row, Use
@@ -28,7 +28,7 @@ HOUR = 3600.0
 SMALL = Profile("small", (Layer(0.01, 0.02, 1_000_000),) * 6, 8, 32, 3000, 3, 4, source="made up")
 
 
-def checked(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def checked(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """The real machine, its state looked over after every event."""
     state, commands = advance(state, event, now)
     validate(state)
@@ -190,12 +190,19 @@ def test_the_same_trace_gives_the_same_rows() -> None:
 def test_the_machine_that_decides_is_the_coordinators() -> None:
     told: list[type] = []
 
-    def listening(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    def listening(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
         told.append(type(event))
         return advance(state, event, now)
 
     CulmRun([*machines(5), Change(60.0, "remove", "node1")], SMALL, Cluster(), Choice("lazy"), listening).run()
-    assert {ev.Joined, ev.Available, ev.Ready, ev.PeerLost, ev.StreamBroken, ev.CaughtUp} <= set(told)
+    assert {
+        reports.Joined,
+        reports.Available,
+        reports.Ready,
+        reports.PeerLost,
+        reports.StreamBroken,
+        reports.CaughtUp,
+    } <= set(told)
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.simulator.histories.cluster import Cluster
 
-Decide = Callable[[co.State, ev.Event, float], tuple[co.State, tuple[cmd.Command, ...]]]
+Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]
 SOAK = os.environ.get("CULM_SOAK") == "1"
 
 

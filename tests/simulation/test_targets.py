@@ -6,7 +6,7 @@ import random
 import pytest
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.plan import Plan
@@ -35,7 +35,7 @@ def history_of_two_lost_nodes(seed: int, make_worker: type[Worker[Number]] = Wor
     stages = draw.choice([3, 4])
     struck: list[str] = []
 
-    def decide(state: co.State, event: ev.Event, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+    def decide(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
         after, commands = advance(state, event, now)
         plan = after.plan
         if plan is None or after.phase is not co.Phase.RUNNING:

@@ -1,6 +1,6 @@
 """Orders go to whom they are for, and to those first who wait for nothing else."""
 
-from culm.coordinator.edges.effects import in_turn
+from culm.coordinator.edges.translation import in_turn
 from culm.pipeline.plan import Plan, StagePlan, Standby
 
 

@@ -10,8 +10,8 @@ from culm.coordinator.commands import Command, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges import origins
 from culm.coordinator.edges.settings import CoordinatorSettings
-from culm.coordinator.events import Available, Event, Joined, Tick
 from culm.coordinator.membership import roll_back
+from culm.coordinator.reports import Available, Joined, Report, Tick
 from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.checkpoints.manifest import File, Found, Manifest, folder_of, write_manifest
 from culm.pipeline.identity import Identity
@@ -87,7 +87,7 @@ def test_one_that_is_resumed_from_a_newer_one_stays_as_it_is() -> None:
     assert going_on(80, resumed).origin == Origin(80, "u/step-00000080", "80")
 
 
-def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+def after(state: State, *events: Report, now: float = 0.0) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     for event in events:
         state, more = advance(state, event, now)
@@ -96,7 +96,7 @@ def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[C
     return state, commands
 
 
-def arrival(node: str, plan: Plan | None = None, identity: Identity = CODE) -> tuple[Event, Event]:
+def arrival(node: str, plan: Plan | None = None, identity: Identity = CODE) -> tuple[Report, Report]:
     layers = frozenset(range(3)) if plan is not None else frozenset()
     standing = (plan.era if plan else 0, plan.step if plan else 0, plan is not None, plan, None, layers)
     return Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS, "", *standing, identity)

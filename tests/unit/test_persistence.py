@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
-from culm.coordinator.events import Available, Event, Heartbeat, Joined, Left, Ready
 from culm.coordinator.links import part
+from culm.coordinator.reports import Available, Heartbeat, Joined, Left, Ready, Report
 from culm.coordinator.state import Phase, Settings, State
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=5, clip_norm=0.1)
 COSTS = (3.0, 1.0, 0.1, 2.0)
 
 
-def after(*events: Event) -> State:
+def after(*events: Report) -> State:
     state = begin(SETTINGS, term=3)
     for now, event in enumerate(events):
         state, _ = advance(state, event, now / 100)
@@ -25,14 +25,14 @@ def after(*events: Event) -> State:
     return state
 
 
-def arrival(node: str, incarnation: int = 1) -> tuple[Event, Event]:
+def arrival(node: str, incarnation: int = 1) -> tuple[Report, Report]:
     address = f"{node}.example:7000"
     return Joined(node, incarnation, address, 42, "a"), Available(node, incarnation, COSTS, "code")
 
 
-def step(number: int, loss: float) -> list[Event]:
+def step(number: int, loss: float) -> list[Report]:
     """Everything that nodes n0 and n1, each owner and standby, report in a step."""
-    facts: list[Event] = []
+    facts: list[Report] = []
     norms = ((loss,), (loss / 7, loss / 9, loss / 11))  # stage 0 has one layer, stage 1 three
     for stage in (0, 1):
         for node in ("n0", "n1"):

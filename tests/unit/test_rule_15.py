@@ -9,8 +9,8 @@ from culm.coordinator import membership
 from culm.coordinator.commands import Command, Dismiss, LeadAnew, Persist, Publish, Record
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
-from culm.coordinator.events import Available, Draining, Event, Heartbeat, Joined, Left, PeerLost, StreamBroken, Tick
 from culm.coordinator.membership import FENCED_KEPT, fence
+from culm.coordinator.reports import Available, Draining, Heartbeat, Joined, Left, PeerLost, Report, StreamBroken, Tick
 from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.plan import Plan
 from culm.pipeline.terms import LEAP, TERM_LIMIT, is_believable
@@ -19,7 +19,7 @@ SETTINGS = Settings(stages=2, microbatches=2, steps=9)
 COSTS = (1.0, 1.0, 1.0)
 
 
-def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+def after(state: State, *events: Report, now: float = 0.0) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     for event in events:
         state, more = advance(state, event, now)
@@ -28,7 +28,7 @@ def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[C
     return state, commands
 
 
-def arrival(node: str, incarnation: int = 1, term: int = 0, plan: Plan | None = None) -> tuple[Event, Event]:
+def arrival(node: str, incarnation: int = 1, term: int = 0, plan: Plan | None = None) -> tuple[Report, Report]:
     layers = frozenset(range(3)) if plan is not None else frozenset()
     standing = Available(node, incarnation, COSTS, "", plan.era if plan else 0, 0, plan is not None, plan, None, layers)
     return Joined(node, incarnation, f"{node}:1", term=term), standing

@@ -2,15 +2,15 @@
 
 from culm.coordinator.commands import Command, Dismiss
 from culm.coordinator.decide import advance, begin, validate
-from culm.coordinator.events import (
+from culm.coordinator.reports import (
     Available,
     CaughtUp,
     Draining,
-    Event,
     Heartbeat,
     Joined,
     PeerLost,
     Ready,
+    Report,
     StreamBroken,
     Tick,
 )
@@ -20,7 +20,7 @@ SETTINGS = Settings(stages=2, microbatches=2, steps=1, nodes=3)
 COSTS = (1.0,) * 4
 
 
-def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+def after(state: State, *events: Report, now: float = 0.0) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     for event in events:
         state, more = advance(state, event, now)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from culm.coordinator.commands import Ask, Command, Commit, SendCommit
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
-from culm.coordinator.events import Available, Event, Heartbeat, Joined, Ready, Tick
+from culm.coordinator.reports import Available, Heartbeat, Joined, Ready, Report, Tick
 from culm.coordinator.state import Settings, State
 from culm.pipeline.plan import Plan
 
@@ -14,7 +14,7 @@ COSTS = (1.0, 1.0)
 BOTH = frozenset({0, 1})
 
 
-def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[Command]]:
+def after(state: State, *events: Report, now: float = 0.0) -> tuple[State, list[Command]]:
     commands: list[Command] = []
     for event in events:
         state, more = advance(state, event, now)
@@ -23,11 +23,11 @@ def after(state: State, *events: Event, now: float = 0.0) -> tuple[State, list[C
     return state, commands
 
 
-def joins(node: str) -> tuple[Event, Event]:
+def joins(node: str) -> tuple[Report, Report]:
     return Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS)
 
 
-def facts_of(node: str) -> tuple[Event, ...]:
+def facts_of(node: str) -> tuple[Report, ...]:
     return tuple(Ready(node, 1, 0, 0, s, s, (4.0,), (0.5,) if s else (), 0) for s in range(2))
 
 
@@ -41,7 +41,7 @@ def successor() -> tuple[State, Plan, Commit]:
     return from_document(document, SETTINGS, 2, 10.0, 2), plan, decided
 
 
-def back(node: str, plan: Plan, version: int, last: Commit | None) -> tuple[Event, Event]:
+def back(node: str, plan: Plan, version: int, last: Commit | None) -> tuple[Report, Report]:
     layers = BOTH if node in plan.stages[0].holders() else frozenset()
     return Joined(node, 1, f"{node}:1", term=1), Available(node, 1, COSTS, "", 0, version, True, plan, last, layers)
 

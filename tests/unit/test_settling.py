@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator.decide import advance, begin
 from culm.coordinator.edges.persistence import from_document, to_document
 from culm.coordinator.settling import HOUR, next_look, quiet, seconds_between_lost_nodes
@@ -39,13 +39,13 @@ def test_the_quiet_after_many_losses_counts() -> None:
 
 
 def heard(state: State, slowness: float, now: float) -> tuple[State, int]:
-    state, commands = advance(state, ev.Heartbeat("n0", 1, slowness=slowness), now)
+    state, commands = advance(state, reports.Heartbeat("n0", 1, slowness=slowness), now)
     return state, sum(getattr(command, "kind", "") == "slow" for command in commands)
 
 
 def test_a_pace_that_swings_is_no_news() -> None:
     """Fourteen "slow" events in twelve seconds, and the model cut to and fro."""
-    state, _ = advance(BEGUN, ev.Joined("n0", 1, "n0:1"), 0.0)
+    state, _ = advance(BEGUN, reports.Joined("n0", 1, "n0:1"), 0.0)
     told = 0
     for tick in range(240):
         state, count = heard(state, 2.5 if tick % 8 < 4 else 1.0, tick * 0.5)
@@ -55,7 +55,7 @@ def test_a_pace_that_swings_is_no_news() -> None:
 
 
 def test_a_pace_that_lasts_is_told_once() -> None:
-    state, _ = advance(BEGUN, ev.Joined("n0", 1, "n0:1"), 0.0)
+    state, _ = advance(BEGUN, reports.Joined("n0", 1, "n0:1"), 0.0)
     told = 0
     for tick in range(240):
         state, count = heard(state, 2.5, tick * 0.5)

@@ -1,4 +1,4 @@
-"""What can happen to the coordinator: plain frozen data."""
+"""What the coordinator is told: by nodes, operators, its clock, its store and its storage. Plain frozen data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -263,7 +263,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = (
+Report = (
     Joined
     | Available
     | Built

@@ -1,10 +1,10 @@
-"""From the machine's commands to the orders on the wire, and from the nodes' reports to its events."""
+"""From the decisions' commands to orders on the wire, and from nodes' messages to reports."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import events as ev
+from culm.coordinator import reports
 from culm.coordinator.failures import Work
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.messages import identity_from_proto, times_from_proto
@@ -64,16 +64,16 @@ def order_of(command: cmd.Command, before: Plan | None = None) -> pb.AttendRespo
     return None
 
 
-def _failed(node: str, incarnation: int, failed: pb.Failed) -> ev.NodeFailed:
+def _failed(node: str, incarnation: int, failed: pb.Failed) -> reports.NodeFailed:
     if not failed.HasField("work"):
-        return ev.NodeFailed(node, incarnation, told(failed.why))
+        return reports.NodeFailed(node, incarnation, told(failed.why))
     w = failed.work
     work = Work(w.what, w.step if w.HasField("step") else None, w.first_layer, w.end_layer) if w.what else None
-    return ev.NodeFailed(node, incarnation, told(failed.why), work)
+    return reports.NodeFailed(node, incarnation, told(failed.why), work)
 
 
-def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event | None:
-    """The event behind a report; None for a Join, which opens the stream, and for what this version does not know."""
+def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports.Report | None:
+    """The report in a message; None for a Join, which opens the stream, and for what this version does not know."""
     body = request.WhichOneof("body")
     if body == "available":
         a = request.available
@@ -82,47 +82,47 @@ def event_of(node: str, incarnation: int, request: pb.AttendRequest) -> ev.Event
         commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
         layers = frozenset(a.layers)
         standing = (a.era, a.version, a.holds_state, plan, commit, layers, identity_from_proto(a))
-        return ev.Available(node, incarnation, costs, a.fingerprint, *standing)
+        return reports.Available(node, incarnation, costs, a.fingerprint, *standing)
     if body == "built":
-        return ev.Built(node, incarnation, dict(request.built.initial))
+        return reports.Built(node, incarnation, dict(request.built.initial))
     if body == "heartbeat":
         h = request.heartbeat
         durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
         where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second, h.loading_seconds)
-        return ev.Heartbeat(node, incarnation, h.version, told(h.instruction), h.finished, *durations, *where)
+        return reports.Heartbeat(node, incarnation, h.version, told(h.instruction), h.finished, *durations, *where)
     if body == "ready":
         r = request.ready
         norms, losses = tuple(r.squared_norms), tuple(r.losses)
-        return ev.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
+        return reports.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
     if body == "resumed":
-        return ev.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
+        return reports.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
     if body == "peer_lost":
         p = request.peer_lost
-        return ev.PeerLost(node, incarnation, p.node, p.incarnation, told(p.why))
+        return reports.PeerLost(node, incarnation, p.node, p.incarnation, told(p.why))
     if body == "failed":
         return _failed(node, incarnation, request.failed)
     if body == "draining":
-        return ev.Draining(
+        return reports.Draining(
             node, told(request.draining.why), request.draining.seconds_left or None, request.draining.told
         )
     if body == "caught_up":
         c = request.caught_up
-        return ev.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer, c.version, (c.term, c.generation))
+        return reports.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer, c.version, (c.term, c.generation))
     if body == "warned":
-        return ev.Warned(node, told(request.warned.why))
+        return reports.Warned(node, told(request.warned.why))
     if body == "saved":
         files: dict[int, tuple[File, ...]] = {}
         for f in request.saved.files:
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
-        return ev.Saved(node, incarnation, request.saved.era, request.saved.step, files)
+        return reports.Saved(node, incarnation, request.saved.era, request.saved.step, files)
     if body == "checkpoint_bad":
         b = request.checkpoint_bad
-        return ev.CheckpointBad(node, Origin(b.step, b.folder, b.sha256), told(b.why))
+        return reports.CheckpointBad(node, Origin(b.step, b.folder, b.sha256), told(b.why))
     if body == "unread":
         u = request.unread
-        return ev.Unread(node, incarnation, u.era, Origin(u.step, u.folder, u.sha256), told(u.why), u.absent)
+        return reports.Unread(node, incarnation, u.era, Origin(u.step, u.folder, u.sha256), told(u.why), u.absent)
     if body == "checkpoint_fault":
-        return ev.CheckpointFault(node, request.checkpoint_fault.step, told(request.checkpoint_fault.why))
+        return reports.CheckpointFault(node, request.checkpoint_fault.step, told(request.checkpoint_fault.why))
     if body == "leave":
-        return ev.Left(node, incarnation, told(request.leave.why))
+        return reports.Left(node, incarnation, told(request.leave.why))
     return None
