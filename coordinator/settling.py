@@ -32,7 +32,7 @@ def next_look(state: State, now: float) -> float:
 
 def seconds_between_lost_nodes(state: State, now: float) -> float:
     """The mean time from one lost node, or bulk of them, to the next, with the present quiet; an hour before two."""
-    events = [at for i, at in enumerate(state.lost_at) if i == 0 or at - state.lost_at[i - 1] > BULK_SECONDS]
-    if len(events) < 2:
+    bulks = [at for i, at in enumerate(state.lost_at) if i == 0 or at - state.lost_at[i - 1] > BULK_SECONDS]
+    if len(bulks) < 2:
         return HOUR
-    return (state.changed_at + quiet(state, now) - events[0]) / (len(events) - 1)
+    return (state.changed_at + quiet(state, now) - bulks[0]) / (len(bulks) - 1)

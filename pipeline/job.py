@@ -18,7 +18,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Steps = Annotated[int, Field(ge=1, le=10**12)]
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
-Parts = Annotated[int, Field(ge=1, le=2**16)]  # of a step: each is an entry of every node's program
+Few = Annotated[int, Field(ge=1, le=2**16)]  # in a step: each is an entry of every node's program
 Bytes = Annotated[int, Field(ge=1, le=2**62)]
 Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
@@ -109,11 +109,11 @@ class PipelineSection(_Section):
     graphs meanwhile: on every stage up to as many as the first one.
     """
 
-    stages: Parts
-    most_stages: Parts | None = None
-    microbatches: Parts
-    pipelines: Parts = 1
-    lead: Parts = 2
+    stages: Few
+    most_stages: Few | None = None
+    microbatches: Few
+    pipelines: Few = 1
+    lead: Few = 2
     schedule: Literal["1f1b", "zb-h1"] = "1f1b"
 
     @model_validator(mode="after")

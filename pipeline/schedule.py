@@ -22,7 +22,7 @@ SPLIT_COST = 1.0  # of either half of a backward
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Span:
     """When an instruction runs in the timetable, in units of one forward."""
 
     instruction: Instruction
@@ -134,11 +134,11 @@ def _awaited(duty: Duty, stages: int, schedule: Schedule) -> tuple[Instruction |
 Hosts = Sequence[Sequence[int]]  # by pipeline and stage: who runs it
 
 
-def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Slot, ...]:
+def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Span, ...]:
     """When everything runs if every host runs one thing at a time and starts it as soon as it can.
 
     Each duty keeps its order; a host with several duties takes the head that can start first, of equals the one
-    furthest down its pipeline (backwards free memory). The slots come in order of start, so that the order restricted
+    furthest down its pipeline (backwards free memory). The spans come in order of start, so that the order restricted
     to any subset of unfinished work never deadlocks.
     """
     host_of = {Duty(p, s): host for p, stages in enumerate(hosts) for s, host in enumerate(stages)}
@@ -148,7 +148,7 @@ def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Slot, ...]:
     position = dict.fromkeys(host_of, 0)
     free = [0.0] * (max(host_of.values()) + 1)
     end: dict[Instruction, float] = {}
-    slots: list[Slot] = []
+    spans: list[Span] = []
     # Heads whose inputs are there, by the earliest moment known: it may have become later, never earlier.
     ready = [(0.0, 0, duty) for duty in host_of if needs[duty][0] is None]
     heapify(ready)
@@ -161,7 +161,7 @@ def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Slot, ...]:
             continue
         end[head] = free[host] = start + schedule.cost(head)
         position[duty] += 1
-        slots.append(Slot(head, host, start, end[head]))
+        spans.append(Span(head, host, start, end[head]))
         follower = awaits(head, stages)
         for other in (duty,) if follower is None else (duty, follower.duty):
             if position[other] == len(orders[other]):
@@ -170,12 +170,12 @@ def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Slot, ...]:
             if needed == head or (other == duty and (needed is None or needed in end)):
                 there = end[needed] if needed is not None else 0.0
                 heappush(ready, (max(there, free[host_of[other]]), -other.stage, other))
-    return tuple(slots)
+    return tuple(spans)
 
 
 @lru_cache(maxsize=1024)
 def _order(hosts: tuple[tuple[int, ...], ...], schedule: Schedule) -> tuple[Instruction, ...]:
-    return tuple(slot.instruction for slot in timetable(hosts, schedule))
+    return tuple(span.instruction for span in timetable(hosts, schedule))
 
 
 def programs(owners: Sequence[Sequence[str]], schedule: Schedule) -> dict[str, tuple[Instruction, ...]]:
@@ -196,22 +196,22 @@ def program(owners: Sequence[Sequence[str]], node: str, schedule: Schedule) -> t
     return programs(owners, schedule).get(node, ())
 
 
-def bubble_fraction(slots: Sequence[Slot]) -> float:
+def bubble_fraction(spans: Sequence[Span]) -> float:
     """The share of the workers' time, up to the end of the step, in which they have nothing to run."""
-    makespan = max(slot.end for slot in slots)
-    hosts = {slot.host for slot in slots}
-    return 1.0 - sum(slot.end - slot.start for slot in slots) / (makespan * len(hosts))
+    makespan = max(span.end for span in spans)
+    hosts = {span.host for span in spans}
+    return 1.0 - sum(span.end - span.start for span in spans) / (makespan * len(hosts))
 
 
-def chart(slots: Sequence[Slot]) -> str:
+def chart(spans: Sequence[Span]) -> str:
     """The timetable as text, a row a worker, a column a unit of time."""
     rows: dict[int, dict[int, str]] = {}
-    for slot in slots:
-        row = rows.setdefault(slot.host, {})
-        for t in range(round(slot.start), round(slot.end)):
-            row[t] = str(slot.instruction)
-    width = max(len(str(slot.instruction)) for slot in slots)
-    makespan = round(max(slot.end for slot in slots))
+    for span in spans:
+        row = rows.setdefault(span.host, {})
+        for t in range(round(span.start), round(span.end)):
+            row[t] = str(span.instruction)
+    width = max(len(str(span.instruction)) for span in spans)
+    makespan = round(max(span.end for span in spans))
     return "\n".join(
         f"{host:>3} | " + " ".join(row.get(t, ".").ljust(width) for t in range(makespan)).rstrip()
         for host, row in sorted(rows.items())

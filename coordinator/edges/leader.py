@@ -1,4 +1,4 @@
-"""The leading coordinator at work: events in, ``advance``, commands out. One asyncio task at a time calls it."""
+"""The leading coordinator at work: reports in, ``advance``, commands out. One asyncio task at a time calls it."""
 
 import asyncio
 import logging
@@ -224,23 +224,23 @@ class Leader:
         """The process ends with the first of these, at the next tick."""
         self.failure = self.failure or error
 
-    def take(self, event: reports.Report) -> None:
-        """Decides on an event and carries the commands out in order: as a whole, since nothing in it waits."""
+    def take(self, report: reports.Report) -> None:
+        """Decides on a report and carries the commands out in order: as a whole, since nothing in it waits."""
         if self.outranked is not None:
             return
         try:
             heartbeats, self._heartbeats = self._heartbeats, []
-            for each in [reports.Heard(tuple(heartbeats)), event] if heartbeats else [event]:
+            for each in [reports.Heard(tuple(heartbeats)), report] if heartbeats else [report]:
                 self._state, commands = advance(self._state, each, time.monotonic())
                 if self._validates:
                     validate(self._state)
                 for command in commands:
                     self._carry_out(command)
-            if isinstance(event, reports.Tick | reports.Joined):
+            if isinstance(report, reports.Tick | reports.Joined):
                 self._bill()
         except Exception as error:
             self.fail(error)
-            log.exception("cannot decide on %s", event)
+            log.exception("cannot decide on %s", report)
             raise
 
     def _bill(self, done: bool = False) -> None:

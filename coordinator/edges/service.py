@@ -136,7 +136,7 @@ class Service(CoordinatorServicer):
     async def _read(
         self, stream: OrderStream, joined: reports.Joined, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
-        """Turns what the node reports into events, until its stream ends."""
+        """Turns the node's messages into reports, until its stream ends."""
         why = "it broke"
         try:
             self._leader.take(joined)
@@ -148,11 +148,11 @@ class Service(CoordinatorServicer):
                 if stream.wrong:
                     why = "what it said fits no node of this run"
                     return
-                event = report_of(stream.node, stream.incarnation, request)
-                if isinstance(event, reports.Heartbeat):
-                    self._leader.heard(event)
-                elif event is not None:
-                    self._leader.take(event)
+                report = report_of(stream.node, stream.incarnation, request)
+                if isinstance(report, reports.Heartbeat):
+                    self._leader.heard(report)
+                elif report is not None:
+                    self._leader.take(report)
             why = "it ended"
         except (grpc.RpcError, grpc.aio.UsageError):
             log.debug("the order stream of %s broke", stream.node)

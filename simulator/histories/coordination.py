@@ -50,11 +50,11 @@ class Leader:
             before[1].cut()
         self.streams[node.name] = (node, down)
 
-    def take(self, event: reports.Report) -> None:
+    def take(self, report: reports.Report) -> None:
         if not self.alive:
             return
         before = self.state
-        self.state, commands = self.cluster.decide(self.state, event, self.cluster.clock.now)
+        self.state, commands = self.cluster.decide(self.state, report, self.cluster.clock.now)
         check_coordinator(self.cluster, self.state)
         check_rollback(before, self.state, self.cluster.storage)
         for command in commands:

@@ -75,9 +75,9 @@ class HostilePeer:
             return
         if _size(request) > LONGEST:
             raise Overrun(f"{node.name} said {request}".replace("\n", " "))
-        event = report_of(node.name, node.incarnation, request)
-        if event is not None:
-            node.tell(event)
+        report = report_of(node.name, node.incarnation, request)
+        if report is not None:
+            node.tell(report)
 
     def _request(self) -> pb.AttendRequest:
         draw = self._random

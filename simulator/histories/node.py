@@ -135,10 +135,10 @@ class SimulatedNode:
             self.tell(self.cluster.start_up.beat(self))
         self.cluster.clock.after(0.5 + self.cluster.start_up.beat_delay(), self._beat)
 
-    def tell(self, event: reports.Report) -> None:
+    def tell(self, report: reports.Report) -> None:
         leader = self.leader
         if leader is not None:
-            self.up.send(lambda: leader.take(event))
+            self.up.send(lambda: leader.take(report))
 
     def thaw(self) -> None:
         self.frozen = False

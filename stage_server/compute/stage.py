@@ -30,7 +30,7 @@ class Stage:
         self._last = last
         self._loss = loss
         self._seed = job.job.seed
-        self._parts = job.pipeline.pipelines * job.pipeline.microbatches
+        self._microbatches_of_step = job.pipeline.pipelines * job.pipeline.microbatches
         self._clips = job.train.clip_norm is not None
         self._step = 0
         self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
@@ -126,7 +126,7 @@ class Stage:
     def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
         """What one microbatch's loss is of the step's: the gradient that ``loss / parts`` would pass on, made once."""
         if self._share is None:
-            self._share = torch.ones_like(loss) / self._parts
+            self._share = torch.ones_like(loss) / self._microbatches_of_step
         return self._share
 
     def backward_of_parameters(self, pipeline: int, microbatch: int) -> None:

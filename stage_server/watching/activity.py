@@ -9,7 +9,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.keeping import Limit
 from culm.stage_server.watching.durations import Durations
-from culm.stage_server.watching.slack import COMMIT, LOADS, Slack, Slot
+from culm.stage_server.watching.slack import COMMIT, LOADS, Awaited, Slack
 from culm.stage_server.watching.times import Times, phase_of, redundant_share
 from culm.stage_server.worker.work import Load, Run, Work
 
@@ -73,7 +73,7 @@ class Activity:
 
     def waits(self, awaited: Key | None, for_commit: bool) -> None:
         """There is no own work: for want of this tensor, or as the step is done here."""
-        self._slack.awaits(_slot(awaited) if awaited is not None else COMMIT if for_commit else None, self._clock())
+        self._slack.awaits(_awaited(awaited) if awaited is not None else COMMIT if for_commit else None, self._clock())
 
     def rests(self, for_input: bool) -> None:
         """There is no work at all."""
@@ -81,7 +81,7 @@ class Activity:
 
     def arrived(self, key: Key | None) -> None:
         """A tensor of the running step is here; None: a commit."""
-        self._slack.arrived(_slot(key) if key is not None else COMMIT, self._clock())
+        self._slack.arrived(_awaited(key) if key is not None else COMMIT, self._clock())
 
     def has_time_for(self, work: Work[Value] | Load) -> bool:
         """Whether this is expected to be over before the wait is."""
@@ -109,7 +109,7 @@ class Activity:
         )
 
 
-def _slot(key: Key) -> Slot:
+def _awaited(key: Key) -> Awaited:
     return int(key.kind), key.stage, key.index
 
 

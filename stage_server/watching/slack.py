@@ -7,8 +7,8 @@ REMEMBERED = 3  # steps; the shortest wait of them is what is counted on
 COSTS = 16  # forwards of a stage, or loads, that tell how long one takes
 MARGIN = 1.1
 
-Slot = tuple[int, int, int]  # what is waited for in every step: kind, stage and index of its tensor; COMMIT: a commit
-COMMIT: Slot = (-1, 0, 0)
+Awaited = tuple[int, int, int]  # kind, stage and index of a tensor that every step waits for; COMMIT: a commit
+COMMIT: Awaited = (-1, 0, 0)
 LOADS = -1  # in place of a stage: what it takes to load a microbatch
 
 
@@ -16,23 +16,23 @@ class Slack:
     """Times are seconds of one clock. One lock guards it, its node's."""
 
     def __init__(self) -> None:
-        self._waits: dict[Slot, deque[float]] = {}
+        self._waits: dict[Awaited, deque[float]] = {}
         self._costs: dict[int, deque[float]] = {}
-        self._awaited: Slot | None = None
+        self._awaited: Awaited | None = None
         self._since = 0.0
 
-    def awaits(self, slot: Slot | None, now: float) -> None:
+    def awaits(self, awaited: Awaited | None, now: float) -> None:
         """The node has nothing of its own to do until this is there; None: it has not been told what it waits for."""
-        if slot != self._awaited:
-            self._awaited, self._since = slot, now
+        if awaited != self._awaited:
+            self._awaited, self._since = awaited, now
 
-    def arrived(self, slot: Slot, now: float) -> None:
+    def arrived(self, awaited: Awaited, now: float) -> None:
         """A tensor, or a commit, is there; the wait for it is over, if it was waited for."""
-        waited = now - self._since if slot == self._awaited else 0.0
-        if slot not in self._waits:
-            self._waits[slot] = deque(maxlen=REMEMBERED)
-        self._waits[slot].append(waited)
-        if slot == self._awaited:
+        waited = now - self._since if awaited == self._awaited else 0.0
+        if awaited not in self._waits:
+            self._waits[awaited] = deque(maxlen=REMEMBERED)
+        self._waits[awaited].append(waited)
+        if awaited == self._awaited:
             self._awaited = None
 
     def ran(self, stage: int, seconds: float) -> None:

@@ -297,9 +297,9 @@ def test_what_nodes_report_is_taken(state: State) -> None:
     ]
     for request in right:
         assert coordinator_bounds.problem(state, request) == ""
-        event = report_of("n0", 1, request)
-        if event is not None:
-            advance(state, event, 0.0)
+        report = report_of("n0", 1, request)
+        if report is not None:
+            advance(state, report, 0.0)
 
 
 @pytest.mark.parametrize("at", ["x", ":", "12", "12:", "-1:2B3", "x" * 1000, "²:2B3"])

@@ -43,8 +43,8 @@ def arrival(node: str, incarnation: int) -> tuple[reports.Report, reports.Report
 
 def after(state: State, *events: reports.Report) -> tuple[State, list[object]]:
     done: list[object] = []
-    for event in events:
-        state, commands = advance(state, event, 0.0)
+    for report in events:
+        state, commands = advance(state, report, 0.0)
         validate(state)
         done.extend(commands)
     return state, done
@@ -252,10 +252,10 @@ def test_a_storage_that_vanished_with_all_nodes_costs_no_checkpoint(tmp_path: Pa
         outcome = train(cluster, lambda status, new, outcome: events.extend(new), strike)
     assert strike.said
     assert outcome.sha256 == run_plain(job).sha256
-    rollbacks = [event for event in events if event.kind == "rollback"]
-    assert all(int(event.fields["step"]) >= EVERY for event in rollbacks), [event.text for event in rollbacks]
+    rollbacks = [report for report in events if report.kind == "rollback"]
+    assert all(int(report.fields["step"]) >= EVERY for report in rollbacks), [report.text for report in rollbacks]
     assert len(rollbacks) >= 1
-    assert sum(event.kind == "waiting" and "cannot read" in event.text for event in events) <= 2 * STAGES
+    assert sum(report.kind == "waiting" and "cannot read" in report.text for report in events) <= 2 * STAGES
 
 
 def test_a_checkpoint_of_another_shape_is_refused_by_name(tmp_path: Path) -> None:

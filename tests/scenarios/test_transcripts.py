@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent / "transcripts"
 
 
 class Play:
-    """Feeds events to the machine and writes down what it records and orders."""
+    """Feeds reports to the decisions and writes down what they record and order."""
 
     def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, redundancy: bool = True) -> None:
         self.state = begin(co.Settings(stages, 2, steps, nodes=nodes, redundancy=redundancy, patience=Patience(2.0)))
@@ -26,9 +26,9 @@ class Play:
         self.lines: list[str] = []
         self.incarnations: dict[str, int] = {}
 
-    def event(self, words: str, event: reports.Report) -> None:
+    def report(self, words: str, report: reports.Report) -> None:
         self.lines.append(f"{self.now:5.2f}  {words}")
-        self.state, commands = advance(self.state, event, self.now)
+        self.state, commands = advance(self.state, report, self.now)
         validate(self.state)
         for command in commands:
             if isinstance(command, cmd.Record):
@@ -54,8 +54,8 @@ class Play:
     def join(self, node: str, zone: str = "") -> None:
         incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
         where = f" in zone {zone}" if zone else ""
-        self.event(f"{node} joins{where}", reports.Joined(node, incarnation, f"{node}:1", zone=zone))
-        self.event(f"{node} is available", reports.Available(node, incarnation, (1.0,) * 6))
+        self.report(f"{node} joins{where}", reports.Joined(node, incarnation, f"{node}:1", zone=zone))
+        self.report(f"{node} is available", reports.Available(node, incarnation, (1.0,) * 6))
 
     def ready(self, *nodes: str, step: int | None = None) -> None:
         """Every stage that each of the nodes holds is ready."""
@@ -68,7 +68,7 @@ class Play:
                 layers = plan.stages[s].layers
                 norms = (0.0,) * len(layers)
                 ready = reports.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
-                self.event(f"{node} is ready with stage {s} of step {step}", ready)
+                self.report(f"{node} is ready with stage {s} of step {step}", ready)
 
     def caught_up(self) -> None:
         """After the last commit: every copy that is being seeded is at the last version, under the present plan."""
@@ -76,8 +76,8 @@ class Play:
             node, layers = seeded[0]
             order = (self.state.term, self.state.generation)
             where = (self.state.era, layers.start, layers.stop, self.state.committed, order)
-            event = reports.CaughtUp(node, self.incarnations[node], *where)
-            self.event(f"{node} has layers {layers.start} to {layers.stop} at the last version", event)
+            report = reports.CaughtUp(node, self.incarnations[node], *where)
+            self.report(f"{node} has layers {layers.start} to {layers.stop} at the last version", report)
 
     def _seeded(self) -> list[tuple[str, range]]:
         assert self.state.plan is not None
@@ -90,9 +90,9 @@ class Play:
 
     def lose(self, node: str, reporter: str) -> None:
         incarnation = self.incarnations[node]
-        self.event(f"{node}'s order stream breaks", reports.StreamBroken(node, incarnation))
+        self.report(f"{node}'s order stream breaks", reports.StreamBroken(node, incarnation))
         lost = reports.PeerLost(reporter, self.incarnations[reporter], node, incarnation, "the stream broke")
-        self.event(f"{reporter} misses {node}", lost)
+        self.report(f"{reporter} misses {node}", lost)
 
     def beat(self, *nodes: str) -> None:
         for node in nodes:
@@ -116,7 +116,7 @@ class Play:
                 self.state = state
 
     def tick(self) -> None:
-        self.event("time passes", reports.Tick())
+        self.report("time passes", reports.Tick())
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -200,7 +200,7 @@ def frozen_node() -> Play:
         play.wait(0.8)
         play.beat("n0", "n1")
         play.tick()
-    play.event("n2 wakes up", reports.Joined("n2", 1, "n2:1"))
+    play.report("n2 wakes up", reports.Joined("n2", 1, "n2:1"))
     return play
 
 
@@ -214,7 +214,7 @@ def coordinator_stood_still() -> Play:
 
 def link_fault() -> Play:
     play = three_nodes()
-    play.event("n0 misses n1", reports.PeerLost("n0", 1, "n1", 1, "the stream broke"))
+    play.report("n0 misses n1", reports.PeerLost("n0", 1, "n1", 1, "the stream broke"))
     play.wait(0.5)
     play.beat("n0", "n1", "n2")
     play.tick()
@@ -239,7 +239,7 @@ def stuck_node() -> Play:
         play.wait(1.0)
         play.beat("n0", "n1")
         stuck = reports.Heartbeat("n2", 1, 0, "2B1", 40, seconds, 0.02, 0.001, 40)
-        play.event(f"n2 says that 2B1 has been running for {seconds} s", stuck)
+        play.report(f"n2 says that 2B1 has been running for {seconds} s", stuck)
         play.tick()
     return play
 
@@ -250,7 +250,7 @@ def slow_start() -> Play:
     for seconds in (1.0, 3.0, 9.0):
         play.wait(1.0)
         play.beat("n0", "n1")
-        play.event(
+        play.report(
             f"n2 says that 2F0 has been running for {seconds} s", reports.Heartbeat("n2", 1, 0, "2F0", 0, seconds)
         )
         play.tick()
@@ -261,7 +261,7 @@ def drained_node() -> Play:
     play = three_nodes()
     play.join("n3")
     play.wait(0.1)
-    play.event("n1 is given notice", reports.Draining("n1", "its machine is to go", 120.0))
+    play.report("n1 is given notice", reports.Draining("n1", "its machine is to go", 120.0))
     play.ready("n0", "n1", "n2")
     play.wait(0.1)
     play.ready("n0", "n1", "n2", "n3")
@@ -271,7 +271,7 @@ def drained_node() -> Play:
 def warned_node() -> Play:
     """It works on until somebody joins that can take its place, and is the last choice afterwards."""
     play = three_nodes(steps=8)
-    play.event("n1 is warned", reports.Warned("n1", "its cloud recommends a rebalance"))
+    play.report("n1 is warned", reports.Warned("n1", "its cloud recommends a rebalance"))
     play.ready("n0", "n1", "n2")
     play.join("n3")
     for _ in range(5):
@@ -363,15 +363,15 @@ def other_code() -> Play:
     play.join("n0")
     play.state, _ = advance(play.state, reports.Available("n0", 1, (1.0,) * 6, "0123456789abcdef"), play.now)
     play.incarnations["n1"] = 1
-    play.event("n1 joins", reports.Joined("n1", 1, "n1:1"))
-    play.event("n1 is available with other code", reports.Available("n1", 1, (1.0,) * 6, "fedcba9876543210"))
+    play.report("n1 joins", reports.Joined("n1", 1, "n1:1"))
+    play.report("n1 is available with other code", reports.Available("n1", 1, (1.0,) * 6, "fedcba9876543210"))
     return play
 
 
 def too_few_layers() -> Play:
     play = Play(stages=3)
-    play.event("n0 joins", reports.Joined("n0", 1, "n0:1"))
-    play.event("n0 is available with two layers", reports.Available("n0", 1, (1.0, 1.0)))
+    play.report("n0 joins", reports.Joined("n0", 1, "n0:1"))
+    play.report("n0 is available with two layers", reports.Available("n0", 1, (1.0, 1.0)))
     return play
 
 
@@ -397,8 +397,8 @@ def done_and_then_lost() -> Play:
         play.lose(lost, reporter)
         play.caught_up()
     play.now = 3.0
-    play.event("somebody has fetched the weights", reports.Fetched("culm weights wrote model.safetensors on laptop"))
-    play.event("n1 joins", reports.Joined("n1", 9, "n1:1"))
+    play.report("somebody has fetched the weights", reports.Fetched("culm weights wrote model.safetensors on laptop"))
+    play.report("n1 joins", reports.Joined("n1", 9, "n1:1"))
     return play
 
 
@@ -410,13 +410,13 @@ def every_node_is_told_to_stop() -> Play:
     play.now = 0.5
     for node in ("n0", "n1"):
         told = reports.Draining(node, "it was told to stop", 25.0, told=True)
-        play.event(f"{node} is told to stop", told)
+        play.report(f"{node} is told to stop", told)
     return play
 
 
 def raises(play: Play, node: str, why: str, work: Work | None) -> None:
     doing = f"at {work}" if work is not None else "on a thread of its own"
-    play.event(f"{node} fails {doing}", reports.NodeFailed(node, play.incarnations[node], why, work))
+    play.report(f"{node} fails {doing}", reports.NodeFailed(node, play.incarnations[node], why, work))
 
 
 def spare_that_does_not_start() -> Play:
@@ -425,17 +425,17 @@ def spare_that_does_not_start() -> Play:
     for i in range(5):
         play.wait(1.0)
         play.beat("n0", "n1", "n2")
-        play.event("n3's process starts", reports.Joined("n3", 1 + i, "n3:1"))
-        play.event("the job does not start there", reports.NodeFailed("n3", 1 + i, "ImportError: no cuda", START))
+        play.report("n3's process starts", reports.Joined("n3", 1 + i, "n3:1"))
+        play.report("the job does not start there", reports.NodeFailed("n3", 1 + i, "ImportError: no cuda", START))
     return play
 
 
 def job_that_does_not_start() -> Play:
     play = Play()
     for node in ("n0", "n1"):
-        play.event(f"{node}'s process starts", reports.Joined(node, 1, f"{node}:1"))
+        play.report(f"{node}'s process starts", reports.Joined(node, 1, f"{node}:1"))
     for node in ("n0", "n1"):
-        play.event(f"the job does not start on {node}", reports.NodeFailed(node, 1, "ImportError: no model", START))
+        play.report(f"the job does not start on {node}", reports.NodeFailed(node, 1, "ImportError: no model", START))
     return play
 
 
@@ -465,7 +465,7 @@ def thread_that_breaks() -> Play:
 def node_that_cannot_die() -> Play:
     """It does not work any more, but its heartbeats come."""
     play = three_nodes()
-    play.event("n1 is ordered to die", reports.Condemned("n1", 1))
+    play.report("n1 is ordered to die", reports.Condemned("n1", 1))
     for _ in range(3):
         play.wait(0.8)
         play.beat("n0", "n1", "n2")
@@ -481,7 +481,7 @@ def storage_that_stalls() -> Play:
         play.beat("n1")
         for node in ("n0", "n2"):
             said = reports.Heartbeat(node, 1, 0, "0F1", 40, 0.0, 0.02, 0.001, 40, loading_seconds=seconds)
-            play.event(f"{node} says that it has been loading for {seconds} s", said)
+            play.report(f"{node} says that it has been loading for {seconds} s", said)
         play.tick()
     play.beat("n0", "n1")
     play.tick()

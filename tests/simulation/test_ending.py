@@ -100,16 +100,16 @@ def test_a_coordinator_that_is_told_to_stop_costs_no_node_and_no_work(ten: int) 
         assert len(cluster.every) == len(cluster.nodes) == stages, f"seed {seed}: a node ended with its coordinator"
 
 
-def without_repair(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_repair(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 17 off: after the last commit no seeded copy becomes hot, since no commit makes it so."""
-    if state.phase is co.Phase.DONE and isinstance(event, reports.CaughtUp):
+    if state.phase is co.Phase.DONE and isinstance(report, reports.CaughtUp):
         return state, ()
-    return advance(state, event, now)
+    return advance(state, report, now)
 
 
-def without_release(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_release(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """Rule 17 off: nodes are kept though their weights were fetched."""
-    return (state, ()) if isinstance(event, reports.Fetched) else advance(state, event, now)
+    return (state, ()) if isinstance(report, reports.Fetched) else advance(state, report, now)
 
 
 class WaitsForTheNext(Worker[Any]):

@@ -223,9 +223,9 @@ def test_a_standby_whose_gradients_come_after_their_commits_becomes_hot_all_the_
     cluster = Cluster(seed, stages=2, layers=6, steps=60, spares=1, disturb=0, kills=kills, bulk_seconds=0.02).run()
     hot = [r.event for _, r in cluster.records if isinstance(r.event, Hot)]
     (lost,) = [at for at, r in cluster.records if r.kind == "lost"]
-    assert {event.stage for event in hot} == {0, 1}
+    assert {report.stage for report in hot} == {0, 1}
     commits = [at for at, r in cluster.records if r.kind == "commit" and at > lost]
-    assert max(event.exposure_ms for event in hot) < 1e3 * (commits[6] - lost), "within a few steps"
+    assert max(report.exposure_ms for report in hot) < 1e3 * (commits[6] - lost), "within a few steps"
 
 
 def history_of_changes(seed: int, disturb: int = 0) -> Cluster:

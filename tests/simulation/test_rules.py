@@ -36,7 +36,9 @@ from tests.simulation.test_start_up import one_machine
 from tests.simulation.test_storage import history_of_storage
 from tests.simulation.test_targets import history_of_two_lost_nodes
 
-Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]
+Decided = tuple[co.State, tuple[cmd.Command, ...]]
+
+Decide = Callable[[co.State, reports.Report, float], Decided]
 
 
 class EraLess(Position):
@@ -127,24 +129,24 @@ class WithoutSeedingByLayer(Worker[Number]):
         return replace(work, version=self.version) if isinstance(work, Install) else work
 
 
-def without_facts(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_facts(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 6 off: a plan change throws away who was ready."""
     before = state.generation
-    state, commands = advance(state, event, now)
+    state, commands = advance(state, report, now)
     return (replace(state, facts={}), commands) if state.generation != before else (state, commands)
 
 
-def without_determinism(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_determinism(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 7 off: losses are added up as reports come in, a repeated one twice."""
-    if isinstance(event, reports.Ready) and event.losses and state.losses and event.step == state.committed:
-        state = replace(state, losses=state.losses + event.losses[:1])
-    return advance(state, event, now)
+    if isinstance(report, reports.Ready) and report.losses and state.losses and report.step == state.committed:
+        state = replace(state, losses=state.losses + report.losses[:1])
+    return advance(state, report, now)
 
 
-def without_double_role(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_double_role(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 10 off: the lost node goes on as a standby that commits wait for."""
     before = state.plan
-    state, commands = advance(state, event, now)
+    state, commands = advance(state, report, now)
     plan = state.plan
     if plan is not None and before is not None and plan.generation == before.generation + 1 and plan.era == before.era:
         stages = tuple(
@@ -157,37 +159,33 @@ def without_double_role(state: co.State, event: reports.Report, now: float) -> t
     return state, commands
 
 
-def without_incarnation(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_incarnation(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 13 off: a process that was started again counts as the one before."""
-    known = state.nodes.get(getattr(event, "node", ""))
-    if known is not None and getattr(event, "incarnation", known.incarnation) != known.incarnation:
-        event = replace(event, incarnation=known.incarnation)  # type: ignore[arg-type]
-    return advance(state, event, now)
+    known = state.nodes.get(getattr(report, "node", ""))
+    if known is not None and getattr(report, "incarnation", known.incarnation) != known.incarnation:
+        report = replace(report, incarnation=known.incarnation)  # type: ignore[arg-type]
+    return advance(state, report, now)
 
 
-def without_versions(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_versions(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 8 off: a coordinator that took over trusts what was persisted, not what the nodes have applied."""
-    if isinstance(event, reports.Available) and event.version > state.committed:
-        event = replace(event, version=state.committed, plan=None, last_commit=None)
-    return advance(state, event, now)
+    if isinstance(report, reports.Available) and report.version > state.committed:
+        report = replace(report, version=state.committed, plan=None, last_commit=None)
+    return advance(state, report, now)
 
 
-def without_terms_of_nodes(
-    state: co.State, event: reports.Report, now: float
-) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_terms_of_nodes(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 15 off: a leader takes the term that the store gave it for one that nobody had."""
-    if isinstance(event, reports.Joined):
-        event = replace(event, term=0)
-    elif isinstance(event, reports.Available) and event.plan is not None and event.plan.term >= state.term:
-        event = replace(event, plan=replace(event.plan, term=state.term, leader=state.leader))
-    return advance(state, event, now)
+    if isinstance(report, reports.Joined):
+        report = replace(report, term=0)
+    elif isinstance(report, reports.Available) and report.plan is not None and report.plan.term >= state.term:
+        report = replace(report, plan=replace(report.plan, term=state.term, leader=state.leader))
+    return advance(state, report, now)
 
 
-def without_finite_numbers(
-    state: co.State, event: reports.Report, now: float
-) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_finite_numbers(state: co.State, report: reports.Report, now: float) -> Decided:
     """The end of rule 18 off: ``min(1.0, clip / nan)`` is 1.0, and a step that is not finite is applied."""
-    state, commands = advance(state, event, now)
+    state, commands = advance(state, report, now)
     last = state.last_commit
     if last is not None and last.scale == SKIPPED:
         state = replace(state, last_commit=replace(last, scale=1.0))
@@ -198,11 +196,11 @@ def without_finite_numbers(
     return state, tuple(applied)
 
 
-def without_blame(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_blame(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 16 off: whatever raises on one node fails the run."""
-    if isinstance(event, reports.NodeFailed):
-        return replace(state, phase=co.Phase.FAILED, detail=event.why), ()
-    return advance(state, event, now)
+    if isinstance(report, reports.NodeFailed):
+        return replace(state, phase=co.Phase.FAILED, detail=report.why), ()
+    return advance(state, report, now)
 
 
 class Termless(Position):
@@ -346,17 +344,17 @@ def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:
     history_of_two_lost_nodes(171).run()
 
 
-def without_proof(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_proof(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 14 off, its last sentence: a storage that does not answer makes a checkpoint bad."""
-    if isinstance(event, reports.Unread):
-        event = reports.CheckpointBad(event.node, event.origin, event.why)
-    return advance(state, event, now)
+    if isinstance(report, reports.Unread):
+        report = reports.CheckpointBad(report.node, report.origin, report.why)
+    return advance(state, report, now)
 
 
-def without_origin(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def without_origin(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 14 off: the checkpoint that an era begins from is looked up again when the plan is made."""
     begins = state.plan is None
-    state, commands = advance(state, event, now)
+    state, commands = advance(state, report, now)
     if not begins or state.plan is None or not state.origin.folder:
         return state, commands
     newest = replace(state.checkpoints[-1], step=state.origin.step)

@@ -28,9 +28,9 @@ HOUR = 3600.0
 SMALL = Profile("small", (Layer(0.01, 0.02, 1_000_000),) * 6, 8, 32, 3000, 3, 4, source="made up")
 
 
-def checked(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+def checked(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
     """The real machine, its state looked over after every event."""
-    state, commands = advance(state, event, now)
+    state, commands = advance(state, report, now)
     validate(state)
     return state, commands
 
@@ -190,9 +190,9 @@ def test_the_same_trace_gives_the_same_rows() -> None:
 def test_the_machine_that_decides_is_the_coordinators() -> None:
     told: list[type] = []
 
-    def listening(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
-        told.append(type(event))
-        return advance(state, event, now)
+    def listening(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+        told.append(type(report))
+        return advance(state, report, now)
 
     CulmRun([*machines(5), Change(60.0, "remove", "node1")], SMALL, Cluster(), Choice("lazy"), listening).run()
     assert {

@@ -82,7 +82,7 @@ def test_a_machine_that_never_starts_the_job_is_told_of_ever_more_seldom() -> No
     wrong = Wrong(never_starts=frozenset(["n3"]))
     cluster = Cluster(3, 3, steps=150, nodes=4, disturb=0, wrong=wrong).run()
     told = [r.event for _, r in cluster.records if isinstance(r.event, Dismissed | Joined) and r.event.node == "n3"]
-    counts = [event.count for event in told if isinstance(event, Dismissed)]
+    counts = [report.count for report in told if isinstance(report, Dismissed)]
     assert counts == [2**i for i in range(len(counts))]
     assert len(counts) >= 3
-    assert len([event for event in told if isinstance(event, Joined)]) <= len(counts) + 1
+    assert len([report for report in told if isinstance(report, Joined)]) <= len(counts) + 1

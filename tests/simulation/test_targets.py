@@ -35,8 +35,8 @@ def history_of_two_lost_nodes(seed: int, make_worker: type[Worker[Number]] = Wor
     stages = draw.choice([3, 4])
     struck: list[str] = []
 
-    def decide(state: co.State, event: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
-        after, commands = advance(state, event, now)
+    def decide(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+        after, commands = advance(state, report, now)
         plan = after.plan
         if plan is None or after.phase is not co.Phase.RUNNING:
             return after, commands

@@ -87,10 +87,10 @@ def test_one_that_is_resumed_from_a_newer_one_stays_as_it_is() -> None:
     assert going_on(80, resumed).origin == Origin(80, "u/step-00000080", "80")
 
 
-def after(state: State, *events: Report, now: float = 0.0) -> tuple[State, list[Command]]:
+def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list[Command]]:
     commands: list[Command] = []
-    for event in events:
-        state, more = advance(state, event, now)
+    for report in reports:
+        state, more = advance(state, report, now)
         validate(state)
         commands.extend(more)
     return state, commands

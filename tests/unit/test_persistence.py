@@ -17,10 +17,10 @@ SETTINGS = Settings(stages=2, microbatches=2, steps=5, clip_norm=0.1)
 COSTS = (3.0, 1.0, 0.1, 2.0)
 
 
-def after(*events: Report) -> State:
+def after(*reports: Report) -> State:
     state = begin(SETTINGS, term=3)
-    for now, event in enumerate(events):
-        state, _ = advance(state, event, now / 100)
+    for now, report in enumerate(reports):
+        state, _ = advance(state, report, now / 100)
         validate(state)
     return state
 

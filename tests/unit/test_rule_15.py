@@ -19,10 +19,10 @@ SETTINGS = Settings(stages=2, microbatches=2, steps=9)
 COSTS = (1.0, 1.0, 1.0)
 
 
-def after(state: State, *events: Report, now: float = 0.0) -> tuple[State, list[Command]]:
+def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list[Command]]:
     commands: list[Command] = []
-    for event in events:
-        state, more = advance(state, event, now)
+    for report in reports:
+        state, more = advance(state, report, now)
         validate(state)
         commands.extend(more)
     return state, commands
