@@ -15,7 +15,7 @@ from benchmarks.paced import BACKWARD, FORWARD, job_file
 from culm.commands.profile import ROUNDS, measure
 from culm.commands.replay import LOCAL, Happened, drive, predict
 from culm.pipeline.job import load_job
-from culm.simulator.markets.pace import Choice
+from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change, read_trace
 
 RESULTS = Path(__file__).with_name("replays.json")

@@ -17,9 +17,9 @@ from typing import Any
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.compare import culm
-from culm.simulator.markets.market import HOUR, hourly
-from culm.simulator.markets.peers import CHECKPOINTS, Peer, on_demand
-from culm.simulator.markets.profile import Cluster
+from culm.simulator.markets.job_profile import Cluster
+from culm.simulator.markets.other_systems import CHECKPOINTS, Peer, on_demand
+from culm.simulator.markets.random_market import HOUR, hourly
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import PUBLISHED
 

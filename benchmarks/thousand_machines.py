@@ -4,9 +4,9 @@ import argparse
 import time
 
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.market import HOUR, Zone, zoned
-from culm.simulator.markets.pace import Choice
-from culm.simulator.markets.profile import Cluster, Layer, Profile
+from culm.simulator.markets.job_profile import Cluster, Layer, Profile
+from culm.simulator.markets.random_market import HOUR, Zone, zoned
+from culm.simulator.markets.run_setup import Choice
 
 MACHINES = 1000
 ZONES = [

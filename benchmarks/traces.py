@@ -9,8 +9,8 @@ from pathlib import Path
 
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.compare import as_json, rows
+from culm.simulator.markets.job_profile import Cluster
 from culm.simulator.markets.picture import draw
-from culm.simulator.markets.profile import Cluster
 from culm.simulator.markets.trace import read_trace
 from culm.simulator.markets.workload import PUBLISHED
 

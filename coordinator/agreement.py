@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from culm.pipeline.identity import Identity, identity_from, identity_to
-from culm.pipeline.parts import PARTS
+from culm.pipeline.identity_parts import PARTS
 
 _FILES = "the files that [{0}] names in its arguments have other content on {1} than {2}"
 _MENDS = {

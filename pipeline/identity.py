@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.identity_parts import PARTS
 from culm.pipeline.job import Job
-from culm.pipeline.parts import PARTS
 
 # Which keys of the job file are in which part; a section's star stands for its other keys.
 _KEYS: Mapping[str, Mapping[str, str]] = {

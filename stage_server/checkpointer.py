@@ -5,7 +5,7 @@ import threading
 from dataclasses import dataclass
 from typing import Protocol
 
-from culm.pipeline.checkpoints.checkpoint import write_layer
+from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import File, folder_of
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value

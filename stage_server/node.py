@@ -14,22 +14,22 @@ from culm.pipeline.plan_codec import commit_from_proto, plan_from_proto
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
-from culm.stage_server.checkpoints import Checkpoints
+from culm.stage_server.checkpoint_share import Checkpoints
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults, die
 from culm.stage_server.last_words import work_of
 from culm.stage_server.streams import attend_messages
-from culm.stage_server.streams.bounds import Run
 from culm.stage_server.streams.fetch import Fetcher
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.incoming import NotHeld
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.peers import Peers
 from culm.stage_server.streams.receiver import Receiver
+from culm.stage_server.streams.stream_bounds import Run
 from culm.stage_server.turn import Turn
 from culm.stage_server.watching.activity import Activity
-from culm.stage_server.watching.metrics import Reading
+from culm.stage_server.watching.node_metrics import Reading
 from culm.stage_server.watching.traffic import Traffic
 from culm.stage_server.worker.effects import (
     Acknowledge,

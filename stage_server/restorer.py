@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from culm.pipeline.checkpoints.checkpoint import read_layer
+from culm.pipeline.checkpoints.layer_file import read_layer
 from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Manifest, OriginUnseen, read_origin
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import options_changed

@@ -42,11 +42,11 @@ from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
 from culm.stage_server.notices import Notice, NoticeWatcher, make_sources
-from culm.stage_server.settings import StageSettings
+from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.unfit import refuse
-from culm.stage_server.watching.metrics import NodeCollector
+from culm.stage_server.watching.node_metrics import NodeCollector
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.stage")

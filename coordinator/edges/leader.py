@@ -17,10 +17,10 @@ from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import Archive, in_a_line
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
 from culm.coordinator.edges.persistence import Document, from_document, to_document
-from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.pipeline.checkpoints.manifest import Found, newest_whole

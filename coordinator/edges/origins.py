@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from culm.coordinator.agreement import Agreement
-from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.state import State
 from culm.pipeline.checkpoints.manifest import Found, Manifest, find_checkpoints
 from culm.pipeline.errors import JobError

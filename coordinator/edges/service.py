@@ -14,14 +14,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from culm.coordinator import reports
-from culm.coordinator.bounds import drain_problem, join_problem, kill_problem, problem
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.joining import Joining
 from culm.coordinator.edges.leader import Leader, OrderStream
-from culm.coordinator.edges.metrics import RunCollector
 from culm.coordinator.edges.redis_store import RedisStore
-from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
 from culm.coordinator.edges.translation import report_of
+from culm.coordinator.report_bounds import drain_problem, join_problem, kill_problem, problem
 from culm.coordinator.state import Phase
 from culm.pipeline.job import job_to_toml
 from culm.pipeline.messages import machine_from_proto

@@ -116,7 +116,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from culm.pipeline.checkpoints.checkpoint import export
+    from culm.pipeline.checkpoints.layer_file import export
 
     chosen = _chosen(arguments)
     try:

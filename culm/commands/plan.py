@@ -14,10 +14,10 @@ from multiprocessing import get_context
 from culm.commands.run import end_on_sigterm, read_job
 from culm.pipeline.errors import JobError
 from culm.simulator.markets.account import Row
-from culm.simulator.markets.plan import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
-from culm.simulator.markets.profile import Cluster, Profile, of_job, read_profile
+from culm.simulator.markets.advice import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
+from culm.simulator.markets.job_profile import Cluster, Profile, of_job, read_profile
 from culm.terminal import flags
-from culm.terminal.market import add_market_arguments, read_market, read_prices
+from culm.terminal.market_flags import add_market_arguments, read_market, read_prices
 from culm.terminal.progress import counted
 
 FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good

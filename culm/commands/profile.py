@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from culm.commands.run import read_job
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
-from culm.simulator.markets.profile import Layer, Profile, of_job, profile_to_json
+from culm.simulator.markets.job_profile import Layer, Profile, of_job, profile_to_json
 from culm.terminal import flags
 from culm.terminal.progress import counted
 

@@ -20,8 +20,8 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.simulator.markets.account import Account, Row, Use
 from culm.simulator.markets.culm_run import CulmRun
 from culm.simulator.markets.fleet import Fleet
-from culm.simulator.markets.pace import Choice
-from culm.simulator.markets.profile import Cluster, Profile, of_job, read_profile
+from culm.simulator.markets.job_profile import Cluster, Profile, of_job, read_profile
+from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change, read_trace
 from culm.simulator.markets.workload import SPOT
 from culm.simulator.network import Clock

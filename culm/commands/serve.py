@@ -173,11 +173,11 @@ def _redis_url_in_file(path: str) -> str:
 
 
 def run_coordinator(arguments: argparse.Namespace) -> int:
+    from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
     from culm.coordinator.edges.service import main
-    from culm.coordinator.edges.settings import CoordinatorSettings
     from culm.local.redis_server import EmbeddedRedis
+    from culm.pipeline.identity_parts import parse_allowed
     from culm.pipeline.job import load_job
-    from culm.pipeline.parts import parse_allowed
 
     _log()
     if not arguments.job:
@@ -233,7 +233,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
     with ThreadPoolExecutor(1) as beside:  # the clouds are asked while torch is being imported
         found = beside.submit(find_machine, arguments.notices)
         from culm.stage_server.service import main
-    from culm.stage_server.settings import StageSettings
+    from culm.stage_server.stage_settings import StageSettings
 
     try:
         machine = known.filled_in(found.result())

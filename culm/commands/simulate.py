@@ -8,8 +8,8 @@ from pathlib import Path
 from culm.pipeline.errors import JobError
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.compare import COLUMNS, SPENT_COLUMNS, as_json, cells, rows, spent_cells
-from culm.simulator.markets.market import hourly
-from culm.simulator.markets.profile import Cluster
+from culm.simulator.markets.job_profile import Cluster
+from culm.simulator.markets.random_market import hourly
 from culm.simulator.markets.trace import Change, read_trace, write_trace
 from culm.simulator.markets.workload import PUBLISHED, SPOT
 from culm.terminal import flags

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import grpc
 import torch
 
-from culm.pipeline.checkpoints.checkpoint import read_layer
+from culm.pipeline.checkpoints.layer_file import read_layer
 from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, read_manifest
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.parts import PARTS, parse_allowed
+from culm.pipeline.identity_parts import PARTS, parse_allowed
 from culm.pipeline.text import LONGEST_NAME, check_name, closest, plain, refuse_secrets, shortened, shown_url
 
 MOST_NODES = 256  # processes of a local cluster

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from culm.coordinator import bounds as coordinator_bounds
+from culm.coordinator import report_bounds as coordinator_bounds
 from culm.coordinator.edges.translation import report_of
 from culm.coordinator.state import State
 from culm.pipeline.keys import Key, Kind
@@ -17,12 +17,12 @@ from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
 from culm.simulator.histories.arithmetic import Number
-from culm.stage_server.streams import bounds
-from culm.stage_server.streams.bounds import Run, Standing
+from culm.stage_server.streams import stream_bounds as bounds
+from culm.stage_server.streams.stream_bounds import Run, Standing
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
-    from culm.simulator.histories.node import SimulatedNode
+    from culm.simulator.histories.simulated_cluster import Cluster
+    from culm.simulator.histories.simulated_node import SimulatedNode
 
 EXTREMES = (0, 1, 2, 3, 7, 1000, (1 << 20) + 1, (1 << 31) - 1, (1 << 32) - 1)
 WIDE = (*EXTREMES, 1 << 40, (1 << 62) + 1, (1 << 64) - 1)

@@ -9,9 +9,9 @@ from culm.pipeline.terms import ERAS_BITS
 from culm.stage_server.worker.validate import validate as validate_worker
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
-    from culm.simulator.histories.node import SimulatedNode
-    from culm.simulator.histories.storage import SimulatedStorage
+    from culm.simulator.histories.simulated_cluster import Cluster
+    from culm.simulator.histories.simulated_node import SimulatedNode
+    from culm.simulator.histories.simulated_storage import SimulatedStorage
 
 
 def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:

@@ -16,8 +16,8 @@ from culm.simulator.histories.arithmetic import Number
 from culm.stage_server.worker.work import Run, Work
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
-    from culm.simulator.histories.node import SimulatedNode
+    from culm.simulator.histories.simulated_cluster import Cluster
+    from culm.simulator.histories.simulated_node import SimulatedNode
 
 LAST_WORDS = 0.3  # seconds in which a process that ends says why
 USUAL_RUN = 0.01  # seconds that an instruction takes, as far as a node's own history says

@@ -7,9 +7,9 @@ from typing import Any
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.pace import Choice
-from culm.simulator.markets.peers import RULES, Peer, on_demand
-from culm.simulator.markets.profile import Cluster, of_published
+from culm.simulator.markets.job_profile import Cluster, of_published
+from culm.simulator.markets.other_systems import RULES, Peer, on_demand
+from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change, at_most
 from culm.simulator.markets.workload import Published
 

@@ -1,7 +1,7 @@
 """Culm over a trace: the real coordinator decides, the real schedule tells how long steps take; the clock is virtual.
 
-Nodes are not played message by message, as ``culm.simulator.histories.cluster`` does: between two decisions a step is
-as long as its timetable, and calm steps that cannot change anything are passed over at once. What a node would report,
+Nodes are not played message by message, as in ``culm.simulator.histories``: between two decisions a step is as long as
+its timetable, and calm steps that cannot change anything are passed over at once. What a node would report,
 and when, follows from what it holds and from how long state takes to reach it.
 """
 
@@ -22,9 +22,9 @@ from culm.pipeline.plan import Plan
 from culm.pipeline.times import TimeSplit
 from culm.simulator.markets.account import Account, Row, Use
 from culm.simulator.markets.fleet import Fleet
-from culm.simulator.markets.pace import Choice, Lengths, Pace
-from culm.simulator.markets.profile import Cluster, Profile, costs_of
-from culm.simulator.markets.seeding import Moving, Part
+from culm.simulator.markets.job_profile import Cluster, Profile, costs_of
+from culm.simulator.markets.run_setup import Choice, Lengths, Pace
+from culm.simulator.markets.seeding_time import Moving, Part
 from culm.simulator.markets.step_time import StepRun
 from culm.simulator.markets.trace import Change
 from culm.simulator.network import Clock

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from culm.simulator.markets.account import Account
-from culm.simulator.markets.profile import Cluster
+from culm.simulator.markets.job_profile import Cluster
 from culm.simulator.markets.trace import Change
 from culm.simulator.network import Clock
 

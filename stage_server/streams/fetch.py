@@ -16,7 +16,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler
 from culm.protos import stage_pb2
 from culm.protos.stage_pb2_grpc import StageStub
-from culm.stage_server.streams.bounds import Run, fetched_problem
+from culm.stage_server.streams.stream_bounds import Run, fetched_problem
 from culm.stage_server.streams.unfit import Unfit, refuse
 
 RETRY_SECONDS = 0.2

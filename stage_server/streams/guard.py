@@ -10,8 +10,8 @@ from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.pipeline.user_code.model import ModelSource
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
-from culm.stage_server.streams import bounds
-from culm.stage_server.streams.bounds import Run, Standing
+from culm.stage_server.streams import stream_bounds as bounds
+from culm.stage_server.streams.stream_bounds import Run, Standing
 from culm.stage_server.streams.unfit import Unfit, refuse
 from culm.stage_server.worker.worker import Worker
 

@@ -18,7 +18,7 @@ from culm.pipeline.rpc.seldom import Seldom
 from culm.pipeline.rpc.tls import open_channel, why_silent
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
-from culm.stage_server.streams.bounds import welcome_problem
+from culm.stage_server.streams.stream_bounds import welcome_problem
 from culm.stage_server.streams.unfit import Unfit, refuse
 
 log = logging.getLogger("culm.orders")

@@ -13,8 +13,8 @@ from culm.protos import stage_pb2
 from culm.stage_server.streams.answers import Answers
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.incoming import SELDOM, Incoming, NotHeld, Sink
-from culm.stage_server.streams.pace import Pace
 from culm.stage_server.streams.plane import Received, add_to_server
+from culm.stage_server.streams.rate_limit import Pace
 from culm.stage_server.streams.unfit import Unfit
 
 HELLO_SECONDS = 10.0  # from a stream's beginning to its first message

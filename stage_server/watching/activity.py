@@ -10,7 +10,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.keeping import Limit
 from culm.stage_server.watching.durations import Durations
 from culm.stage_server.watching.slack import COMMIT, LOADS, Awaited, Slack
-from culm.stage_server.watching.times import Times, phase_of, redundant_share
+from culm.stage_server.watching.time_split import Times, phase_of, redundant_share
 from culm.stage_server.worker.work import Load, Run, Work
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Generic
 
 from culm.pipeline.instruction import Duty, Instruction
-from culm.stage_server.worker.takeover import Takeover
+from culm.stage_server.worker.heir import Takeover
 from culm.stage_server.worker.work import V
 
 

@@ -18,11 +18,11 @@ from culm.pipeline.schedule import program
 from culm.stage_server.worker import reduction
 from culm.stage_server.worker.duty import Duties
 from culm.stage_server.worker.effects import Effect, ReportResumed
+from culm.stage_server.worker.heir import Takeover, lost_results
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.program import Program
-from culm.stage_server.worker.takeover import Takeover, lost_results
 from culm.stage_server.worker.work import Load, Reduce, Resume, Run, V
 
 

@@ -7,10 +7,10 @@ import grpc
 import pytest
 from redis import Redis
 
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.leader import Leader
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.service import Service, _lead
-from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.local.redis_server import EmbeddedRedis
 from culm.pipeline.job import load_job
 from culm.pipeline.terms import LEAP

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from culm.coordinator import bounds as coordinator_bounds
+from culm.coordinator import report_bounds as coordinator_bounds
 from culm.coordinator.decide import advance, begin
 from culm.coordinator.edges.translation import report_of
 from culm.coordinator.reports import Available, Joined
@@ -26,8 +26,8 @@ from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.one_machine.slots import Slots
-from culm.stage_server.streams import bounds
-from culm.stage_server.streams.bounds import Run, Standing
+from culm.stage_server.streams import stream_bounds as bounds
+from culm.stage_server.streams.stream_bounds import Run, Standing
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))

@@ -13,8 +13,8 @@ from culm.local import clusters
 from culm.local.cluster import LocalCluster
 from culm.pipeline import private
 from culm.pipeline.checkpoints import storage
-from culm.pipeline.checkpoints.checkpoint import export
 from culm.pipeline.checkpoints.digest import save_weights
+from culm.pipeline.checkpoints.layer_file import export
 from culm.pipeline.job import parse_job
 from tests.hostile.test_bad_jobs import job_with
 

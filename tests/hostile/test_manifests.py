@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from culm.__main__ import main
-from culm.pipeline.checkpoints.checkpoint import read_layer, write_layer
+from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,

@@ -19,7 +19,7 @@ from culm.coordinator.state import Phase, Settings, State
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.checkpoints.checkpoint import read_layer, write_layer
+from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import Manifest, complete, find_checkpoints, folder_of, write_manifest
 from culm.pipeline.job import load_job
 from culm.pipeline.origin import Origin

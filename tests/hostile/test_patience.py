@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.patience import Patience, checked, from_environment

@@ -15,8 +15,8 @@ from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.checkpoints.manifest import find_checkpoints, read_manifest, write_manifest
 from culm.pipeline.clip import clip_scale
 from culm.pipeline.identity import identity_from, identity_to
+from culm.pipeline.identity_parts import parse_allowed
 from culm.pipeline.job import Job
-from culm.pipeline.parts import parse_allowed
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import seed_all, stream_seed

@@ -14,10 +14,10 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from culm.coordinator.decide import advance, begin
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.joining import MOST_JOINING, Joining
 from culm.coordinator.edges.leader import MOST_ORDERS, Leader, OrderStream
 from culm.coordinator.edges.service import Service
-from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import MemoryStore
 from culm.coordinator.reports import Joined, Left
 from culm.pipeline.job import load_job

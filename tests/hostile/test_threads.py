@@ -21,7 +21,7 @@ from culm.pipeline.rpc.channel import details, server_options
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub, add_CoordinatorServicer_to_server
 from culm.stage_server.service import StageServer
-from culm.stage_server.settings import StageSettings
+from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.turn import Turn
 from culm.terminal.outcome import RunFailed
 from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run

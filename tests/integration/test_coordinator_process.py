@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
 SERVE = """
 import logging, os, sys
 from culm.coordinator.edges.service import main
-from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.pipeline.job import load_job
 logging.basicConfig(level="INFO", stream=sys.stderr)
 job, listen, redis_url = sys.argv[1:]

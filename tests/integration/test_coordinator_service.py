@@ -13,9 +13,9 @@ import grpc
 import pytest
 
 from culm.coordinator.edges import service
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.leader import Leader
 from culm.coordinator.edges.service import Service, _lead
-from culm.coordinator.edges.settings import CoordinatorSettings
 from culm.coordinator.edges.store import MemoryStore
 from culm.coordinator.state import Phase
 from culm.pipeline.job import load_job, parse_job

@@ -10,8 +10,8 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
-from culm.simulator.histories.cluster import Broken, Cluster
-from culm.simulator.histories.ending import Afterlife
+from culm.simulator.histories.after_the_end import Afterlife
+from culm.simulator.histories.simulated_cluster import Broken, Cluster
 from culm.stage_server.worker.worker import Worker
 
 SOAK = os.environ.get("CULM_SOAK") == "1"

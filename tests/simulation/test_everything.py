@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from culm.coordinator import state as co
-from culm.simulator.histories.cluster import Cluster
-from culm.simulator.histories.ending import Afterlife
+from culm.simulator.histories.after_the_end import Afterlife
+from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.histories.start_up import NOTHING, Fault, Wrong
 
 SOAK = os.environ.get("CULM_SOAK") == "1"

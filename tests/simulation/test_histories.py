@@ -9,8 +9,8 @@ import pytest
 from culm.coordinator import reports
 from culm.pipeline.instruction import Instruction
 from culm.pipeline.money.kinds import Hot
-from culm.simulator.histories.cluster import Cluster
-from culm.simulator.histories.faults import Kill
+from culm.simulator.histories.random_faults import Kill
+from culm.simulator.histories.simulated_cluster import Cluster
 from tests.short import unit
 
 SOAK = os.environ.get("CULM_SOAK") == "1"

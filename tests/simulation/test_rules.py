@@ -23,9 +23,9 @@ from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.arithmetic import Number
-from culm.simulator.histories.cluster import Cluster
 from culm.simulator.histories.hostile_peer import Checks
-from culm.simulator.histories.storage import SimulatedStorage
+from culm.simulator.histories.simulated_cluster import Cluster
+from culm.simulator.histories.simulated_storage import SimulatedStorage
 from culm.stage_server.worker.outbox import Outbox
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post

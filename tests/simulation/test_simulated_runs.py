@@ -16,10 +16,10 @@ from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.bamboo import Bamboo
 from culm.simulator.markets.compare import culm, rows
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.market import Zone, hourly, zoned
-from culm.simulator.markets.pace import Choice
-from culm.simulator.markets.peers import CHECKPOINTS, OOBLECK_LIKE, RULES, VARUNA, Peer, Rule, on_demand, rate
-from culm.simulator.markets.profile import Cluster, Layer, Profile, of_published
+from culm.simulator.markets.job_profile import Cluster, Layer, Profile, of_published
+from culm.simulator.markets.other_systems import CHECKPOINTS, OOBLECK_LIKE, RULES, VARUNA, Peer, Rule, on_demand, rate
+from culm.simulator.markets.random_market import Zone, hourly, zoned
+from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import PUBLISHED
 

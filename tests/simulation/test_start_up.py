@@ -8,7 +8,7 @@ import pytest
 
 from culm.coordinator import state as co
 from culm.pipeline.money.kinds import Dismissed, Joined
-from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.histories.start_up import Fault, Wrong
 
 SOAK = os.environ.get("CULM_SOAK") == "1"

@@ -13,7 +13,7 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
-from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Cluster
 
 Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]
 SOAK = os.environ.get("CULM_SOAK") == "1"

@@ -11,7 +11,7 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.arithmetic import Number
-from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Cluster
 from culm.stage_server.worker.worker import Worker
 
 SOAK = os.environ.get("CULM_SOAK") == "1"

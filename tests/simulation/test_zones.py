@@ -6,7 +6,7 @@ import pytest
 
 from culm.coordinator import state as co
 from culm.coordinator.zones import apart
-from culm.simulator.histories.cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Cluster
 
 
 def two_zones(seed: int, steps: int) -> Cluster:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from culm.__main__ import main
-from culm.pipeline.checkpoints.checkpoint import export, read_layer, write_layer
+from culm.pipeline.checkpoints.layer_file import export, read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,

@@ -44,7 +44,7 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
         ("torch,safetensors,redis", "culm.ui.screens.overview"),
         ("torch,safetensors,redis", "culm.ui.recorded"),
         ("redis", "culm.stage_server.service"),
-        (f"{TORCH},redis,grpc", "culm.simulator.markets.plan"),
+        (f"{TORCH},redis,grpc", "culm.simulator.markets.advice"),
         ("redis", "culm.local.gathering"),
     ],
 )

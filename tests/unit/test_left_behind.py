@@ -9,7 +9,7 @@ import pytest
 from culm.coordinator.commands import Command, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges import origins
-from culm.coordinator.edges.settings import CoordinatorSettings
+from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.membership import roll_back
 from culm.coordinator.reports import Available, Joined, Report, Tick
 from culm.coordinator.state import Phase, Settings, State

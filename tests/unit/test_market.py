@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from culm.simulator.markets.market import Zone, hourly, zoned
+from culm.simulator.markets.random_market import Zone, hourly, zoned
 from culm.simulator.markets.trace import Change
 
 

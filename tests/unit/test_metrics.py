@@ -12,11 +12,11 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from culm.coordinator.edges.metrics import RunCollector
+from culm.coordinator.edges.run_metrics import RunCollector
 from culm.pipeline.rpc.exposition import Exposition, parse_listen
 from culm.pipeline.times import TimeSplit
 from culm.protos import coordinator_pb2 as pb
-from culm.stage_server.watching.metrics import NodeCollector, Reading
+from culm.stage_server.watching.node_metrics import NodeCollector, Reading
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ import pytest
 from culm.__main__ import main
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job
-from culm.simulator.markets.market import Zone, shifted, zoned
-from culm.simulator.markets.plan import Outlook, Way, best, outlook, short_list, simulate, ways, why
-from culm.simulator.markets.profile import Cluster, Layer, Profile, profile_to_json, read_profile
+from culm.simulator.markets.advice import Outlook, Way, best, outlook, short_list, simulate, ways, why
+from culm.simulator.markets.job_profile import Cluster, Layer, Profile, profile_to_json, read_profile
+from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.trace import Change
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"

@@ -8,7 +8,7 @@ from culm.pipeline.messages import times_from_proto, times_to_proto
 from culm.pipeline.plan import Member, Plan, StagePlan
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.times import TimeSplit
-from culm.stage_server.watching.times import Phase, Times, phase_of, redundant_share
+from culm.stage_server.watching.time_split import Phase, Times, phase_of, redundant_share
 from culm.stage_server.watching.traffic import Traffic
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Run, Save, Work
 from culm.stage_server.worker.worker import Worker

@@ -4,7 +4,7 @@ import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.charts import bars
-from culm.ui.screens.parts import banner, tiles
+from culm.ui.screens.widgets import banner, tiles
 from culm.ui.source import Source
 from culm.ui.words import clock, literal, money, size, span
 

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from culm.pipeline.money.codec import Entry
-from culm.ui.screens.parts import banner
+from culm.ui.screens.widgets import banner
 from culm.ui.source import Source
 from culm.ui.words import clock
 

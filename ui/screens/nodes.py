@@ -4,7 +4,7 @@ import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.charts import time_split
-from culm.ui.screens.parts import banner, preempt
+from culm.ui.screens.widgets import banner, preempt
 from culm.ui.source import Source
 from culm.ui.words import money, size
 

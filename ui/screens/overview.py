@@ -3,7 +3,7 @@
 import streamlit as st
 
 from culm.ui.charts import loss_curve
-from culm.ui.screens.parts import banner, tiles
+from culm.ui.screens.widgets import banner, tiles
 from culm.ui.source import Source
 from culm.ui.words import counted, literal, money, seconds_left, span
 

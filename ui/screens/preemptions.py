@@ -4,7 +4,7 @@ import streamlit as st
 
 from culm.ui.charts import timeline
 from culm.ui.history import Preemption
-from culm.ui.screens.parts import banner, tiles
+from culm.ui.screens.widgets import banner, tiles
 from culm.ui.source import Source
 from culm.ui.words import clock, milliseconds, span
 

@@ -3,7 +3,7 @@
 import streamlit as st
 
 from culm.ui.ring import ring_svg
-from culm.ui.screens.parts import banner, preempt
+from culm.ui.screens.widgets import banner, preempt
 from culm.ui.source import Source
 from culm.ui.words import literal
 

@@ -7,8 +7,8 @@ from functools import partial
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.prices import load_prices
-from culm.simulator.markets.market import Zone, shifted, zoned
-from culm.simulator.markets.plan import Draw
+from culm.simulator.markets.advice import Draw
+from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.trace import Change, read_trace
 from culm.terminal import flags
 

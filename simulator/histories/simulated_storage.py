@@ -29,9 +29,9 @@ from culm.stage_server.worker.effects import RestoreLayers
 from culm.stage_server.worker.work import Save
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
-    from culm.simulator.histories.coordination import Leader
-    from culm.simulator.histories.node import SimulatedNode
+    from culm.simulator.histories.simulated_cluster import Cluster
+    from culm.simulator.histories.simulated_coordinators import Leader
+    from culm.simulator.histories.simulated_node import SimulatedNode
 
 COORDINATOR = ""  # its name here
 URL = "memory://sim"

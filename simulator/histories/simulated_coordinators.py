@@ -9,12 +9,12 @@ from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.invariants import check_coordinator, check_rollback
-from culm.simulator.histories.redis import SimulatedRedis
+from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
-    from culm.simulator.histories.node import SimulatedNode
+    from culm.simulator.histories.simulated_cluster import Cluster
+    from culm.simulator.histories.simulated_node import SimulatedNode
 
 COORDINATOR = "coordinator"  # its name in the network
 RENEW_SECONDS = 0.75

@@ -8,12 +8,12 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
-from culm.simulator.histories.coordination import COORDINATOR
-from culm.simulator.histories.node import SimulatedNode
+from culm.simulator.histories.simulated_coordinators import COORDINATOR
+from culm.simulator.histories.simulated_node import SimulatedNode
 from culm.stage_server.worker.work import Run, Work
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
+    from culm.simulator.histories.simulated_cluster import Cluster
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from statistics import mean, quantiles
 
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.pace import Choice
-from culm.simulator.markets.profile import Cluster, Profile
+from culm.simulator.markets.job_profile import Cluster, Profile
+from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 
 DAY = 86400.0

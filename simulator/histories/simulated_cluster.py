@@ -15,15 +15,15 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
+from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number, plain_loop
-from culm.simulator.histories.coordination import COORDINATOR, Leader
-from culm.simulator.histories.ending import Afterlife, Ending
-from culm.simulator.histories.faults import Counts, Faults, Kill
 from culm.simulator.histories.invariants import check_node
-from culm.simulator.histories.node import SimulatedNode
-from culm.simulator.histories.redis import SimulatedRedis
+from culm.simulator.histories.random_faults import Counts, Faults, Kill
+from culm.simulator.histories.simulated_coordinators import COORDINATOR, Leader
+from culm.simulator.histories.simulated_node import SimulatedNode
+from culm.simulator.histories.simulated_redis import SimulatedRedis
+from culm.simulator.histories.simulated_storage import URL, SimulatedStorage
 from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_verdict
-from culm.simulator.histories.storage import URL, SimulatedStorage
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.worker.effects import FetchLayers
 from culm.stage_server.worker.story import story

@@ -12,7 +12,7 @@ from culm.coordinator import state as co
 from culm.pipeline.origin import Origin
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
+    from culm.simulator.histories.simulated_cluster import Cluster
 
 PAUSES = (0.05, 1.0, 4.0)  # seconds between two happenings, at most
 CALM_SECONDS = 25.0  # in which what was lost is back, and redundancy is repaired

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from culm.pipeline.plan import Plan
-from culm.simulator.markets.profile import STATE_BYTES, Cluster, Profile
+from culm.simulator.markets.job_profile import STATE_BYTES, Cluster, Profile
 
 
 class Way(NamedTuple):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from culm.coordinator.repartition import SLOWDOWN
 from culm.pipeline.plan import Plan, Stages
-from culm.simulator.markets.profile import Cluster, Profile
+from culm.simulator.markets.job_profile import Cluster, Profile
 from culm.simulator.markets.step_time import StepRun, calm
 
 

@@ -28,8 +28,8 @@ from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resum
 from culm.stage_server.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from culm.simulator.histories.cluster import Cluster
-    from culm.simulator.histories.coordination import Leader
+    from culm.simulator.histories.simulated_cluster import Cluster
+    from culm.simulator.histories.simulated_coordinators import Leader
 
 
 RUNS_AHEAD = 0.7  # how often a node that waits takes the time for a redundant forward, where it may
