@@ -9,7 +9,6 @@ from culm.coordinator.failures import (
     START,
     TEXT,
     Work,
-    enough_of_one,
     is_the_jobs,
     is_told,
     machine_of,
@@ -61,7 +60,21 @@ def _start_failed(state: State, node: Node, work: Work, why: str) -> Decision:
 
 
 def _is_the_jobs(state: State, work: Work) -> bool:
-    return is_the_jobs(state.failures, work, enough_of_one(state, work))
+    return is_the_jobs(state.failures, work, _enough_of_one(state, work))
+
+
+def _enough_of_one(state: State, work: Work) -> int:
+    """How many failures on one machine are evidence against the job, since there is no other machine; 0: none are.
+
+    A run that waits for more than one node may have them soon: so the start proves nothing there, and one that is left
+    alone may try once more.
+    """
+    counts = machines_at(state.failures, work)
+    others = {machine_of(n.node, n.pid) for n in state.nodes.values()} - set(counts)
+    waits_for_one = (state.settings.nodes or state.settings.stages) == 1
+    if others or (work == START and not waits_for_one):
+        return 0
+    return 1 if waits_for_one else 2
 
 
 def judged(decision: Decision) -> Decision:

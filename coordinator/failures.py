@@ -20,10 +20,7 @@ where the node made it from host and process id; then the host does.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from culm.coordinator.state import State
+from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -133,20 +130,6 @@ def machines_at(failures: Failures, work: Work) -> Mapping[str, int]:
 def is_told(count: int) -> bool:
     """Whether the event log has to hear of a machine's failure to start again: ever more seldom."""
     return count & (count - 1) == 0
-
-
-def enough_of_one(state: "State", work: Work) -> int:
-    """How many failures on one machine are evidence against the job, since there is no other machine; 0: none are.
-
-    A run that waits for more than one node may have them soon: so the start proves nothing there, and one that is left
-    alone may try once more.
-    """
-    counts = machines_at(state.failures, work)
-    others = {machine_of(n.node, n.pid) for n in state.nodes.values()} - set(counts)
-    waits_for_one = (state.settings.nodes or state.settings.stages) == 1
-    if others or (work == START and not waits_for_one):
-        return 0
-    return 1 if waits_for_one else 2
 
 
 def _newest(items: Mapping[K, V]) -> Mapping[K, V]:

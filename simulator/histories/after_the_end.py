@@ -5,14 +5,11 @@ told to stop, as against one that is killed, writes what is to outlive it and te
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.origin import Origin
-
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
+from culm.simulator.histories.world import World
 
 PAUSES = (0.05, 1.0, 4.0)  # seconds between two happenings, at most
 CALM_SECONDS = 25.0  # in which what was lost is back, and redundancy is repaired
@@ -31,8 +28,8 @@ class Afterlife:
 class Ending:
     """The end of a history, from its last commit on. Without an afterlife it is over once all holders are there."""
 
-    def __init__(self, cluster: "Cluster", afterlife: Afterlife | None) -> None:
-        self._cluster = cluster
+    def __init__(self, world: World, afterlife: Afterlife | None) -> None:
+        self._world = world
         self._afterlife = afterlife
         self._begun = False
         self._calm_at: float | None = None  # until then nothing more happens
@@ -42,10 +39,10 @@ class Ending:
 
     def over(self) -> bool:
         """Whether the history is at its end. Raises AssertionError if the weights cannot be fetched, or are wrong."""
-        cluster, leader = self._cluster, self._cluster.deciding
+        world, leader = self._world, self._world.deciding
         state = leader.state
         if self._afterlife is None:
-            return cluster.at_its_end()
+            return world.at_its_end()
         if self.fetched:
             return self._all_gone()
         if state.ending.released:
@@ -60,66 +57,66 @@ class Ending:
             self._begun = True
             self._schedule(self._afterlife)
         if self._calm_at is None:
-            self._calm_at = cluster.clock.now + CALM_SECONDS
-        if any(node.deaf and node.alive for node in cluster.nodes.values()):
+            self._calm_at = world.clock.now + CALM_SECONDS
+        if any(node.deaf and node.alive for node in world.nodes.values()):
             return False  # one that was ordered to die, which nobody knows any more where Redis has forgotten it
-        if cluster.clock.now >= self._calm_at and leader.alive and state.took_over_at is None:
+        if world.clock.now >= self._calm_at and leader.alive and state.took_over_at is None:
             self._fetch()
         return False
 
     def disturbed(self) -> None:
         """Something has happened: what follows from it takes its time."""
         if self._calm_at is not None:
-            self._calm_at = max(self._calm_at, self._cluster.clock.now + CALM_SECONDS)
+            self._calm_at = max(self._calm_at, self._world.clock.now + CALM_SECONDS)
 
     def stop_coordinator(self) -> None:
         """SIGTERM: it writes what is to outlive it, ends, and is started again after a while."""
-        cluster = self._cluster
-        if cluster.leader.alive:
-            cluster.leader.stop()
-            cluster.clock.after(cluster.random.choice(AWAY_SECONDS), cluster.lead)
+        world = self._world
+        if world.leader.alive:
+            world.leader.stop()
+            world.clock.after(world.random.choice(AWAY_SECONDS), world.lead)
 
     def _schedule(self, afterlife: Afterlife) -> None:
-        cluster = self._cluster
-        moment = cluster.clock.now
+        world = self._world
+        moment = world.clock.now
         for _ in range(afterlife.happenings):
-            moment += CALM_SECONDS if afterlife.apart else cluster.random.choice(PAUSES) * cluster.random.random()
-            cluster.clock.at(moment, self._happen)
+            moment += CALM_SECONDS if afterlife.apart else world.random.choice(PAUSES) * world.random.random()
+            world.clock.at(moment, self._happen)
         self._calm_at = moment + CALM_SECONDS
 
     def _happen(self) -> None:
         """Something, after which there is calm again."""
-        cluster = self._cluster
+        world = self._world
         assert self._afterlife is not None
-        what = cluster.random.random()
-        live = [n for n in cluster.nodes.values() if n.alive and not n.frozen]
+        what = world.random.random()
+        live = [n for n in world.nodes.values() if n.alive and not n.frozen]
         self.disturbed()
         if what < 0.15:
             self._late += 1
-            cluster.boot(f"after{self._late}")
+            world.boot(f"after{self._late}")
         elif what < 0.35 and self._afterlife.coordinators:
-            if what < 0.25 and cluster.leader.alive:
-                cluster.faults.crash_coordinator()
+            if what < 0.25 and world.leader.alive:
+                world.faults.crash_coordinator()
             else:
                 self.stop_coordinator()
         elif live:
-            node = cluster.random.choice(live)
+            node = world.random.choice(live)
             if what < 0.85:
-                cluster.faults.kill(node)
+                world.faults.kill(node)
             elif what < 0.95:
-                cluster.faults.freeze(node)
+                world.faults.freeze(node)
             else:
                 node.tell(reports.Draining(node.name, "its machine is to go"))
 
     def _fetch(self) -> None:
         """Takes every layer from its stage's owner, as ``culm weights`` does, and says so."""
-        cluster, leader = self._cluster, self._cluster.deciding
+        world, leader = self._world, self._world.deciding
         state = leader.state
-        plan, weights = state.plan, cluster.oracle[1][cluster.steps]
+        plan, weights = state.plan, world.oracle[1][world.steps]
         assert plan is not None
         for s, stage in enumerate(plan.stages):
             for name in stage.required():
-                node = cluster.nodes[name]
+                node = world.nodes[name]
                 there = node.alive and node.incarnation == plan.members[name].incarnation
                 assert there, f"{name} holds stage {s} of a run that is done, and is gone"
                 for layer in stage.layers:
@@ -128,7 +125,7 @@ class Ending:
         present = [name for name in present if name not in state.parted]
         for s in plan.exposed():
             owner = plan.stages[s].owner
-            others = [n for n in present if n != owner and not cluster.faults.cut_off(n, owner)]
+            others = [n for n in present if n != owner and not world.faults.cut_off(n, owner)]
             assert not others, f"stage {s} was not repaired after the run was done, though {others} are there"
         self.fetched = True
         leader.take(reports.Fetched("the simulated user"))
@@ -139,20 +136,20 @@ class Ending:
         Unless the storage has torn it since it was whole. Culm does not read back what a storage has taken; whoever
         does goes on from the checkpoint before.
         """
-        cluster = self._cluster
-        checkpoints, weights = self._cluster.deciding.state.checkpoints, cluster.oracle[1][cluster.steps]
+        world = self._world
+        checkpoints, weights = self._world.deciding.state.checkpoints, world.oracle[1][world.steps]
         newest = checkpoints[-1] if checkpoints else Origin()
-        assert newest.step == cluster.steps, "the nodes were let go, and the weights are nowhere"
-        if newest.folder not in cluster.storage.torn:
-            assert cluster.storage.is_whole(newest), f"the nodes were let go, and {newest} is not whole"
-            assert cluster.storage.states(newest) == dict(enumerate(weights)), f"{newest} holds other weights"
+        assert newest.step == world.steps, "the nodes were let go, and the weights are nowhere"
+        if newest.folder not in world.storage.torn:
+            assert world.storage.is_whole(newest), f"the nodes were let go, and {newest} is not whole"
+            assert world.storage.states(newest) == dict(enumerate(weights)), f"{newest} holds other weights"
         self.fetched = True
 
     def _all_gone(self) -> bool:
         """Whether every node that attended the one who let them go has ended."""
-        leader = self._cluster.deciding
+        leader = self._world.deciding
         if not leader.alive:
             return False
         assert leader.state.ending.released, "the weights were fetched, and the nodes are kept"
-        attached = [n for n in self._cluster.nodes.values() if n.leader is leader]
+        attached = [n for n in self._world.nodes.values() if n.leader is leader]
         return not any(node.alive and not node.frozen for node in attached)

@@ -7,7 +7,6 @@ others in keys and answers. What the checks let through counts as said. The hist
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from culm.coordinator import report_bounds as coordinator_bounds
 from culm.coordinator.edges.translation import report_of
@@ -17,12 +16,9 @@ from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
 from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.world import Node, World
 from culm.stage_server.streams import stream_bounds as bounds
 from culm.stage_server.streams.stream_bounds import Run, Standing
-
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
-    from culm.simulator.histories.simulated_node import SimulatedNode
 
 EXTREMES = (0, 1, 2, 3, 7, 1000, (1 << 20) + 1, (1 << 31) - 1, (1 << 32) - 1)
 WIDE = (*EXTREMES, 1 << 40, (1 << 62) + 1, (1 << 64) - 1)
@@ -48,24 +44,24 @@ class Checks:
 class HostilePeer:
     """Speaks up at random moments, ``times`` in all."""
 
-    def __init__(self, cluster: "Cluster", times: int, checks: Checks) -> None:
-        self._cluster = cluster
-        self._random = random.Random(cluster.seed)
+    def __init__(self, world: World, times: int, checks: Checks) -> None:
+        self._world = world
+        self._random = random.Random(world.seed)
         self._checks = checks
-        self._run = Run(cluster.microbatches, cluster.steps, (LayerShapes({}, {}, {}),) * cluster.layers)
+        self._run = Run(world.microbatches, world.steps, (LayerShapes({}, {}, {}),) * world.layers)
         self.refused = 0
         for _ in range(times):
-            cluster.clock.after(self._random.uniform(0.1, 3.0), self._speak)
+            world.clock.after(self._random.uniform(0.1, 3.0), self._speak)
 
     def _speak(self) -> None:
-        nodes = [node for node in self._cluster.nodes.values() if node.alive and not node.frozen]
+        nodes = [node for node in self._world.nodes.values() if node.alive and not node.frozen]
         if nodes:
             node = self._random.choice(nodes)
             self._random.choice([self._report, self._report, self._hello, self._acknowledge])(node)
 
     # ---- to the coordinator -----------------------------------------------------------------------------------------
 
-    def _report(self, node: "SimulatedNode") -> None:
+    def _report(self, node: Node) -> None:
         leader, request = node.leader, self._request()
         if leader is None:
             return
@@ -82,15 +78,15 @@ class HostilePeer:
     def _request(self) -> pb.AttendRequest:
         draw = self._random
         narrow, wide = draw.choice(EXTREMES), draw.choice(WIDE)
-        beyond = self._cluster.steps + draw.choice(WIDE[:-1])
-        first = self._cluster.layers + narrow % (1 << 31)
+        beyond = self._world.steps + draw.choice(WIDE[:-1])
+        first = self._world.layers + narrow % (1 << 31)
         return draw.choice(
             [
                 pb.AttendRequest(caught_up=pb.CaughtUp(era=0, first_layer=first, end_layer=(1 << 32) - 1)),
                 pb.AttendRequest(available=pb.Available(layer_parameters=[1] * 3, version=beyond, holds_state=True)),
                 pb.AttendRequest(
                     available=pb.Available(
-                        layer_parameters=[1] * self._cluster.layers,
+                        layer_parameters=[1] * self._world.layers,
                         last_commit=pb.Commit(step=beyond),
                         holds_state=True,
                     )
@@ -109,25 +105,25 @@ class HostilePeer:
 
     # ---- to another node --------------------------------------------------------------------------------------------
 
-    def _hello(self, node: "SimulatedNode") -> None:
+    def _hello(self, node: Node) -> None:
         """Of a leader that nobody is: a node that believes it leaves its coordinator for good."""
         hello = stage_pb2.Hello(node=node.name, incarnation=node.incarnation, term=self._random.choice(WIDE[6:]))
         if self._checks.hello(hello, Standing(node.worker.term, node.worker.committed)):
             self.refused += 1
             return
-        for other in list(self._cluster.nodes.values()):
+        for other in list(self._world.nodes.values()):
             if other is not node and other.alive:
                 order = (hello.term, 1)
-                self._cluster.receive((other.name, other.incarnation), lambda n, o=order: n.hear_hello(node, o))  # type: ignore[misc]
+                self._world.receive((other.name, other.incarnation), lambda n, o=order: n.hear_hello(node, o))  # type: ignore[misc]
 
-    def _acknowledge(self, node: "SimulatedNode") -> None:
+    def _acknowledge(self, node: Node) -> None:
         """A tensor of a step that never comes, or of a stage that does not exist: it would be remembered for ever."""
         draw = self._random
-        key = Key(node.worker.era, self._cluster.steps + draw.choice(WIDE), 0, Kind.REDUCED, draw.choice(WIDE), 0)
+        key = Key(node.worker.era, self._world.steps + draw.choice(WIDE), 0, Kind.REDUCED, draw.choice(WIDE), 0)
         if self._checks.key(key, self._run):
             self.refused += 1
             return
-        peers = [name for name in self._cluster.nodes if name != node.name]
+        peers = [name for name in self._world.nodes if name != node.name]
         node.worker.acknowledged(draw.choice(peers or [node.name]), 1, [key])
         node.worker.deliver(draw.choice(peers or [node.name]), 1, (0, 0), key, Number(7))
 
@@ -136,3 +132,8 @@ def _size(request: pb.AttendRequest) -> int:
     """How many layers or steps something would be made for."""
     caught_up, commit = request.caught_up, request.available.last_commit
     return max(caught_up.end_layer - caught_up.first_layer, commit.step)
+
+
+def speaking(times: int, checks: Checks | None = None) -> Callable[[World], HostilePeer]:
+    """Puts a hostile peer into a world: for ``Cluster(hostile=...)``."""
+    return lambda world: HostilePeer(world, times, checks or Checks())

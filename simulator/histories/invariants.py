@@ -1,20 +1,15 @@
 """What has to hold after every event of a simulated history, by the number of the rule (docs/protocol.md)."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from culm.coordinator import state as co
 from culm.coordinator.decide import validate
 from culm.pipeline.terms import ERAS_BITS
+from culm.simulator.histories.world import Node, Storage, World
 from culm.stage_server.worker.validate import validate as validate_worker
 
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
-    from culm.simulator.histories.simulated_node import SimulatedNode
-    from culm.simulator.histories.simulated_storage import SimulatedStorage
 
-
-def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:
+def check_node(node: Node, states: Sequence[Sequence[int]]) -> None:
     """Raises AssertionError. ``states`` are the plain loop's, by version and layer."""
     worker, arithmetic, name = node.worker, node.arithmetic, node.name
     for layer, version in arithmetic.versions.items():
@@ -27,11 +22,11 @@ def check_node(node: "SimulatedNode", states: Sequence[Sequence[int]]) -> None:
     validate_worker(worker)
 
 
-def check_coordinator(cluster: "Cluster", state: co.State) -> None:
+def check_coordinator(world: World, state: co.State) -> None:
     """Raises AssertionError if the state breaks an invariant of its own, or takes for a fact what is none (rule 6)."""
     validate(state)
     for name, layers in state.facts.items():
-        node = cluster.nodes.get(name)
+        node = world.nodes.get(name)
         known = state.nodes.get(name)
         if node is None or known is None or node.incarnation != known.incarnation or node.worker.era != state.era:
             continue
@@ -41,7 +36,7 @@ def check_coordinator(cluster: "Cluster", state: co.State) -> None:
         assert layers <= held, f"{name} is on record with gradients of {sorted(layers - held)} that it does not have"
 
 
-def check_rollback(before: co.State, state: co.State, storage: "SimulatedStorage") -> None:
+def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:
     """Raises AssertionError if a new era passes over a checkpoint that is whole and known (rule 14)."""
     if state.era != max(before.era + 1, state.term << ERAS_BITS):
         return  # no era of this coordinator's own making

@@ -2,18 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
-from culm.simulator.histories.simulated_coordinators import COORDINATOR
-from culm.simulator.histories.simulated_node import SimulatedNode
+from culm.simulator.histories.world import COORDINATOR, Node, World
 from culm.stage_server.worker.work import Run, Work
-
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,8 @@ class Counts:
 class Faults:
     """Random ones, and ``kills`` at named instructions."""
 
-    def __init__(self, cluster: "Cluster", counts: Counts, kills: Sequence[Kill]) -> None:
-        self._cluster = cluster
+    def __init__(self, world: World, counts: Counts, kills: Sequence[Kill]) -> None:
+        self._world = world
         self._counts = counts
         self._kills = list(kills)
         self._joined_later = 0
@@ -68,19 +63,19 @@ class Faults:
             (counts.warnings, self._warn),
             (counts.storage, self._storage),
             (counts.forgets, self._forget),
-            (counts.stops, self._cluster.ending.stop_coordinator),
+            (counts.stops, self._world.ending.stop_coordinator),
         )
         for count, happening in happenings:
             moment = 0.05
             for _ in range(count):
-                moment += self._cluster.random.choice([0.03, 0.3, 3.0]) * self._cluster.random.random()
-                self._cluster.clock.at(moment, happening)
+                moment += self._world.random.choice([0.03, 0.3, 3.0]) * self._world.random.random()
+                self._world.clock.at(moment, happening)
 
     def cut_off(self, one: str, other: str) -> bool:
         """Whether these two, nodes or a node and the coordinator, do not reach each other now."""
         return one in self._cut_off or other in self._cut_off or frozenset((one, other)) in self._cut_links
 
-    def after_work(self, node: SimulatedNode, work: Work[Number]) -> None:
+    def after_work(self, node: Node, work: Work[Number]) -> None:
         """Faults at named instructions."""
         for kill in list(self._kills):
             if isinstance(work, Run) and (kill.node, kill.step, kill.instruction) == (
@@ -94,239 +89,239 @@ class Faults:
                 else:
                     self.kill(node)
 
-    def kill(self, node: SimulatedNode) -> None:
+    def kill(self, node: Node) -> None:
         """SIGKILL: part of what it sent still arrives; its neighbours and the coordinator see broken streams."""
         if not node.alive:
             return
         node.alive = False
         node.frozen = False
-        keep = self._cluster.brief()
+        keep = self._world.brief()
         node.break_streams(keep)
         leader, node.leader = node.leader, None
         node.up.cut(keep)
-        for other in self._cluster.nodes.values():
+        for other in self._world.nodes.values():
             touches = node.name in other.peers or other.name in node.peers
             if other.alive and other is not node and touches:
                 self._miss(other, node)
         if leader is not None:
-            self._cluster.clock.after(keep + self._cluster.brief(), lambda: leader.broke(node))
-        if self._cluster.respawn:
-            self._cluster.clock.after(self._cluster.random.uniform(0.1, 5.0), lambda: self._cluster.boot_if_gone(node))
+            self._world.clock.after(keep + self._world.brief(), lambda: leader.broke(node))
+        if self._world.respawn:
+            self._world.clock.after(self._world.random.uniform(0.1, 5.0), lambda: self._world.boot_if_gone(node))
 
     def kill_zone(self, zone: str) -> None:
         """Every node of the zone is killed at the same moment."""
-        for node in list(self._cluster.nodes.values()):
-            if self._cluster.zones.get(node.name) == zone:
+        for node in list(self._world.nodes.values()):
+            if self._world.zones.get(node.name) == zone:
                 self.kill(node)
 
-    def _miss(self, other: SimulatedNode, node: SimulatedNode) -> None:
+    def _miss(self, other: Node, node: Node) -> None:
         lost = reports.PeerLost(other.name, other.incarnation, node.name, node.incarnation, "the stream broke")
-        self._cluster.clock.after(
-            self._cluster.brief(), lambda: other.tell(lost) if other.alive and not other.frozen else None
+        self._world.clock.after(
+            self._world.brief(), lambda: other.tell(lost) if other.alive and not other.frozen else None
         )
 
-    def freeze(self, node: SimulatedNode, for_good: bool = False) -> None:
+    def freeze(self, node: Node, for_good: bool = False) -> None:
         """SIGSTOP, and perhaps SIGCONT later: long after, it wakes up as one that was declared lost."""
         if not node.alive or node.frozen:
             return
         node.frozen = True
         if not for_good:
-            self._cluster.clock.after(
-                self._cluster.random.choice([0.5, 1.5, 2.5, 6.0]), lambda: node.thaw() if node.alive else None
+            self._world.clock.after(
+                self._world.random.choice([0.5, 1.5, 2.5, 6.0]), lambda: node.thaw() if node.alive else None
             )
-        elif self._cluster.respawn:
-            self._cluster.clock.after(8.0, lambda: self.kill(node) if node.alive and node.frozen else None)
+        elif self._world.respawn:
+            self._world.clock.after(8.0, lambda: self.kill(node) if node.alive and node.frozen else None)
 
-    def cut(self, node: SimulatedNode) -> None:
+    def cut(self, node: Node) -> None:
         """One stream of the node breaks though both ends live: it is opened again."""
         peer = next((p for p in node.peers if node.cut_stream(p)), None)
         if peer is not None:
-            self._miss(node, self._cluster.nodes[peer])
-            self._cluster.clock.after(0.05, lambda: node.reopen(peer))
+            self._miss(node, self._world.nodes[peer])
+            self._world.clock.after(0.05, lambda: node.reopen(peer))
 
     def partition(self, name: str, seconds: float) -> None:
         """Nobody reaches this node (or the coordinator) for a while; both sides notice broken streams in the end."""
         self._cut_off.add(name)
-        node = self._cluster.nodes.get(name)
-        for other in self._cluster.nodes.values() if node is None else [node]:
+        node = self._world.nodes.get(name)
+        for other in self._world.nodes.values() if node is None else [node]:
             if other.alive and not other.frozen:
                 other.detach()
         if node is not None:
             node.break_streams(0.0)
-            for other in self._cluster.nodes.values():
+            for other in self._world.nodes.values():
                 if other.alive and other is not node and (name in other.peers or other.name in node.peers):
                     other.cut_stream(name)
                     self._miss(other, node)
-        self._cluster.clock.after(seconds, lambda: self._heal(name))
+        self._world.clock.after(seconds, lambda: self._heal(name))
 
     def _heal(self, name: str) -> None:
         self._cut_off.discard(name)
-        node = self._cluster.nodes.get(name)
-        for other in self._cluster.nodes.values():
+        node = self._world.nodes.get(name)
+        for other in self._world.nodes.values():
             if node is not None and other is not node:
-                self._cluster.clock.after(0.05 + self._cluster.brief(), lambda other=other: other.reopen(name))  # type: ignore[misc]
-                self._cluster.clock.after(0.05 + self._cluster.brief(), lambda other=other: node.reopen(other.name))  # type: ignore[misc]
+                self._world.clock.after(0.05 + self._world.brief(), lambda other=other: other.reopen(name))  # type: ignore[misc]
+                self._world.clock.after(0.05 + self._world.brief(), lambda other=other: node.reopen(other.name))  # type: ignore[misc]
 
     def cut_link(self, one: str, other: str, seconds: float | None) -> None:
         """Two nodes do not reach each other, though everybody else reaches both. None: for good."""
         link = frozenset((one, other))
         self._cut_links.add(link)
         for name, peer in ((one, other), (other, one)):
-            self._cluster.nodes[name].cut_stream(peer)
+            self._world.nodes[name].cut_stream(peer)
         self._complain(one, other)
 
         def heal() -> None:
             self._cut_links.discard(link)
-            self._cluster.ending.disturbed()
-            self._cluster.nodes[one].reopen(other)
-            self._cluster.nodes[other].reopen(one)
+            self._world.ending.disturbed()
+            self._world.nodes[one].reopen(other)
+            self._world.nodes[other].reopen(one)
 
         if seconds is not None:
-            self._cluster.clock.after(seconds, heal)
+            self._world.clock.after(seconds, heal)
 
     def _complain(self, one: str, other: str) -> None:
         """Nodes try to open their streams again, and report each failure."""
         if frozenset((one, other)) not in self._cut_links:
             return
         for name, peer in ((one, other), (other, one)):
-            node = self._cluster.nodes[name]
+            node = self._world.nodes[name]
             if node.alive and not node.frozen and peer in node.peers:
                 missed = reports.PeerLost(name, node.incarnation, peer, node.peers[peer], "it is not reached")
                 node.tell(missed)
-        self._cluster.clock.after(0.5, lambda: self._complain(one, other))
+        self._world.clock.after(0.5, lambda: self._complain(one, other))
 
     def crash_coordinator(self) -> None:
         """Kill -9; restarted after a while."""
-        self._cluster.leader.end()
-        self._cluster.clock.after(self._cluster.random.choice([0.1, 1.0, 5.0]), self._cluster.lead)
+        self._world.leader.end()
+        self._world.clock.after(self._world.random.choice([0.1, 1.0, 5.0]), self._world.lead)
 
     def second_coordinator(self) -> None:
         """Another one takes the lease, since Redis does not hear from the first; that one may never notice."""
-        before = self._cluster.leader
+        before = self._world.leader
         before.cut_from_redis = True
 
         def healed() -> None:
             before.cut_from_redis = False
             before.redis_is_back()
 
-        self._cluster.clock.after(self._cluster.random.choice([0.3, 3.0, 60.0]), healed)
-        self._cluster.redis.away = False
-        self._cluster.lead()
-        for node in list(self._cluster.nodes.values()):
-            if node.alive and not node.frozen and self._cluster.random.random() < 0.5:
+        self._world.clock.after(self._world.random.choice([0.3, 3.0, 60.0]), healed)
+        self._world.redis.away = False
+        self._world.lead()
+        for node in list(self._world.nodes.values()):
+            if node.alive and not node.frozen and self._world.random.random() < 0.5:
                 node.detach()
 
     def redis_outage(self, seconds: float) -> None:
         def back() -> None:
-            self._cluster.redis.away = False
-            for leader in self._cluster.leaders:
+            self._world.redis.away = False
+            for leader in self._world.leaders:
                 leader.redis_is_back()
 
-        self._cluster.redis.away = True
-        self._cluster.clock.after(seconds, back)
+        self._world.redis.away = True
+        self._world.clock.after(seconds, back)
 
     def _outage(self) -> None:
-        if self._cluster.state.phase is co.Phase.DONE:
+        if self._world.state.phase is co.Phase.DONE:
             return
-        what = self._cluster.random.random()
-        if what < 0.35 and self._cluster.leader.alive:
+        what = self._world.random.random()
+        if what < 0.35 and self._world.leader.alive:
             self.crash_coordinator()
-        elif what < 0.45 and self._cluster.leader.alive:
+        elif what < 0.45 and self._world.leader.alive:
             self.second_coordinator()
         elif what < 0.65:
-            self.redis_outage(self._cluster.random.choice([0.1, 1.0, 10.0]))
+            self.redis_outage(self._world.random.choice([0.1, 1.0, 10.0]))
         elif what < 0.75:
-            self.partition(COORDINATOR, self._cluster.random.choice([0.3, 2.5, 6.0]))
+            self.partition(COORDINATOR, self._world.random.choice([0.3, 2.5, 6.0]))
         else:
             self.partition(
-                self._cluster.random.choice(list(self._cluster.nodes)), self._cluster.random.choice([0.3, 2.5, 6.0])
+                self._world.random.choice(list(self._world.nodes)), self._world.random.choice([0.3, 2.5, 6.0])
             )
 
     def _forget(self) -> None:
         """Redis loses what it was given; coordinators start again before, meanwhile or after it, and nodes join."""
-        cluster, draw = self._cluster, self._cluster.random
-        if cluster.state.phase is co.Phase.DONE:
+        world, draw = self._world, self._world.random
+        if world.state.phase is co.Phase.DONE:
             return
 
         def lose_memory() -> None:
             what = draw.random()
             if what < 0.4:
-                cluster.redis.empty()
+                world.redis.empty()
             elif what < 0.7:
-                cluster.redis.go_back(draw.choice([0.05, 0.5, 3.0, 1000.0]))
+                world.redis.go_back(draw.choice([0.05, 0.5, 3.0, 1000.0]))
             elif what < 0.85:
-                cluster.redis.go_back(1.0)
+                world.redis.go_back(1.0)
             else:
-                cluster.redis.change_term(cluster.redis.term + draw.choice([-3, -2, -1, 1, 20]))
+                world.redis.change_term(world.redis.term + draw.choice([-3, -2, -1, 1, 20]))
 
         when = draw.random()
         if when < 0.2:
             lose_memory()  # the leader lives on
         elif when < 0.4:
             lose_memory()
-            cluster.clock.after(draw.choice([0.0, 0.02, 0.3]), self._crash_if_alive)
+            world.clock.after(draw.choice([0.0, 0.02, 0.3]), self._crash_if_alive)
         else:
             self._crash_if_alive(0.1)
-            cluster.clock.after(draw.choice([0.0, 0.05]), lose_memory)
+            world.clock.after(draw.choice([0.0, 0.05]), lose_memory)
         for _ in range(draw.choice([0, 0, 1, 2, 3])):
-            cluster.clock.after(draw.uniform(0.0, 1.0), self._join)
+            world.clock.after(draw.uniform(0.0, 1.0), self._join)
 
     def _crash_if_alive(self, least: float = 0.0) -> None:
-        if self._cluster.leader.alive:
-            self._cluster.leader.end()
-            wait = self._cluster.random.choice([0.1, 1.0, 5.0])
-            self._cluster.clock.after(max(least, wait), self._cluster.lead)
+        if self._world.leader.alive:
+            self._world.leader.end()
+            wait = self._world.random.choice([0.1, 1.0, 5.0])
+            self._world.clock.after(max(least, wait), self._world.lead)
 
     def _join(self) -> None:
         self._joined_later += 1
-        self._cluster.boot(f"late{self._joined_later}")
+        self._world.boot(f"late{self._joined_later}")
 
     def _change(self) -> None:
         """A node is given notice, or another one joins."""
-        if self._cluster.random.random() < 0.3:
+        if self._world.random.random() < 0.3:
             self._join()
             return
-        live = [n for n in self._cluster.nodes.values() if n.alive and not n.frozen and n.leader is not None]
+        live = [n for n in self._world.nodes.values() if n.alive and not n.frozen and n.leader is not None]
         if live:
-            node = self._cluster.random.choice(live)
+            node = self._world.random.choice(live)
             node.tell(
-                reports.Draining(node.name, "its machine is to go", self._cluster.random.choice([None, 2.0, 120.0]))
+                reports.Draining(node.name, "its machine is to go", self._world.random.choice([None, 2.0, 120.0]))
             )
 
     def _warn(self) -> None:
         """A node's machine may have to go, or not."""
-        node = self._cluster.random.choice(list(self._cluster.nodes.values()))
+        node = self._world.random.choice(list(self._world.nodes.values()))
         if node.alive and not node.frozen and node.leader is not None:
             node.tell(reports.Warned(node.name, "its cloud recommends a rebalance"))
 
     def _link(self) -> None:
         """A link between two nodes breaks."""
-        if self._cluster.state.phase is co.Phase.DONE or len(self._cluster.nodes) < 2:
+        if self._world.state.phase is co.Phase.DONE or len(self._world.nodes) < 2:
             return
-        one, other = self._cluster.random.sample(sorted(self._cluster.nodes), 2)
-        seconds = None if self._counts.for_good else self._cluster.random.choice([0.3, 3.0, 8.0, 30.0])
+        one, other = self._world.random.sample(sorted(self._world.nodes), 2)
+        seconds = None if self._counts.for_good else self._world.random.choice([0.3, 3.0, 8.0, 30.0])
         self.cut_link(one, other, seconds)
 
     def _storage(self) -> None:
         """The storage of the checkpoints fails for a while, for all or for one node; or a file is torn."""
-        storage, random = self._cluster.storage, self._cluster.random
+        storage, random = self._world.storage, self._world.random
         seconds = random.choice([0.3, 3.0, 20.0])
         what = random.choice(["away", "away", "full", "slow", "gone", "unseen", "torn"])
         if what == "torn":
             storage.tear()
             return
-        node = random.choice(sorted(self._cluster.nodes))
+        node = random.choice(sorted(self._world.nodes))
         storage.fault(what, node)
-        self._cluster.clock.after(seconds, lambda: storage.mend(what, node))
+        self._world.clock.after(seconds, lambda: storage.mend(what, node))
 
     def _disturb(self) -> None:
-        if self._cluster.state.phase is co.Phase.DONE:
+        if self._world.state.phase is co.Phase.DONE:
             return
-        live = [n for n in self._cluster.nodes.values() if n.alive and not n.frozen]
+        live = [n for n in self._world.nodes.values() if n.alive and not n.frozen]
         if not live:
             return
-        node = self._cluster.random.choice(live)
-        what = self._cluster.random.random()
+        node = self._world.random.choice(live)
+        what = self._world.random.random()
         if what < 0.65:
             self.kill(node)
         elif what < 0.85:

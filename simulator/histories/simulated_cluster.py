@@ -7,7 +7,6 @@ the plain loop's.
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -19,19 +18,17 @@ from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number, plain_loop
 from culm.simulator.histories.invariants import check_node
 from culm.simulator.histories.random_faults import Counts, Faults, Kill
-from culm.simulator.histories.simulated_coordinators import COORDINATOR, Leader
+from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.histories.simulated_storage import URL, SimulatedStorage
 from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_verdict
+from culm.simulator.histories.world import COORDINATOR, Node, World
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.worker.effects import FetchLayers
 from culm.stage_server.worker.story import story
 from culm.stage_server.worker.work import Run, Work
 from culm.stage_server.worker.worker import Worker
-
-if TYPE_CHECKING:
-    from culm.simulator.histories.hostile_peer import Checks
 
 STUCK_AFTER = 400.0  # virtual seconds
 
@@ -45,7 +42,7 @@ class Cluster:
 
     ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network. ``changes``: nodes are
     drained, or join. ``links``: two nodes do not reach each other for a while, or, with ``for_good``, never again.
-    ``hostile``: how often a node says what no node says, against these ``checks``. ``forgets``: Redis loses what it was
+    ``hostile``: makes whoever says what no node says (``hostile_peer.speaking``). ``forgets``: Redis loses what it was
     given, and coordinators start again before, meanwhile or after it.
     ``stops``: coordinators are told to stop, and started again.
     ``afterlife``: what happens once every step is committed; without one the history ends there.
@@ -80,8 +77,7 @@ class Cluster:
         lead: int = 1,
         splits: bool = False,
         ship_every: int = 0,
-        hostile: int = 0,
-        checks: "Checks | None" = None,
+        hostile: Callable[[World], object] | None = None,
         stops: int = 0,
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
@@ -99,7 +95,7 @@ class Cluster:
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
         self.slow = self.random.choice([0.001, 0.005, 0.03])
-        self.held: dict[SimulatedNode, list[Callable[[], None]]] = {}
+        self.held: dict[Node, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}
         self.every: list[SimulatedNode] = []  # also the incarnations before
         self.records: list[tuple[float, cmd.Record]] = []
@@ -137,13 +133,8 @@ class Cluster:
         self.lead()
         for i in range(count):
             self.boot(f"n{i}")
-        if hostile:
-            from culm.simulator.histories.hostile_peer import (  # the checks know dtypes: torch is imported for them
-                Checks,
-                HostilePeer,
-            )
-
-            self.hostile = HostilePeer(self, hostile, checks or Checks())
+        if hostile is not None:
+            hostile(self)
 
     # ---- the world --------------------------------------------------------------------------------------------------
 
@@ -173,7 +164,7 @@ class Cluster:
         self._back = {pair: channel for pair, channel in self._back.items() if name not in pair}
         node.start()
 
-    def receive(self, to: tuple[str, int], action: Callable[[SimulatedNode], None]) -> None:
+    def receive(self, to: tuple[str, int], action: Callable[[Node], None]) -> None:
         """Something arrives at an incarnation of a node, if it is still there."""
         node = self.nodes.get(to[0])
         if node is None or node.incarnation != to[1] or not node.alive:
@@ -186,14 +177,14 @@ class Cluster:
         node.go()
         self.check(node)
 
-    def check(self, node: SimulatedNode) -> None:
+    def check(self, node: Node) -> None:
         """After everything that happens to a node."""
         try:
             check_node(node, self.oracle[1])
         except AssertionError as error:
             raise Broken(f"seed {self.seed}: {error}") from error
 
-    def fetch(self, node: SimulatedNode, effect: FetchLayers) -> None:
+    def fetch(self, node: Node, effect: FetchLayers) -> None:
         """Seeding: each layer is read from the source's live memory between two pieces of its work."""
         to = (node.name, node.incarnation)
         request, answer = self.channel(), self.channel()
@@ -254,7 +245,7 @@ class Cluster:
         """A coordinator takes the lease, with a term above the given one."""
         self.leaders.append(Leader(self, self.redis, self._settings, above))
 
-    def reachable_leader(self, node: SimulatedNode) -> Leader | None:
+    def reachable_leader(self, node: Node) -> Leader | None:
         """Any living one: a node does not know which is the newest."""
         living = [x for x in self.leaders if x.alive]
         if not living or self.faults.cut_off(node.name, COORDINATOR):
@@ -265,20 +256,20 @@ class Cluster:
         if self.losses.setdefault((command.era, command.step), command.loss) != command.loss:
             raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
 
-    def join_anew(self, node: SimulatedNode) -> None:
+    def join_anew(self, node: Node) -> None:
         """The node was dismissed: it starts again, holding nothing."""
         node.alive = False
         node.leader = None
         node.break_streams(self.brief())
         self.clock.after(self.random.uniform(0.05, 1.0), lambda: self.boot_if_gone(node))
 
-    def let_go(self, node: SimulatedNode) -> None:
+    def let_go(self, node: Node) -> None:
         """The run is over: the process ends, and nobody starts it again."""
         node.alive = False
         node.leader = None
         node.break_streams(self.brief())
 
-    def boot_if_gone(self, node: SimulatedNode) -> None:
+    def boot_if_gone(self, node: Node) -> None:
         if self.nodes[node.name] is node:
             self.boot(node.name)
 

@@ -1,7 +1,5 @@
 """Simulated coordinators over a simulated Redis: crashes, outages, and two leaders at once."""
 
-from typing import TYPE_CHECKING
-
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
@@ -10,13 +8,9 @@ from culm.coordinator.edges.persistence import Document, from_document, to_docum
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.invariants import check_coordinator, check_rollback
 from culm.simulator.histories.simulated_redis import SimulatedRedis
+from culm.simulator.histories.world import Node, World
 from culm.simulator.network import Channel
 
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
-    from culm.simulator.histories.simulated_node import SimulatedNode
-
-COORDINATOR = "coordinator"  # its name in the network
 RENEW_SECONDS = 0.75
 WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
 
@@ -24,24 +18,24 @@ WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
 class Leader:
     """One coordinator process that holds, or believes that it holds, the lease."""
 
-    def __init__(self, cluster: "Cluster", redis: SimulatedRedis, settings: co.Settings, above: int = 0) -> None:
-        self.cluster = cluster
+    def __init__(self, world: World, redis: SimulatedRedis, settings: co.Settings, above: int = 0) -> None:
+        self.world = world
         self.redis = redis
         remembered = redis.document["term"] if redis.document is not None else 0
-        self.number = len(cluster.leaders) + 1
+        self.number = len(world.leaders) + 1
         self.term = redis.acquire(self.number, max(above, remembered))
         self.alive = True
         self.cut_from_redis = False
-        self.streams: dict[str, tuple[SimulatedNode, Channel]] = {}  # down to the attached incarnations
+        self.streams: dict[str, tuple[Node, Channel]] = {}  # down to the attached incarnations
         self._pending: Document | None = None
-        now, number = cluster.clock.now, self.number
-        self.state = begin(settings, self.term, number, now if cluster.leaders else None)
+        now, number = world.clock.now, self.number
+        self.state = begin(settings, self.term, number, now if world.leaders else None)
         if redis.document is not None:
             self.state = from_document(redis.document, settings, self.term, now, number)
-        cluster.clock.after(0.05, self._tick)
-        cluster.clock.after(RENEW_SECONDS, self._renew)
+        world.clock.after(0.05, self._tick)
+        world.clock.after(RENEW_SECONDS, self._renew)
 
-    def attach(self, node: "SimulatedNode", down: Channel) -> None:
+    def attach(self, node: Node, down: Channel) -> None:
         """A node opened its order stream."""
         before = self.streams.get(node.name)
         if before is not None and before[0].incarnation > node.incarnation:
@@ -54,13 +48,13 @@ class Leader:
         if not self.alive:
             return
         before = self.state
-        self.state, commands = self.cluster.decide(self.state, report, self.cluster.clock.now)
-        check_coordinator(self.cluster, self.state)
-        check_rollback(before, self.state, self.cluster.storage)
+        self.state, commands = self.world.decide(self.state, report, self.world.clock.now)
+        check_coordinator(self.world, self.state)
+        check_rollback(before, self.state, self.world.storage)
         for command in commands:
             self._carry_out(command)
 
-    def broke(self, node: "SimulatedNode") -> None:
+    def broke(self, node: Node) -> None:
         """The node's order stream broke."""
         attached = self.streams.get(node.name)
         if attached is not None and attached[0] is node:
@@ -73,7 +67,7 @@ class Leader:
         for _, down in self.streams.values():
             down.cut()
         self.streams.clear()
-        for node in self.cluster.nodes.values():
+        for node in self.world.nodes.values():
             if node.leader is self:
                 node.detached()
 
@@ -87,8 +81,8 @@ class Leader:
     def _lead_anew(self, above: int = 0) -> None:
         """This term is over. Without the lease this coordinator waits in vain for another term."""
         self.end()
-        if self is self.cluster.leader:
-            self.cluster.clock.after(WRITE_SECONDS, lambda: self.cluster.lead(above))
+        if self is self.world.leader:
+            self.world.clock.after(WRITE_SECONDS, lambda: self.world.lead(above))
 
     def redis_is_back(self) -> None:
         """Writes catch up, unless another leads by now, or Redis has come back with another term."""
@@ -113,25 +107,25 @@ class Leader:
         ):
             self._lead_anew()
         elif self.alive:
-            self.cluster.clock.after(RENEW_SECONDS, self._renew)
+            self.world.clock.after(RENEW_SECONDS, self._renew)
 
     def _tick(self) -> None:
         if self.alive:
             self.take(reports.Tick())
-            self.cluster.clock.after(0.05, self._tick)
+            self.world.clock.after(0.05, self._tick)
 
     def _carry_out(self, command: cmd.Command) -> None:
         if isinstance(command, cmd.LeadAnew):
             self._lead_anew(command.above)
         elif isinstance(command, cmd.Persist):
             if self._pending is None:
-                self.cluster.clock.after(WRITE_SECONDS, self._write)
+                self.world.clock.after(WRITE_SECONDS, self._write)
             self._pending = to_document(self.state)
         elif isinstance(command, cmd.Publish):
             for name in list(self.streams):
                 self._order_plan(name, command)
         elif isinstance(command, cmd.Commit):
-            self.cluster.note_commit(command)
+            self.world.note_commit(command)
             for name in list(self.streams):
                 self._order_commit(name, command)
         elif isinstance(command, cmd.SendPlan):
@@ -149,19 +143,19 @@ class Leader:
                     self._order(command.node, None)
                 del self.streams[command.node]
         elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
-            self.cluster.storage.carry_out(self, command)
+            self.world.storage.carry_out(self, command)
         elif isinstance(command, cmd.Record):
-            self.cluster.records.append((self.cluster.clock.now, command))
+            self.world.records.append((self.world.clock.now, command))
 
     def _let_go(self, name: str) -> None:
         node, down = self.streams[name]
-        down.send(lambda: self.cluster.receive((name, node.incarnation), self.cluster.let_go))
+        down.send(lambda: self.world.receive((name, node.incarnation), self.world.let_go))
 
     def _ask(self, name: str) -> None:
         attached = self.streams.get(name)
         if attached is not None:
             node, down = attached
-            down.send(lambda: self.cluster.receive((node.name, node.incarnation), lambda n: n.announce()))
+            down.send(lambda: self.world.receive((node.name, node.incarnation), lambda n: n.announce()))
 
     def _order_plan(self, name: str, command: cmd.Publish | cmd.SendPlan) -> None:
         self._order(name, command.plan)
@@ -174,4 +168,4 @@ class Leader:
         if attached is not None:
             node, down = attached
             to = (node.name, node.incarnation)
-            down.send(lambda: self.cluster.receive(to, lambda n: n.obey(order)))
+            down.send(lambda: self.world.receive(to, lambda n: n.obey(order)))

@@ -1,7 +1,5 @@
 """A simulated node: the real worker over the tiny arithmetic, with virtual streams and virtual time for its work."""
 
-from typing import TYPE_CHECKING
-
 from culm.coordinator import reports
 from culm.pipeline.commit import Commit
 from culm.pipeline.flow import peers_of
@@ -9,6 +7,7 @@ from culm.pipeline.instruction import Instruction
 from culm.pipeline.keys import Key, Kind
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.histories.world import Leader, Node, World
 from culm.simulator.network import Channel
 from culm.stage_server.worker.effects import (
     Acknowledge,
@@ -27,19 +26,14 @@ from culm.stage_server.worker.effects import (
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
 
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
-    from culm.simulator.histories.simulated_coordinators import Leader
-
-
 RUNS_AHEAD = 0.7  # how often a node that waits takes the time for a redundant forward, where it may
 
 
 class SimulatedNode:
     """One incarnation of one node process."""
 
-    def __init__(self, cluster: "Cluster", name: str, incarnation: int, worker: Worker[Number]) -> None:
-        self.cluster = cluster
+    def __init__(self, world: World, name: str, incarnation: int, worker: Worker[Number]) -> None:
+        self.world = world
         self.name = name
         self.incarnation = incarnation
         self.worker = worker
@@ -54,7 +48,7 @@ class SimulatedNode:
         self._streams: dict[str, tuple[int, Channel]] = {}  # peer -> (its incarnation, channel to it)
         self.peers: dict[str, int] = {}
         self.leader: Leader | None = None  # whom it attends
-        self.up = cluster.channel()
+        self.up = world.channel()
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -66,16 +60,16 @@ class SimulatedNode:
         """Opens an order stream to whoever leads, announces itself and repeats its facts (rule 6); else tries again."""
         if not self.alive or self.leader is not None:
             return
-        leader = self.cluster.reachable_leader(self)
+        leader = self.world.reachable_leader(self)
         if leader is None or self.frozen:
-            self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+            self.world.clock.after(self.world.random.uniform(0.05, 0.5), self.attach)
             return
         self.leader = leader
-        self.up, down = self.cluster.channel(), self.cluster.channel()
+        self.up, down = self.world.channel(), self.world.channel()
         self.up.send(lambda: leader.attach(self, down))
-        zone = self.cluster.zones.get(self.name, "")
+        zone = self.world.zones.get(self.name, "")
         self.tell(reports.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone, term=self.worker.term))
-        if self.cluster.start_up.starts(self):
+        if self.world.start_up.starts(self):
             self.up.send(self.announce)
 
     def announce(self) -> None:
@@ -85,7 +79,7 @@ class SimulatedNode:
             return
         plan = worker.plan
         holds = plan is not None and bool(plan.layers_of(self.name))
-        costs = tuple(1.0 for _ in range(self.cluster.layers))
+        costs = tuple(1.0 for _ in range(self.world.layers))
         where = (worker.era, worker.version, holds, plan, worker.last_commit, frozenset(worker.holdings.kept()))
         self.tell(reports.Available(self.name, self.incarnation, costs, "", *where))
         for fact in worker.repeat_facts():
@@ -98,22 +92,22 @@ class SimulatedNode:
         leader, self.leader = self.leader, None
         self.up.cut()
         if leader is not None:
-            self.cluster.clock.after(self.cluster.brief(), lambda: leader.broke(self))
-        self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+            self.world.clock.after(self.world.brief(), lambda: leader.broke(self))
+        self.world.clock.after(self.world.random.uniform(0.05, 0.5), self.attach)
 
     def detached(self) -> None:
         """The leader went."""
         if self.leader is not None:
             self.leader = None
             self.up.cut()
-            self.cluster.clock.after(self.cluster.random.uniform(0.05, 0.5), self.attach)
+            self.world.clock.after(self.world.random.uniform(0.05, 0.5), self.attach)
 
     def obey(self, order: Plan | Commit | None) -> None:
         """An order has arrived; None: go, and join anew."""
         if self.deaf:
             return
         if order is None:
-            self.cluster.join_anew(self)
+            self.world.join_anew(self)
             return
         before = (self.worker.plan, self.worker.committed)
         if isinstance(order, Plan):
@@ -132,8 +126,8 @@ class SimulatedNode:
         if not self.alive:
             return
         if not self.frozen:
-            self.tell(self.cluster.start_up.beat(self))
-        self.cluster.clock.after(0.5 + self.cluster.start_up.beat_delay(), self._beat)
+            self.tell(self.world.start_up.beat(self))
+        self.world.clock.after(0.5 + self.world.start_up.beat_delay(), self._beat)
 
     def tell(self, report: reports.Report) -> None:
         leader = self.leader
@@ -142,7 +136,7 @@ class SimulatedNode:
 
     def thaw(self) -> None:
         self.frozen = False
-        held, self.cluster.held[self] = self.cluster.held.get(self, []), []
+        held, self.world.held[self] = self.world.held.get(self, []), []
         for action in held:
             action()
         self.go()
@@ -155,28 +149,28 @@ class SimulatedNode:
             return
         if not self.busy:
             work = self.worker.next_work()
-            if work is None and self.worker.runner.eager and self.cluster.random.random() < RUNS_AHEAD:
+            if work is None and self.worker.runner.eager and self.world.random.random() < RUNS_AHEAD:
                 work = self.worker.next_redundant()
             if work is not None:
                 self.busy = True
-                seconds = self.cluster.duration(work) + self.cluster.start_up.stall(self, work)
-                self.cluster.clock.after(seconds, lambda: self._finish(work))
+                seconds = self.world.duration(work) + self.world.start_up.stall(self, work)
+                self.world.clock.after(seconds, lambda: self._finish(work))
         self._carry_out()
 
     def _finish(self, work: Work[Number]) -> None:
         if not self.alive:
             return
         if self.frozen:
-            self.cluster.held.setdefault(self, []).append(lambda: self._finish(work))
+            self.world.held.setdefault(self, []).append(lambda: self._finish(work))
             return
-        if self.deaf or self.cluster.start_up.goes_wrong(self, work):
+        if self.deaf or self.world.start_up.goes_wrong(self, work):
             return
         self.busy = False
         result, reduced = self._compute(work)
         self.worker.finish(work, result, reduced, self._accumulated(work))
-        self.cluster.faults.after_work(self, work)
+        self.world.faults.after_work(self, work)
         self.go()
-        self.cluster.check(self)
+        self.world.check(self)
 
     def _compute(self, work: Work[Number]) -> tuple[Number | None, tuple[tuple[int, Number], ...]]:
         arithmetic = self.arithmetic
@@ -187,7 +181,7 @@ class SimulatedNode:
             for layer, value in work.gradients:
                 arithmetic.apply(layer, value.number, work.scale, work.step)
         elif isinstance(work, Save):
-            self.cluster.storage.save(self, work)
+            self.world.storage.save(self, work)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Resume):
@@ -196,8 +190,8 @@ class SimulatedNode:
         elif isinstance(work, Reduce):
             if work.duty.stage not in arithmetic.ranges:
                 return None, ()
-            last = arithmetic.ranges[work.duty.stage][1] == self.cluster.layers
-            return None, arithmetic.reduce(work.duty.stage, last, self.cluster.microbatches)
+            last = arithmetic.ranges[work.duty.stage][1] == self.world.layers
+            return None, arithmetic.reduce(work.duty.stage, last, self.world.microbatches)
         else:
             return self._pass(work), ()
         return None, ()
@@ -205,7 +199,7 @@ class SimulatedNode:
     def _accumulated(self, work: Work[Number]) -> Number | None:
         if not isinstance(work, Run) or not work.ships or work.instruction.stage not in self.arithmetic.ranges:
             return None
-        last = self.arithmetic.ranges[work.instruction.stage][1] == self.cluster.layers
+        last = self.arithmetic.ranges[work.instruction.stage][1] == self.world.layers
         return self.arithmetic.accumulated(work.instruction.stage, work.ships if last else 0)
 
     def _pass(self, work: Run[Number]) -> Number | None:
@@ -219,7 +213,7 @@ class SimulatedNode:
             self.arithmetic.accumulate(stage, m)
             return None
         if work.instruction.op == "F":
-            last = self.arithmetic.ranges[stage][1] == self.cluster.layers
+            last = self.arithmetic.ranges[stage][1] == self.world.layers
             return Number(self.arithmetic.forward(stage, work.step, m, operand, last))
         splits = self.worker.at.schedule.splits_at(stage)
         return Number(self.arithmetic.backward(stage, work.step, m, operand, splits, work.accumulates))
@@ -230,8 +224,8 @@ class SimulatedNode:
         carry_out(self.worker.drain(), self)
 
     def forfeit(self, effect: Forfeit) -> None:
-        self.cluster.faults.kill(self)
-        self.cluster.join_anew(self)
+        self.world.faults.kill(self)
+        self.world.join_anew(self)
 
     def acknowledge(self, effect: Acknowledge) -> None:
         self._back(effect.peer, effect.key)
@@ -240,10 +234,10 @@ class SimulatedNode:
         self._back(effect.peer, effect)
 
     def fetch_layers(self, effect: FetchLayers) -> None:
-        self.cluster.fetch(self, effect)
+        self.world.fetch(self, effect)
 
     def restore_layers(self, effect: RestoreLayers) -> None:
-        self.cluster.storage.restore(self, effect)
+        self.world.storage.restore(self, effect)
 
     def report(self, fact: ReportReady | ReportCaughtUp | ReportResumed) -> None:
         if isinstance(fact, ReportReady):
@@ -271,20 +265,20 @@ class SimulatedNode:
         )
 
     def _cut_off_from(self, peer: str) -> bool:
-        return self.cluster.faults.cut_off(self.name, peer)
+        return self.world.faults.cut_off(self.name, peer)
 
     def adopted(self, effect: Adopted) -> None:
         plan = effect.plan
         self.peers = {p: plan.members[p].incarnation for p in peers_of(self.name, plan)}
         for peer, (incarnation, channel) in list(self._streams.items()):
             if self.peers.get(peer) != incarnation:
-                channel.cut(keep=self.cluster.brief())
+                channel.cut(keep=self.world.brief())
                 del self._streams[peer]
 
     def _stream(self, peer: str) -> Channel:
         incarnation = self.peers[peer]
         if peer not in self._streams:
-            self._streams[peer] = (incarnation, self.cluster.channel())
+            self._streams[peer] = (incarnation, self.world.channel())
         return self._streams[peer][1]
 
     def say_hello(self, effect: SayHello) -> None:
@@ -293,9 +287,9 @@ class SimulatedNode:
     def _hello(self, peer: str) -> None:
         if peer in self.peers and self.worker.plan is not None and not self._cut_off_from(peer):
             to, order = (peer, self.peers[peer]), self.worker.plan.order
-            self._stream(peer).send(lambda: self.cluster.receive(to, lambda n: n.hear_hello(self, order)))
+            self._stream(peer).send(lambda: self.world.receive(to, lambda n: n.hear_hello(self, order)))
 
-    def hear_hello(self, sender: "SimulatedNode", order: PlanOrder) -> None:
+    def hear_hello(self, sender: Node, order: PlanOrder) -> None:
         self.worker.hello(sender.name, sender.incarnation, order)
         if self.leader is not None and self.leader.term < self.worker.term:
             self.detach()  # another leads by now (rule 12)
@@ -310,28 +304,26 @@ class SimulatedNode:
         if value is None or plan is None or self._cut_off_from(peer):
             return
         to, order = (peer, self.peers[peer]), plan.order
-        seconds = self.cluster.bulk_seconds if key.kind is Kind.REDUCED else 0.0
+        seconds = self.world.bulk_seconds if key.kind is Kind.REDUCED else 0.0
         self._stream(peer).send(
-            lambda: self.cluster.receive(
-                to, lambda n: n.worker.deliver(self.name, self.incarnation, order, key, value)
-            ),
+            lambda: self.world.receive(to, lambda n: n.worker.deliver(self.name, self.incarnation, order, key, value)),
             seconds,
         )
 
     def _back(self, peer: str, answer: Key | AnswerHello) -> None:
         """An answer on the stream that the peer opened to this node."""
-        sender = self.cluster.nodes.get(peer)
+        sender = self.world.nodes.get(peer)
         if sender is None or self._cut_off_from(peer):
             return
         to = (peer, sender.incarnation)
 
-        def arrive(node: "SimulatedNode") -> None:
+        def arrive(node: Node) -> None:
             if isinstance(answer, AnswerHello):
                 node.worker.synced(self.name, answer.order, answer.era, answer.version)
             else:
                 node.worker.acknowledged(self.name, self.incarnation, [answer])
 
-        self.cluster.back_channel(self.name, peer).send(lambda: self.cluster.receive(to, arrive))
+        self.world.back_channel(self.name, peer).send(lambda: self.world.receive(to, arrive))
 
     def reopen(self, peer: str) -> None:
         """The stream to the peer broke and is opened again: hello, then all that is not acknowledged."""

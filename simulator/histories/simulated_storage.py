@@ -6,7 +6,6 @@ has files that are torn. What is written and read is bytes, checked by the same 
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -25,15 +24,11 @@ from culm.pipeline.checkpoints.manifest import (
 )
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.world import Leader, Node, World
 from culm.stage_server.worker.effects import RestoreLayers
 from culm.stage_server.worker.work import Save
 
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
-    from culm.simulator.histories.simulated_coordinators import Leader
-    from culm.simulator.histories.simulated_node import SimulatedNode
-
-COORDINATOR = ""  # its name here
+COORDINATOR = ""  # in place of a node's name
 URL = "memory://sim"
 PAUSE = 0.5  # seconds between two attempts
 SHARES = 3  # a manifest is given up when so many steps have shares beyond it
@@ -42,8 +37,8 @@ SHARES = 3  # a manifest is given up when so many steps have shares beyond it
 class SimulatedStorage:
     """One storage for all."""
 
-    def __init__(self, cluster: "Cluster") -> None:
-        self._cluster = cluster
+    def __init__(self, world: World) -> None:
+        self._world = world
         self._folders: dict[str, dict[str, bytes]] = {}
         self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
@@ -81,9 +76,9 @@ class SimulatedStorage:
         """A file of a checkpoint changes, after the checkpoint was whole: nobody knows before it is read."""
         folders = [f for f in sorted(self._folders) if MANIFEST in self._folders[f]]
         if folders:
-            folder = self._cluster.random.choice(folders)
+            folder = self._world.random.choice(folders)
             files = self._folders[folder]
-            name = self._cluster.random.choice(sorted(n for n in files if n != MANIFEST))
+            name = self._world.random.choice(sorted(n for n in files if n != MANIFEST))
             files[name] += b"torn"
             self.torn.add(folder)
 
@@ -102,19 +97,19 @@ class SimulatedStorage:
 
     def _later(self, action: Callable[[], None], pause: float = 0.0) -> None:
         """When the storage has answered."""
-        seconds = self._cluster.random.uniform(0.01, 8.0 if self._is("slow") else 0.3)
-        self._cluster.clock.after(pause + seconds, action)
+        seconds = self._world.random.uniform(0.01, 8.0 if self._is("slow") else 0.3)
+        self._world.clock.after(pause + seconds, action)
 
     # ---- what nodes do: as culm.stage_server.checkpointer and restorer -----------------------------------------------
 
-    def save(self, node: "SimulatedNode", work: Save) -> None:
+    def save(self, node: Node, work: Save) -> None:
         """The node's share is written, again until the storage takes it, unless the node dies before."""
         share = {layer: node.arithmetic.states[layer] for layer in work.layers}
         era, to = node.worker.era, (node.name, node.incarnation)
         folder = folder_of(URL, work.step)
         self._shares[to] = work.step
 
-        def write(n: "SimulatedNode") -> None:
+        def write(n: Node) -> None:
             files: dict[int, tuple[File, ...]] = {}
             try:
                 for layer, state in share.items():
@@ -126,18 +121,18 @@ class SimulatedStorage:
             except OSError as error:
                 n.tell(reports.CheckpointFault(n.name, work.step, str(error)))
                 if self._shares[to] == work.step:  # else a newer share waits
-                    self._later(lambda: self._cluster.receive(to, write), PAUSE)
+                    self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
             n.tell(reports.Saved(n.name, n.incarnation, era, work.step, files))
 
-        self._later(lambda: self._cluster.receive(to, write))
+        self._later(lambda: self._world.receive(to, write))
 
-    def restore(self, node: "SimulatedNode", effect: RestoreLayers) -> None:
+    def restore(self, node: Node, effect: RestoreLayers) -> None:
         """Reads the layers, again until the storage gives them, or content is wrong twice."""
         to, origin = (node.name, node.incarnation), effect.origin
         doubted = False
 
-        def attempt(n: "SimulatedNode") -> None:
+        def attempt(n: Node) -> None:
             nonlocal doubted
             if n.worker.era != effect.era:
                 return
@@ -153,7 +148,7 @@ class SimulatedStorage:
                 why = error.problem
                 if doubted:  # and again, since a coordinator may have missed it
                     n.tell(reports.CheckpointBad(n.name, origin, why))
-                    self._later(lambda: self._cluster.receive(to, attempt), PAUSE)
+                    self._later(lambda: self._world.receive(to, attempt), PAUSE)
                     return
                 doubted = True
             except OriginUnseen as error:
@@ -162,9 +157,9 @@ class SimulatedStorage:
                 why = str(error)
             n.worker.unread(effect.era)
             n.tell(reports.Unread(n.name, n.incarnation, effect.era, origin, why, absent))
-            self._later(lambda: self._cluster.receive(to, attempt), PAUSE)
+            self._later(lambda: self._world.receive(to, attempt), PAUSE)
 
-        self._later(lambda: self._cluster.receive(to, attempt))
+        self._later(lambda: self._world.receive(to, attempt))
 
     def _manifest(self, who: str, origin: Origin) -> Manifest:
         try:
@@ -183,16 +178,16 @@ class SimulatedStorage:
 
     # ---- what coordinators do: as culm.coordinator.edges.archive -----------------------------------------------------
 
-    def carry_out(self, leader: "Leader", command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
+    def carry_out(self, leader: Leader, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
         if isinstance(command, cmd.WriteManifest):
-            late = self._cluster.random.choice([0.0, 0.3, 3.0]) * self._cluster.random.random()
-            self._cluster.clock.after(late, lambda: self._complete(leader, command))
+            late = self._world.random.choice([0.0, 0.3, 3.0]) * self._world.random.random()
+            self._world.clock.after(late, lambda: self._complete(leader, command))
         elif isinstance(command, cmd.Retain):
             self._later(lambda: self._retain(command))
         else:
             self._later(lambda: leader.take(self._look(command.origin)))
 
-    def _complete(self, leader: "Leader", command: cmd.WriteManifest) -> None:
+    def _complete(self, leader: Leader, command: cmd.WriteManifest) -> None:
         folder = folder_of(URL, command.step)
         manifest = Manifest("sim", command.step, command.fingerprint, command.loss, command.files)
         data = manifest_to_json(manifest)

@@ -6,18 +6,14 @@ a job that raises, or ends its process, at the same work wherever it runs.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.failures import START
 from culm.coordinator.failures import Work as FailedWork
 from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.world import Node, World
 from culm.stage_server.worker.work import Run, Work
-
-if TYPE_CHECKING:
-    from culm.simulator.histories.simulated_cluster import Cluster
-    from culm.simulator.histories.simulated_node import SimulatedNode
 
 LAST_WORDS = 0.3  # seconds in which a process that ends says why
 USUAL_RUN = 0.01  # seconds that an instruction takes, as far as a node's own history says
@@ -59,15 +55,15 @@ NOTHING = Wrong()
 class StartUp:
     """Carries out what is wrong."""
 
-    def __init__(self, cluster: "Cluster", wrong: Wrong) -> None:
+    def __init__(self, world: World, wrong: Wrong) -> None:
         self.wrong = wrong
-        self._cluster = cluster
+        self._world = world
         self._happened: set[str] = set()
         self._loading: dict[str, float] = {}  # node -> since when
         if wrong.cannot_die:
-            cluster.clock.at(0.6, self._condemn)
+            world.clock.at(0.6, self._condemn)
 
-    def starts(self, node: "SimulatedNode") -> bool:
+    def starts(self, node: Node) -> bool:
         """Whether the job starts in this process; if not it says so, and ends."""
         first = node.name not in self._happened
         fails = node.name in self.wrong.never_starts or (node.name in self.wrong.starts_late and first)
@@ -76,7 +72,7 @@ class StartUp:
             self._end(node, reports.NodeFailed(node.name, node.incarnation, "a library is missing", START))
         return not fails
 
-    def goes_wrong(self, node: "SimulatedNode", work: Work[Number]) -> bool:
+    def goes_wrong(self, node: Node, work: Work[Number]) -> bool:
         """Whether the piece of work raises, or ends the process."""
         fault = self.wrong.fault
         if fault is None or not isinstance(work, Run) or work.instruction.op != "F" or work.step != fault.step:
@@ -88,36 +84,36 @@ class StartUp:
             return False
         self._happened.add("fault")
         if fault.dies:
-            self._cluster.faults.kill(node)
+            self._world.faults.kill(node)
         else:
             what = FailedWork(f"F{work.instruction.microbatch}", work.step, first, end)
             self._end(node, reports.NodeFailed(node.name, node.incarnation, "ValueError: out of luck", what))
         return True
 
-    def _end(self, node: "SimulatedNode", words: reports.NodeFailed) -> None:
+    def _end(self, node: Node, words: reports.NodeFailed) -> None:
         node.busy = True  # it does nothing any more
         node.tell(words)
-        self._cluster.clock.after(LAST_WORDS, lambda: self._cluster.faults.kill(node))
+        self._world.clock.after(LAST_WORDS, lambda: self._world.faults.kill(node))
 
-    def stall(self, node: "SimulatedNode", work: Work[Number]) -> float:
+    def stall(self, node: Node, work: Work[Number]) -> float:
         """Seconds that the work waits for storage."""
         if node.name != self.wrong.stalls or "stall" in self._happened:
             return 0.0
         if not isinstance(work, Run) or work.instruction.op != "F" or work.step < 1:
             return 0.0
         self._happened.add("stall")
-        seconds, began = self.wrong.stall_seconds, self._cluster.clock.now
+        seconds, began = self.wrong.stall_seconds, self._world.clock.now
         self._loading[node.name] = began
 
         def over() -> None:
             self._loading.pop(node.name, None)
 
-        self._cluster.clock.after(seconds, over)
+        self._world.clock.after(seconds, over)
         return seconds
 
-    def beat(self, node: "SimulatedNode") -> reports.Heartbeat:
+    def beat(self, node: Node) -> reports.Heartbeat:
         """What a heartbeat says of the node's present instruction."""
-        now = self._cluster.clock.now
+        now = self._world.clock.now
         loads = self._loading.get(node.name)
         seconds = now - loads if loads is not None else 0.0
         return reports.Heartbeat(
@@ -132,27 +128,27 @@ class StartUp:
 
     def beat_delay(self) -> float:
         """Seconds by which the next heartbeat is late."""
-        return self._cluster.random.uniform(0.0, self.wrong.late_beats) if self.wrong.late_beats else 0.0
+        return self._world.random.uniform(0.0, self.wrong.late_beats) if self.wrong.late_beats else 0.0
 
     def _condemn(self) -> None:
         """An operator orders the node to die; it stops working and obeying, but its heartbeats go on for a while."""
-        node, leader = self._cluster.nodes.get(self.wrong.cannot_die), self._cluster.leader
+        node, leader = self._world.nodes.get(self.wrong.cannot_die), self._world.leader
         if node is None or not node.alive or leader.state.phase is co.Phase.DONE:
             return
         node.busy = node.deaf = True
         leader.take(reports.Condemned(node.name, node.incarnation))
-        self._cluster.clock.after(30.0, lambda: self._end_at_last(node))
+        self._world.clock.after(30.0, lambda: self._end_at_last(node))
 
-    def _end_at_last(self, node: "SimulatedNode") -> None:
+    def _end_at_last(self, node: Node) -> None:
         if node.alive:
-            self._cluster.faults.kill(node)
-            self._cluster.ending.disturbed()
+            self._world.faults.kill(node)
+            self._world.ending.disturbed()
 
 
-def check_verdict(cluster: "Cluster", wrong: Wrong) -> bool:
+def check_verdict(world: World, wrong: Wrong) -> bool:
     """Whether the run has ended as failed. Raises AssertionError if the job is not at fault (rule 16)."""
-    if cluster.state.phase is not co.Phase.FAILED:
+    if world.state.phase is not co.Phase.FAILED:
         return False
-    everywhere = wrong.never_starts >= set(cluster.nodes)
-    assert wrong.is_the_jobs or everywhere, f"a healthy run failed: {cluster.state.detail} (rule 16)"
+    everywhere = wrong.never_starts >= set(world.nodes)
+    assert wrong.is_the_jobs or everywhere, f"a healthy run failed: {world.state.detail} (rule 16)"
     return True

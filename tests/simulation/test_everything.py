@@ -8,6 +8,7 @@ import pytest
 
 from culm.coordinator import state as co
 from culm.simulator.histories.after_the_end import Afterlife
+from culm.simulator.histories.hostile_peer import speaking
 from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.histories.start_up import NOTHING, Fault, Wrong
 
@@ -56,7 +57,7 @@ def history_of_everything(seed: int, **rule: Any) -> Cluster:
         storage=draw.choice([0, 0, 1, 2]),
         forgets=draw.choice([0, 0, 1, 2]),
         stops=draw.choice([0, 0, 1, 2]),
-        hostile=draw.choice([0, 0, 0, 4]),
+        hostile=speaking(draw.choice([0, 0, 0, 4])),
         checkpoint_every=draw.choice([0, 1, 2, 3]),
         settle_seconds=0.3 if cuts_anew else 30.0,
         most_stages=stages + draw.choice([1, 2]) if cuts_anew and draw.random() < 0.5 else 0,

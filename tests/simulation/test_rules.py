@@ -23,7 +23,7 @@ from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.arithmetic import Number
-from culm.simulator.histories.hostile_peer import Checks
+from culm.simulator.histories.hostile_peer import Checks, speaking
 from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.histories.simulated_storage import SimulatedStorage
 from culm.stage_server.worker.outbox import Outbox
@@ -244,8 +244,7 @@ def play_hostile(seed: int, checks: Checks | None = None) -> None:
         steps=draw.choice([3, 5]),
         spares=draw.choice([0, 1]),
         disturb=draw.choice([0, 1, 2]),
-        hostile=6,
-        checks=checks,
+        hostile=speaking(6, checks),
     ).run()
 
 
