@@ -84,8 +84,12 @@ def transported(_: int) -> list[Measure]:
         took = {way: transport.measure(way, mib) for way in transport.WAYS}
         for way, name in names.items():
             speed, cost = (took[way][i] / took["gloo"][i] for i in range(2))
-            out.append(Measure(f"throughput {name}, {mib} MiB", "ratio", 0.6, 1.0, higher=True, rounds=[speed]))
-            out.append(Measure(f"CPU per GB {name}, {mib} MiB", "ratio", 3.0, 1.5, rounds=[cost]))
+            out.append(
+                Measure(
+                    name=f"throughput {name}, {mib} MiB", unit="ratio", floor=0.6, aim=1.0, higher=True, rounds=[speed]
+                )
+            )
+            out.append(Measure(name=f"CPU per GB {name}, {mib} MiB", unit="ratio", floor=3.0, aim=1.5, rounds=[cost]))
     return out
 
 
@@ -98,20 +102,40 @@ def pipelined(stages: int) -> list[Measure]:
     bare = pipelining.bare_step(stages, microbatches, 20)
     alone = pipelining.culm_step(stages, microbatches, "off", 20, apart=True)
     measures = [
-        Measure(f"paced step against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[off / ideal]),
-        Measure(f"paced step against torch's 1F1B, {p}", "ratio", beside_torch, 0.97, rounds=[off / torchs]),
-        Measure(f"paced step of bare processes against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[bare / ideal]),
-        Measure(f"{apart} against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[alone / ideal]),
-        Measure(f"paced step, lazy against off, {p}", "ratio", 1.03, 1.01, rounds=[lazy / off]),
-        Measure(f"paced step, eager against off, {p}", "ratio", 1.06, 1.02, rounds=[eager / off]),
+        Measure(name=f"paced step against the ideal, {p}", unit="ratio", floor=1.06, aim=1.02, rounds=[off / ideal]),
+        Measure(
+            name=f"paced step against torch's 1F1B, {p}",
+            unit="ratio",
+            floor=beside_torch,
+            aim=0.97,
+            rounds=[off / torchs],
+        ),
+        Measure(
+            name=f"paced step of bare processes against the ideal, {p}",
+            unit="ratio",
+            floor=1.06,
+            aim=1.02,
+            rounds=[bare / ideal],
+        ),
+        Measure(name=f"{apart} against the ideal, {p}", unit="ratio", floor=1.06, aim=1.02, rounds=[alone / ideal]),
+        Measure(name=f"paced step, lazy against off, {p}", unit="ratio", floor=1.03, aim=1.01, rounds=[lazy / off]),
+        Measure(name=f"paced step, eager against off, {p}", unit="ratio", floor=1.06, aim=1.02, rounds=[eager / off]),
     ]
     if allowed():
         first = pipelining.culm_step(stages, microbatches, "off", 20, priorities=True)
         bare_first = pipelining.bare_step(stages, microbatches, 20, priorities=True)
         later, bare_later = "paced step, later stages first", "paced step of bare processes, later stages first"
         measures += [
-            Measure(f"{later}, against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[first / ideal]),
-            Measure(f"{bare_later}, against the ideal, {p}", "ratio", 1.06, 1.02, rounds=[bare_first / ideal]),
+            Measure(
+                name=f"{later}, against the ideal, {p}", unit="ratio", floor=1.06, aim=1.02, rounds=[first / ideal]
+            ),
+            Measure(
+                name=f"{bare_later}, against the ideal, {p}",
+                unit="ratio",
+                floor=1.06,
+                aim=1.02,
+                rounds=[bare_first / ideal],
+            ),
         ]
     return measures
 
@@ -122,7 +146,7 @@ def unbubbled(_: int) -> list[Measure]:
         pipelining.culm_step(4, 8, "lazy", 20, changes=[f"pipeline.schedule={schedule}"])
         for schedule in ("1f1b", "zb-h1")
     )
-    return [Measure("zero bubble against 1F1B, P = 4", "ratio", 0.95, 0.9, rounds=[split / whole])]
+    return [Measure(name="zero bubble against 1F1B, P = 4", unit="ratio", floor=0.95, aim=0.9, rounds=[split / whole])]
 
 
 def killed(number: int) -> list[Measure]:
@@ -133,9 +157,11 @@ def killed(number: int) -> list[Measure]:
     kill = Kill(f"n{stage}", failover.KILLED, at)
     lazy, eager, shipped = (failover.steps_lost(way, kill).lost for way in ("lazy", "eager", "k = 2"))
     return [
-        Measure("a kill, lazy", "steps", 1.3, 0.9, rounds=[lazy]),
-        Measure("a kill, eager", "steps", 0.9, 0.4, rounds=[eager]),
-        Measure("a kill, gradients shipped every 2 microbatches", "steps", 0.9, 0.4, rounds=[shipped]),
+        Measure(name="a kill, lazy", unit="steps", floor=1.3, aim=0.9, rounds=[lazy]),
+        Measure(name="a kill, eager", unit="steps", floor=0.9, aim=0.4, rounds=[eager]),
+        Measure(
+            name="a kill, gradients shipped every 2 microbatches", unit="steps", floor=0.9, aim=0.4, rounds=[shipped]
+        ),
     ]
 
 
@@ -143,7 +169,16 @@ def computed(_: int) -> list[Measure]:
     """Real compute on two nodes against the plain loop with two threads."""
     overrides = ["job.steps=12"]
     speed = idle_cost.plain_seconds(overrides) / idle_cost.pipeline_seconds(overrides)
-    return [Measure("real compute, P = 2, against the plain loop", "ratio", 0.85, 1.0, higher=True, rounds=[speed])]
+    return [
+        Measure(
+            name="real compute, P = 2, against the plain loop",
+            unit="ratio",
+            floor=0.85,
+            aim=1.0,
+            higher=True,
+            rounds=[speed],
+        )
+    ]
 
 
 # One round of each, the first being number 0: a value of each of its measures.

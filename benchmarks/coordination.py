@@ -149,9 +149,23 @@ def measures(number: int) -> list[Measure]:
     busy, late = heartbeats_cpu(), p99(lost_to_plan_ms(seed=number))
     commit = statistics.median(commit_round_trip_ms())
     return [
-        Measure(f"coordinator, {NODES} nodes at a heartbeat a second", "% of a core", 50, 15, rounds=[busy]),
-        Measure(f"a lost node to the new plan at each of {NODES} nodes, p99", "ms", 200, 50, rounds=[late]),
-        Measure(f"the last Ready to the commit at each of {SMALL} nodes", "ms", 5, 2, rounds=[commit]),
+        Measure(
+            name=f"coordinator, {NODES} nodes at a heartbeat a second",
+            unit="% of a core",
+            floor=50,
+            aim=15,
+            rounds=[busy],
+        ),
+        Measure(
+            name=f"a lost node to the new plan at each of {NODES} nodes, p99",
+            unit="ms",
+            floor=200,
+            aim=50,
+            rounds=[late],
+        ),
+        Measure(
+            name=f"the last Ready to the commit at each of {SMALL} nodes", unit="ms", floor=5, aim=2, rounds=[commit]
+        ),
     ]
 
 

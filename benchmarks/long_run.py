@@ -39,7 +39,7 @@ class Sample:
     redis: int
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Growth:
     """Takes samples and takes nodes away, as the run goes on."""
 
@@ -136,7 +136,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         with LocalCluster(job_of(arguments.steps), ROOT / "examples", NODES, folder=folder) as cluster:
-            growth = Growth(cluster, arguments.every)
+            growth = Growth(cluster=cluster, every=arguments.every)
             begun = time.monotonic()
             outcome = train(cluster, lambda status, events, outcome: None, growth.look)
             seconds = time.monotonic() - begun

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import psutil
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Measure:
     """``higher``: whether more is better. One value a round."""
 

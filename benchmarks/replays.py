@@ -25,7 +25,7 @@ SECONDS = 100.0  # of each replay
 
 
 def calm() -> list[Change]:
-    return [Change(0.0, "add", f"m{i}") for i in range(MACHINES)]
+    return [Change(at=0.0, kind="add", node=f"m{i}") for i in range(MACHINES)]
 
 
 def regular() -> list[Change]:
@@ -34,7 +34,10 @@ def regular() -> list[Change]:
     changes = calm()
     for number in range(int((SECONDS - 5.0) / every)):
         at = (number + 1) * every
-        changes += [Change(at, "remove", f"m{number}"), Change(at + 1.0, "add", f"m{MACHINES + number}")]
+        changes += [
+            Change(at=at, kind="remove", node=f"m{number}"),
+            Change(at=at + 1.0, kind="add", node=f"m{MACHINES + number}"),
+        ]
     return changes
 
 
@@ -51,7 +54,7 @@ def replayed(name: str, changes: list[Change]) -> dict[str, Any]:
         path = job_file(Path(folder), **settings, steps=100_000, redundancy="lazy")
         job = load_job(path)
         here = sum(change.at == 0.0 for change in changes)
-        choice = Choice("lazy", machines=MACHINES, begins_with=min(MACHINES, here))
+        choice = Choice(redundancy="lazy", machines=MACHINES, begins_with=min(MACHINES, here))
         predicted = predict(changes, measure(job, ROUNDS), LOCAL, choice, SECONDS)
         measured = drive(job, Path(folder), changes, LOCAL, choice, SECONDS)
     for what, one, other in zip(Happened.__slots__, asdict(predicted).values(), asdict(measured).values(), strict=True):

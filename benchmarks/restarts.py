@@ -42,7 +42,9 @@ def both(draw: random.Random) -> Round:
 
 def restarted(number: int) -> list[Measure]:
     """How many times what Culm loses is lost by starting again from a checkpoint."""
-    measure = Measure("a kill: torchrun + checkpoint restart's lost time over ours", "ratio", 20, 100, higher=True)
+    measure = Measure(
+        name="a kill: torchrun + checkpoint restart's lost time over ours", unit="ratio", floor=20, aim=100, higher=True
+    )
     measure.rounds = [both(random.Random(number)).ratio]
     return [measure]
 

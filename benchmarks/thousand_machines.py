@@ -10,10 +10,27 @@ from culm.simulator.markets.run_setup import Choice
 
 MACHINES = 1000
 ZONES = [
-    Zone(name, MACHINES // 4, 0.91, 0.10, bulk_per_hour=0.02, bulk_share=0.2, wait_seconds=600.0) for name in "abcd"
+    Zone(
+        name=name,
+        machines=MACHINES // 4,
+        price=0.91,
+        lost_per_hour=0.10,
+        bulk_per_hour=0.02,
+        bulk_share=0.2,
+        wait_seconds=600.0,
+    )
+    for name in "abcd"
 ]
 # 96 layers in up to 96 stages; what is not needed stands by as spares.
-MODEL = Profile("96 layers", (Layer(0.02, 0.04, 20_000_000, 4_000_000),) * 96, 384, 3072, 10**9, 48, 96)
+MODEL = Profile(
+    name="96 layers",
+    layers=(Layer(0.02, 0.04, 20_000_000, 4_000_000),) * 96,
+    microbatches=384,
+    samples_per_step=3072,
+    steps=10**9,
+    stages=48,
+    most_stages=96,
+)
 
 
 def main() -> None:
@@ -22,7 +39,7 @@ def main() -> None:
     seconds = parser.parse_args().hours * HOUR
     began = time.process_time()
     changes = zoned(1, ZONES, seconds)
-    run = CulmRun(changes, MODEL, Cluster(), Choice("lazy", machines=MACHINES, checkpoint_steps=50))
+    run = CulmRun(changes, MODEL, Cluster(), Choice(redundancy="lazy", machines=MACHINES, checkpoint_steps=50))
     row = run.run(seconds)
     took = time.process_time() - began
     hours = row.nodes * row.seconds / HOUR

@@ -190,15 +190,15 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     if len(usable) > asked:  # beyond what the job asks for only those count that need not stay spare
         most = min(most, max(asked, len(usable) - settings.spares))
     situation = Situation(
-        state.layer_costs,
-        settings.microbatches,
-        most,
-        tuple(natural_order(usable)),
-        settings.redundancy,
-        settings.seed_bytes_per_second,
-        settling.seconds_between_lost_nodes(state, now),
-        {n: state.nodes[n].pace.known for n in usable},
-        zones_of(state),
+        layer_costs=state.layer_costs,
+        microbatches=settings.microbatches,
+        most_stages=most,
+        nodes=tuple(natural_order(usable)),
+        redundancy=settings.redundancy,
+        seed_bytes_per_second=settings.seed_bytes_per_second,
+        seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
+        slowness={n: state.nodes[n].pace.known for n in usable},
+        zones=zones_of(state),
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

@@ -45,10 +45,21 @@ def with_plan(
     """The state under the next plan, the plan, and what to record of it. The redundancy stays as it is by default."""
     generation = state.generation + 1
     before = state.plan
-    order = (state.term, generation, state.era, state.committed)
     if redundancy is None and before is not None:
         redundancy = before.redundancy
-    plan = Plan(*order, stages, members_of(state), reason, state.origin, target, redundancy, state.leader)
+    plan = Plan(
+        term=state.term,
+        generation=generation,
+        era=state.era,
+        step=state.committed,
+        stages=stages,
+        members=members_of(state),
+        reason=reason,
+        origin=state.origin,
+        target=target,
+        redundancy=redundancy,
+        leader=state.leader,
+    )
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
     records: list[Command] = [plan_record(state, plan)]

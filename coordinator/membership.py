@@ -41,7 +41,17 @@ def join(state: State, report: Joined, now: float) -> Decision:
         commands.extend(lost)
         known = None
     if known is None:
-        node = Node(report.node, report.incarnation, report.address, report.pid, report.zone, False, now, None, now)
+        node = Node(
+            node=report.node,
+            incarnation=report.incarnation,
+            address=report.address,
+            pid=report.pid,
+            zone=report.zone,
+            available=False,
+            attached_since=now,
+            detached_at=None,
+            heard_at=now,
+        )
         # One that could not start again and again is told of ever more seldom; at last when it can.
         told = is_told(state.failures.starts.get(machine_of(node.node, node.pid), 0) + 1)
         node = replace(node, machine=report.machine, announced=told)
@@ -315,7 +325,9 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING
     moved = tuple(
-        LostOwner(before.owner, s, after.owner, now, now - gone[before.owner].heard_at)
+        LostOwner(
+            node=before.owner, stage=s, heir=after.owner, at=now, detect_seconds=now - gone[before.owner].heard_at
+        )
         for s, (before, after) in enumerate(zip(plan.stages, stages_left, strict=True))
         if begun and before.owner in gone
     )

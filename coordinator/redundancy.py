@@ -11,7 +11,7 @@ GRADIENT_BYTES = 4  # of a parameter
 WORTHWHILE = 0.001  # of a step that another choice has to save: below that the present one stays
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Of the last steps: times in seconds a step, those of the busiest node."""
 

@@ -13,7 +13,7 @@ SLOWDOWN = 0.1  # of training while state moves: what the pace of seeding is cho
 WORTHWHILE = 0.05  # a gain below this is within what the estimate cannot tell
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """What the decision depends on. ``slowness``: seconds for the same cost, against the fastest node."""
 

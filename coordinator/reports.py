@@ -14,7 +14,7 @@ from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.times import TimeSplit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
     """A node opened its order stream, for the first time or again."""
 
@@ -27,7 +27,7 @@ class Joined:
     term: int = 0  # the highest that the node has seen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Available:
     """The node has built the model: it can be given work."""
 
@@ -53,7 +53,7 @@ class Built:
     initial: Mapping[int, str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     node: str
     incarnation: int
@@ -78,7 +78,7 @@ class Heard:
     heartbeats: tuple[tuple[float, Heartbeat], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     node: str
     incarnation: int
@@ -95,7 +95,7 @@ class Ready:
         return range(self.first_layer, self.first_layer + len(self.squared_norms))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CaughtUp:
     """Layers that the node is being seeded with, up to ``end_layer`` (exclusive), are at the committed version."""
 
@@ -199,7 +199,7 @@ class CheckpointBad:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
     """The node cannot read what the era begins from, and asks again: no proof against the checkpoint (rule 14).
 

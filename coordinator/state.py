@@ -25,7 +25,7 @@ class Phase(StrEnum):
     FAILED = "failed"  # the job itself is at fault
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The parts of the job and of the service's settings that decisions depend on. Times in seconds."""
 
@@ -52,7 +52,7 @@ class Settings:
     patience: Patience = field(default_factory=Patience)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """A node that has joined with this incarnation and is not lost."""
 
@@ -126,7 +126,7 @@ class Watch:
 Layers = Mapping[str, frozenset[int]]  # node -> layers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LostOwner:
     """A stage whose owner was lost in the step being committed, kept until that commit."""
 
@@ -165,7 +165,7 @@ class Stopping:
     step: int | None = None  # of that checkpoint; None: no commit has asked for it yet
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
     """Everything that the coordinator decides from. ``committed`` counts steps."""
 

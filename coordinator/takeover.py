@@ -181,7 +181,15 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
         known = nodes.get(member.node)
         if known is None or known.incarnation != member.incarnation:
             nodes[member.node] = Node(
-                member.node, member.incarnation, member.address, 0, member.zone, False, None, now, now
+                node=member.node,
+                incarnation=member.incarnation,
+                address=member.address,
+                pid=0,
+                zone=member.zone,
+                available=False,
+                attached_since=None,
+                detached_at=now,
+                heard_at=now,
             )
     exposed = plan.exposed() if state.settings.redundancy else ()
     if anew or plan.step > state.committed:

@@ -34,7 +34,14 @@ def times_to_proto(times: TimeSplit) -> coordinator_pb2.TimeSplit:
 
 
 def times_from_proto(times: coordinator_pb2.TimeSplit) -> TimeSplit:
-    return TimeSplit(times.forward, times.backward, times.redundant, times.apply, times.bubble, times.idle)
+    return TimeSplit(
+        forward=times.forward,
+        backward=times.backward,
+        redundant=times.redundant,
+        apply=times.apply,
+        bubble=times.bubble,
+        idle=times.idle,
+    )
 
 
 def machine_to_proto(machine: Machine) -> coordinator_pb2.Machine:

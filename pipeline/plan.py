@@ -109,7 +109,7 @@ class Redundancy:
         return ", ".join(filter(None, ["eager" if self.eager else "lazy", ships]))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Who runs what from ``step`` on. Ordered by (term, generation); ``era`` rises with every rollback."""
 

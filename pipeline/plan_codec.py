@@ -67,17 +67,19 @@ def plan_without_holders(plan: Plan) -> pb.Plan:
 def plan_from_proto(plan: pb.Plan) -> Plan:
     members = {m.node: Member(m.node, m.incarnation, m.address, m.zone) for m in plan.members}
     return Plan(
-        plan.term,
-        plan.generation,
-        plan.era,
-        plan.step,
-        _stages_from_proto(plan.stages),
-        MappingProxyType(members),
-        plan.reason,
-        Origin(plan.origin_step, plan.origin, plan.origin_sha256),
-        _stages_from_proto(plan.target),
-        Redundancy(plan.redundancy.eager, plan.redundancy.ship_every) if plan.HasField("redundancy") else None,
-        plan.leader,
+        term=plan.term,
+        generation=plan.generation,
+        era=plan.era,
+        step=plan.step,
+        stages=_stages_from_proto(plan.stages),
+        members=MappingProxyType(members),
+        reason=plan.reason,
+        origin=Origin(plan.origin_step, plan.origin, plan.origin_sha256),
+        target=_stages_from_proto(plan.target),
+        redundancy=Redundancy(plan.redundancy.eager, plan.redundancy.ship_every)
+        if plan.HasField("redundancy")
+        else None,
+        leader=plan.leader,
     )
 
 

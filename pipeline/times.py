@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
     """Seconds since the thread began, by what it did; together all of them (TimeSplit in coordinator.proto)."""
 

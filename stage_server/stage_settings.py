@@ -6,7 +6,7 @@ from culm.pipeline.machine import Machine
 from culm.pipeline.patience import USUAL
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
     """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
 

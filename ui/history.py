@@ -19,7 +19,7 @@ from culm.pipeline.money.kinds import (
 )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Preemption:
     """One node that went, and how the others went on. Times: milliseconds since it was lost; None: not (yet) known."""
 
@@ -37,7 +37,7 @@ class Preemption:
     redone: int | None = None  # instructions
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class History:
     """Takes the events of one run in their order."""
 
@@ -88,12 +88,26 @@ class History:
         notice = entry.time - noticed if noticed is not None else None
         if isinstance(event, Lost):
             self.gone[event.node] = entry.time
-            lost = Preemption(event.node, entry.time, entry.step, "lost", event.evidence, event.stages, notice)
+            lost = Preemption(
+                node=event.node,
+                time=entry.time,
+                step=entry.step,
+                kind="lost",
+                why=event.evidence,
+                stages=event.stages,
+                notice_seconds=notice,
+            )
             lost.detect_ms = event.detect_ms
             self.preemptions.append(lost)
         elif isinstance(event, Left):
             left = Preemption(
-                event.node, entry.time, entry.step, "handover", event.why, notice_seconds=notice, redone=0
+                node=event.node,
+                time=entry.time,
+                step=entry.step,
+                kind="handover",
+                why=event.why,
+                notice_seconds=notice,
+                redone=0,
             )
             self.preemptions.append(left)
 

@@ -53,8 +53,15 @@ class Archive:
 
     async def _complete(self, command: cmd.WriteManifest) -> None:
         """Writes the manifest, as often as it takes; one that a newer has overtaken is given up."""
-        facts = command.loss, command.files, command.identity, job_to_toml(self._job)
-        manifest = Manifest(self._job.job.name, command.step, command.fingerprint, *facts)
+        manifest = Manifest(
+            job=self._job.job.name,
+            step=command.step,
+            fingerprint=command.fingerprint,
+            loss=command.loss,
+            files=command.files,
+            identity=command.identity,
+            job_toml=job_to_toml(self._job),
+        )
         pause = FIRST_PAUSE
         while True:
             try:

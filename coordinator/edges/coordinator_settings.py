@@ -7,7 +7,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.patience import Patience
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
     """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
 

@@ -273,7 +273,10 @@ class EventLog:
         try:
             summary = json.loads(text)
             ledger = Ledger.from_document(summary["ledger"])
-            windows = {int(s): Windows(*w) for s, w in summary["windows"].items()}
+            windows = {
+                int(s): Windows(count=count, longest=longest, total=total)
+                for s, (count, longest, total) in summary["windows"].items()
+            }
             self._commits.read(summary["commits"])
             sequence = int(summary["sequence"])
         except Exception as error:

@@ -42,7 +42,7 @@ PROBE_SECONDS = 30.0  # that the storage of checkpoints has to take a first file
 RATE_STEPS = 10  # commits over which samples per second are averaged
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class OrderStream:
     """The orders to one attached incarnation. None in the queue ends it."""
 

@@ -44,7 +44,17 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
     plan = plan_from_text(document["plan"]) if document["plan"] else None
     nodes = {
         m.node: replace(
-            Node(m.node, m.incarnation, m.address, 0, m.zone, False, None, now, now),
+            Node(
+                node=m.node,
+                incarnation=m.incarnation,
+                address=m.address,
+                pid=0,
+                zone=m.zone,
+                available=False,
+                attached_since=None,
+                detached_at=now,
+                heard_at=now,
+            ),
             draining=_draining(document, m),
         )
         for m in (plan.members.values() if plan else ())
@@ -68,9 +78,9 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         fenced_up_to=document.get("fenced_up_to", 0),
         last_commit=commit_from_text(document["last_commit"]) if document["last_commit"] else None,
         exposed_since=dict.fromkeys(document["exposed"], now),
-        origin=Origin(*document["origin"]),
+        origin=_origin_from(document["origin"]),
         resumed=document["resumed"],
-        checkpoints=tuple(Origin(*checkpoint) for checkpoint in document["checkpoints"]),
+        checkpoints=tuple(map(_origin_from, document["checkpoints"])),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
         took_over_at=now,
@@ -81,6 +91,11 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
 
 def _origin_to(origin: Origin) -> list[int | str]:
     return [origin.step, origin.folder, origin.sha256]
+
+
+def _origin_from(known: tuple[int, str, str]) -> Origin:
+    step, folder, sha256 = known
+    return Origin(step=step, folder=folder, sha256=sha256)
 
 
 def _ending_from(document: Document, now: float) -> Ending:

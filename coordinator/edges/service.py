@@ -97,7 +97,9 @@ class Service(CoordinatorServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this coordinator waits for a higher term")
         if not is_believable(join.term, self._leader.term):
             await self._refuse(context, self._unbelievable(join))
-        stream = OrderStream(join.node, join.incarnation, asyncio.Queue(), join.takes_changes)
+        stream = OrderStream(
+            node=join.node, incarnation=join.incarnation, queue=asyncio.Queue(), takes_changes=join.takes_changes
+        )
         stream.put(self._welcome())
         if not self._leader.attach(stream):
             why = f"another process already runs as {join.node}: give this one its own --name"
@@ -108,7 +110,15 @@ class Service(CoordinatorServicer):
             SELDOM.say(peer_of(context), f"{join.node} has to wait: {wait}")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, wait)
         machine = machine_from_proto(join.machine)
-        joined = reports.Joined(join.node, join.incarnation, join.address, join.pid, join.zone, machine, join.term)
+        joined = reports.Joined(
+            node=join.node,
+            incarnation=join.incarnation,
+            address=join.address,
+            pid=join.pid,
+            zone=join.zone,
+            machine=machine,
+            term=join.term,
+        )
         task = asyncio.current_task()
         assert task is not None
         stream.cut = task.cancel

@@ -77,23 +77,53 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
     body = request.WhichOneof("body")
     if body == "available":
         a = request.available
-        costs = tuple(float(x) for x in a.layer_parameters)
-        plan = plan_from_proto(a.plan) if a.HasField("plan") else None
-        commit = commit_from_proto(a.last_commit) if a.HasField("last_commit") else None
-        layers = frozenset(a.layers)
-        standing = (a.era, a.version, a.holds_state, plan, commit, layers, identity_from_proto(a))
-        return reports.Available(node, incarnation, costs, a.fingerprint, *standing)
+        return reports.Available(
+            node=node,
+            incarnation=incarnation,
+            layer_costs=tuple(float(x) for x in a.layer_parameters),
+            fingerprint=a.fingerprint,
+            era=a.era,
+            version=a.version,
+            holds_state=a.holds_state,
+            plan=plan_from_proto(a.plan) if a.HasField("plan") else None,
+            last_commit=commit_from_proto(a.last_commit) if a.HasField("last_commit") else None,
+            layers=frozenset(a.layers),
+            identity=identity_from_proto(a),
+        )
     if body == "built":
         return reports.Built(node, incarnation, dict(request.built.initial))
     if body == "heartbeat":
         h = request.heartbeat
-        durations = (h.running_seconds, h.median_seconds, h.deviation_seconds, h.samples, h.slowness or 1.0)
-        where = (times_from_proto(h.times), dict(h.sent_bytes), h.bytes_per_second, h.loading_seconds)
-        return reports.Heartbeat(node, incarnation, h.version, told(h.instruction), h.finished, *durations, *where)
+        return reports.Heartbeat(
+            node=node,
+            incarnation=incarnation,
+            version=h.version,
+            instruction=told(h.instruction),
+            finished=h.finished,
+            running_seconds=h.running_seconds,
+            median_seconds=h.median_seconds,
+            deviation_seconds=h.deviation_seconds,
+            samples=h.samples,
+            slowness=h.slowness or 1.0,
+            times=times_from_proto(h.times),
+            sent_bytes=dict(h.sent_bytes),
+            bytes_per_second=h.bytes_per_second,
+            loading_seconds=h.loading_seconds,
+        )
     if body == "ready":
         r = request.ready
         norms, losses = tuple(r.squared_norms), tuple(r.losses)
-        return reports.Ready(node, incarnation, r.era, r.step, r.stage, r.first_layer, norms, losses, r.redone)
+        return reports.Ready(
+            node=node,
+            incarnation=incarnation,
+            era=r.era,
+            step=r.step,
+            stage=r.stage,
+            first_layer=r.first_layer,
+            squared_norms=norms,
+            losses=losses,
+            redone=r.redone,
+        )
     if body == "resumed":
         return reports.Resumed(node, incarnation, request.resumed.generation, request.resumed.stage)
     if body == "peer_lost":
@@ -107,7 +137,15 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
         )
     if body == "caught_up":
         c = request.caught_up
-        return reports.CaughtUp(node, incarnation, c.era, c.first_layer, c.end_layer, c.version, (c.term, c.generation))
+        return reports.CaughtUp(
+            node=node,
+            incarnation=incarnation,
+            era=c.era,
+            first_layer=c.first_layer,
+            end_layer=c.end_layer,
+            version=c.version,
+            order=(c.term, c.generation),
+        )
     if body == "warned":
         return reports.Warned(node, told(request.warned.why))
     if body == "saved":
@@ -120,7 +158,14 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
         return reports.CheckpointBad(node, Origin(b.step, b.folder, b.sha256), told(b.why))
     if body == "unread":
         u = request.unread
-        return reports.Unread(node, incarnation, u.era, Origin(u.step, u.folder, u.sha256), told(u.why), u.absent)
+        return reports.Unread(
+            node=node,
+            incarnation=incarnation,
+            era=u.era,
+            origin=Origin(u.step, u.folder, u.sha256),
+            why=told(u.why),
+            absent=u.absent,
+        )
     if body == "checkpoint_fault":
         return reports.CheckpointFault(node, request.checkpoint_fault.step, told(request.checkpoint_fault.why))
     if body == "leave":

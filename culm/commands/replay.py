@@ -37,7 +37,7 @@ PATIENCE = 120.0  # seconds until the first plan
 LOCAL = Cluster(starts_up=0.5, bytes_per_second=1e9)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
     """What came of a run, real or not. ``lost``: seconds beyond what as many calm steps take."""
 
@@ -98,11 +98,11 @@ def replay(arguments: argparse.Namespace) -> int:
         seed_bytes_per_second=job.resilience.seed_bytes_per_second,
     )
     choice = Choice(
-        job.resilience.redundancy,
-        job.resilience.ship_every,
-        machines,
-        begins_with,
-        job.checkpoint.every if job.checkpoint is not None else 0,
+        redundancy=job.resilience.redundancy,
+        ship_every=job.resilience.ship_every,
+        machines=machines,
+        begins_with=begins_with,
+        checkpoint_steps=job.checkpoint.every if job.checkpoint is not None else 0,
     )
     predicted = predict(changes, profile, cluster, choice, seconds)
     measured = drive(job, job_folder_of(arguments.job), changes, cluster, choice, seconds)
@@ -133,7 +133,15 @@ def predict(changes: Sequence[Change], profile: Profile, cluster: Cluster, choic
 
 def _happened(row: Row, steps: int, rollbacks: int, lost: int, seconds: float, calm: float, samples: int) -> Happened:
     thousands = steps * samples / row.cost / 1e3 if row.cost else 0.0
-    return Happened(steps, seconds, seconds - steps * calm, rollbacks, lost, row.cost, thousands)
+    return Happened(
+        steps=steps,
+        seconds=seconds,
+        lost=seconds - steps * calm,
+        rollbacks=rollbacks,
+        lost_nodes=lost,
+        cost=row.cost,
+        value=thousands,
+    )
 
 
 class Machines:

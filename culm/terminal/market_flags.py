@@ -73,7 +73,13 @@ def read_market(arguments: argparse.Namespace, prices: list[float], machines: in
             raise JobError(f"{len(values)} numbers for {count} zones", name, "give one, or one for each zone")
     share = -(-machines // count)
     zones = [
-        Zone(f"zone-{i + 1}", share, prices[i % len(prices)], hazards[i % len(hazards)], arguments.bulk)
+        Zone(
+            name=f"zone-{i + 1}",
+            machines=share,
+            price=prices[i % len(prices)],
+            lost_per_hour=hazards[i % len(hazards)],
+            bulk_per_hour=arguments.bulk,
+        )
         for i in range(count)
     ]
     return partial(_drawn, zones, seconds, arguments.notice)

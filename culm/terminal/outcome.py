@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Outcome:
     """What a run gave. ``losses`` by step from ``first_step`` on; the names are those of ``culm run --json``."""
 

@@ -49,7 +49,7 @@ class File:
     sha256: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A whole checkpoint. ``step`` counts the steps applied; ``files`` by layer: of the model, of the rest."""
 
@@ -125,8 +125,15 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
         files = {int(layer): tuple(map(_file, listed)) for layer, listed in content["layers"].items()}
         loss = float.fromhex(content["loss"])
         job, fingerprint = _text(content["job"]), _text(content["fingerprint"])
-        known = identity_from(content.get("identity")), str(content.get("job_toml", ""))
-        manifest = Manifest(job, _count(content["step"]), fingerprint, loss, files, *known)
+        manifest = Manifest(
+            job=job,
+            step=_count(content["step"]),
+            fingerprint=fingerprint,
+            loss=loss,
+            files=files,
+            identity=identity_from(content.get("identity")),
+            job_toml=str(content.get("job_toml", "")),
+        )
         count = _count(content.get("layer_count", len(files)))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointCorrupt(f"{where} is no manifest: {type(error).__name__} {str(error)[:200]}") from error

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 
 
-@dataclass
+@dataclass(kw_only=True)
 class History:
     """When training began, when a node that ran a stage was lost, and how many nodes there were. Unix seconds."""
 

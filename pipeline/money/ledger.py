@@ -39,7 +39,7 @@ INTERRUPTIONS_KEPT = 1_000
 MARKS_KEPT = 1_024  # commits that a rollback may go back to, before every second of the older half is left out
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Life:
     """One incarnation of a node, from joining to its end. Money in dollars, settled until ``since``."""
 
@@ -66,7 +66,7 @@ class Life:
         self.settled, self.since = self.dollars(now), max(self.since, now)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
     """Time in which nothing new was trained, because of a lost node or a rollback."""
 
@@ -117,7 +117,7 @@ class Ledger:
         self._newest: dict[str, Life] = {}
         self._open: dict[str, Life] = {}  # those that have not ended
         self._closed_dollars = 0.0
-        self._fixed = Life("", 0, Machine(), 0.0, 0.0)
+        self._fixed = Life(node="", incarnation=0, machine=Machine(), joined=0.0, since=0.0)
         self._begun: float | None = None
         self._done: float | None = None
         self._first_step: int | None = None
@@ -182,7 +182,7 @@ class Ledger:
             return
         self._end(at, event.node)  # the log of a leader that died may lack the end of the one before
         machine = Machine(event.provider, event.instance_type, event.region, event.zone, event.market)
-        life = Life(event.node, event.incarnation, machine, at, at)
+        life = Life(node=event.node, incarnation=event.incarnation, machine=machine, joined=at, since=at)
         self.lives.append(life)
         self._lives[event.node, event.incarnation] = self._newest[event.node] = self._open[event.node] = life
         self._history.nodes(at, len(self._open))
@@ -299,7 +299,16 @@ class Ledger:
         share = lost / len(causes)
         rate = spent / duration if duration > 0 else 0.0
         for cause in causes:
-            self.interruptions.append(Interruption(cause.kind, cause.time, cause.step, cause.node, share, share * rate))
+            self.interruptions.append(
+                Interruption(
+                    kind=cause.kind,
+                    time=cause.time,
+                    step=cause.step,
+                    node=cause.node,
+                    seconds=share,
+                    dollars=share * rate,
+                )
+            )
         del self.interruptions[:-INTERRUPTIONS_KEPT]
         self._lost_seconds += lost
         self._pending.clear()

@@ -47,7 +47,7 @@ BEHAVIOURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class CertificateHolder:
     """What a certificate says of its holder. Empty ``run`` or ``node``: any."""
 
     role: str = ""
@@ -59,27 +59,28 @@ class Identity:
         return f"{self.role} {self.name}".strip()
 
 
-NOBODY = Identity()
+NOBODY = CertificateHolder()
 FORM = re.compile(r"culm://([^/?#]*)/([^/?#]+)(?:/run/([^/?#]+))?(?:/node/([^/?#]+))?", re.IGNORECASE)
 
 
-def identity_in(uris: Iterable[str]) -> Identity:
+def identity_in(uris: Iterable[str]) -> CertificateHolder:
     """Of a certificate's URIs; ``NOBODY`` unless exactly one is Culm's, of the form that this module tells."""
     own = [uri for uri in uris if uri.lower().startswith(SCHEME)]
     found = FORM.fullmatch(own[0]) if len(own) == 1 else None
     if found is None:
         return NOBODY
-    role, *names = [unquote(part or "") for part in found.groups()]
-    if not all(is_name(name) for name, part in zip(names, found.groups()[1:], strict=True) if part is not None):
+    role, name, run, node = [unquote(part or "") for part in found.groups()]
+    told = [each for each, part in zip((name, run, node), found.groups()[1:], strict=True) if part is not None]
+    if not all(map(is_name, told)) or role.lower() not in ROLES:
         return NOBODY
-    return Identity(role.lower(), *names) if role.lower() in ROLES else NOBODY
+    return CertificateHolder(role=role.lower(), name=name, run=run, node=node)
 
 
 def has_tls(authenticated: Authenticated) -> bool:
     return b"ssl" in authenticated.get("transport_security_type", ())
 
 
-def identity_of(authenticated: Authenticated) -> Identity:
+def identity_of(authenticated: Authenticated) -> CertificateHolder:
     """Of what gRPC says of the peer: of the certificate's URIs alone, since a DNS name may hold any text."""
     return identity_in(uri.decode(errors="replace") for uri in authenticated.get("peer_uri", ()))
 

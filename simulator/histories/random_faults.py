@@ -21,7 +21,7 @@ class Kill:
     freeze: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Counts:
     """How often, each at a random moment: ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis
     and the network; ``changes``: nodes are drained, or join; ``warnings`` of machines that may have to go; ``links``:

@@ -101,7 +101,17 @@ class Cluster:
         self.records: list[tuple[float, cmd.Record]] = []
         self.losses: dict[tuple[int, int], float] = {}
         self.messages = 0
-        counts = Counts(disturb, outages, changes, warnings, links, for_good, storage, forgets, stops)
+        counts = Counts(
+            disturb=disturb,
+            outages=outages,
+            changes=changes,
+            warnings=warnings,
+            links=links,
+            for_good=for_good,
+            storage=storage,
+            forgets=forgets,
+            stops=stops,
+        )
         self.ending = Ending(self, afterlife)
         self.faults = Faults(self, counts, kills)
         self.checkpoint_every = checkpoint_every
@@ -115,10 +125,10 @@ class Cluster:
         self._incarnations = 0
         count = (nodes if nodes is not None else stages) + spares
         self._settings = co.Settings(
-            stages,
-            microbatches,
-            steps,
-            clip_norm,
+            stages=stages,
+            microbatches=microbatches,
+            steps=steps,
+            clip_norm=clip_norm,
             nonfinite="skip",
             nodes=count,
             checkpoint_url=URL,

@@ -68,7 +68,11 @@ class SimulatedNode:
         self.up, down = self.world.channel(), self.world.channel()
         self.up.send(lambda: leader.attach(self, down))
         zone = self.world.zones.get(self.name, "")
-        self.tell(reports.Joined(self.name, self.incarnation, f"{self.name}:1", zone=zone, term=self.worker.term))
+        self.tell(
+            reports.Joined(
+                node=self.name, incarnation=self.incarnation, address=f"{self.name}:1", zone=zone, term=self.worker.term
+            )
+        )
         if self.world.start_up.starts(self):
             self.up.send(self.announce)
 
@@ -78,10 +82,18 @@ class SimulatedNode:
         if not self.alive or leader is None:
             return
         plan = worker.plan
-        holds = plan is not None and bool(plan.layers_of(self.name))
-        costs = tuple(1.0 for _ in range(self.world.layers))
-        where = (worker.era, worker.version, holds, plan, worker.last_commit, frozenset(worker.holdings.kept()))
-        self.tell(reports.Available(self.name, self.incarnation, costs, "", *where))
+        available = reports.Available(
+            node=self.name,
+            incarnation=self.incarnation,
+            layer_costs=tuple(1.0 for _ in range(self.world.layers)),
+            era=worker.era,
+            version=worker.version,
+            holds_state=plan is not None and bool(plan.layers_of(self.name)),
+            plan=plan,
+            last_commit=worker.last_commit,
+            layers=frozenset(worker.holdings.kept()),
+        )
+        self.tell(available)
         for fact in worker.repeat_facts():
             self.tell(self._ready(fact))
         for settled in worker.repeat_settled():
@@ -248,20 +260,27 @@ class SimulatedNode:
             self.tell(reports.Resumed(self.name, self.incarnation, fact.generation, fact.stage))
 
     def _caught_up(self, fact: ReportCaughtUp) -> reports.CaughtUp:
-        layers = (fact.first_layer, fact.end_layer)
-        return reports.CaughtUp(self.name, self.incarnation, fact.era, *layers, fact.version, fact.order)
+        return reports.CaughtUp(
+            node=self.name,
+            incarnation=self.incarnation,
+            era=fact.era,
+            first_layer=fact.first_layer,
+            end_layer=fact.end_layer,
+            version=fact.version,
+            order=fact.order,
+        )
 
     def _ready(self, fact: ReportReady) -> reports.Ready:
         return reports.Ready(
-            self.name,
-            self.incarnation,
-            fact.era,
-            fact.step,
-            fact.stage,
-            fact.first_layer,
-            fact.squared_norms,
-            fact.losses,
-            fact.redone,
+            node=self.name,
+            incarnation=self.incarnation,
+            era=fact.era,
+            step=fact.step,
+            stage=fact.stage,
+            first_layer=fact.first_layer,
+            squared_norms=fact.squared_norms,
+            losses=fact.losses,
+            redone=fact.redone,
         )
 
     def _cut_off_from(self, peer: str) -> bool:

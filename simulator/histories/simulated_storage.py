@@ -156,7 +156,11 @@ class SimulatedStorage:
             except OSError as error:
                 why = str(error)
             n.worker.unread(effect.era)
-            n.tell(reports.Unread(n.name, n.incarnation, effect.era, origin, why, absent))
+            n.tell(
+                reports.Unread(
+                    node=n.name, incarnation=n.incarnation, era=effect.era, origin=origin, why=why, absent=absent
+                )
+            )
             self._later(lambda: self._world.receive(to, attempt), PAUSE)
 
         self._later(lambda: self._world.receive(to, attempt))
@@ -189,7 +193,9 @@ class SimulatedStorage:
 
     def _complete(self, leader: Leader, command: cmd.WriteManifest) -> None:
         folder = folder_of(URL, command.step)
-        manifest = Manifest("sim", command.step, command.fingerprint, command.loss, command.files)
+        manifest = Manifest(
+            job="sim", step=command.step, fingerprint=command.fingerprint, loss=command.loss, files=command.files
+        )
         data = manifest_to_json(manifest)
         try:
             there = {} if self._absent(COORDINATOR) else self._folders.get(folder, {})

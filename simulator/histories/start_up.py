@@ -30,7 +30,7 @@ class Fault:
     on: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
     """Nothing is wrong by default. Machines go by their node's name. Times in seconds."""
 
@@ -117,9 +117,9 @@ class StartUp:
         loads = self._loading.get(node.name)
         seconds = now - loads if loads is not None else 0.0
         return reports.Heartbeat(
-            node.name,
-            node.incarnation,
-            node.worker.version,
+            node=node.name,
+            incarnation=node.incarnation,
+            version=node.worker.version,
             median_seconds=USUAL_RUN,
             deviation_seconds=USUAL_RUN / 10,
             samples=SAMPLES,

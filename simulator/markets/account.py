@@ -20,7 +20,7 @@ class Use(StrEnum):
     ROLLBACK = "rollback"  # steps that were lost, and loading what they are done again from
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """The columns of Bamboo's simulator (its Table 3), and the breakdown of the wall time in seconds.
 
@@ -45,7 +45,7 @@ class Row:
     exposed_seconds: float = 0.0
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Account:
     """Told what happens in order of time (seconds), it adds up."""
 

@@ -35,7 +35,7 @@ class Way:
         return self.machines - self.stages
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """A way over all seeds: means, and from the 10th to the 90th percentile. Time in days, cost in dollars."""
 
@@ -75,7 +75,7 @@ def longest(profile: Profile, cluster: Cluster, tried: Sequence[Way]) -> float:
 def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change], seconds: float) -> Row:
     """One way over one market; at most so long."""
     cut = replace(profile, stages=way.stages, most_stages=way.stages)
-    choice = Choice(way.redundancy, machines=way.machines, checkpoint_steps=way.checkpoint_steps)
+    choice = Choice(redundancy=way.redundancy, machines=way.machines, checkpoint_steps=way.checkpoint_steps)
     return CulmRun(changes, cut, cluster, choice).run(seconds)
 
 
@@ -84,16 +84,16 @@ def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:
     days = [row.seconds / DAY for row in rows]
     costs = [row.cost for row in rows]
     return Outlook(
-        way,
-        mean(row.steps >= steps for row in rows),
-        mean(days),
-        _range(days),
-        mean(costs),
-        _range(costs),
-        mean(row.fatal for row in rows),
-        mean(row.fatal > 0 for row in rows),
-        mean(row.spent[Use.USEFUL] / row.seconds if row.seconds else 0.0 for row in rows),
-        len(rows),
+        way=way,
+        done=mean(row.steps >= steps for row in rows),
+        days=mean(days),
+        days_range=_range(days),
+        cost=mean(costs),
+        cost_range=_range(costs),
+        rollbacks=mean(row.fatal for row in rows),
+        rollback_risk=mean(row.fatal > 0 for row in rows),
+        useful=mean(row.spent[Use.USEFUL] / row.seconds if row.seconds else 0.0 for row in rows),
+        markets=len(rows),
     )
 
 

@@ -33,7 +33,9 @@ def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundanc
     """Culm has one pipeline: of as many stages as there are nodes and layers, and two spares."""
     profile = of_published(work)
     length = profile.least_step_seconds() + cluster.commit_seconds
-    return CulmRun(changes, profile, cluster, Choice(redundancy, checkpoint_steps=round(CHECKPOINT_SECONDS / length)))
+    return CulmRun(
+        changes, profile, cluster, Choice(redundancy=redundancy, checkpoint_steps=round(CHECKPOINT_SECONDS / length))
+    )
 
 
 def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:

@@ -59,9 +59,9 @@ class CulmRun:
         self._pace = Pace(profile, cluster, choice)
         self.decisions = 0  # reports that were decided on
         settings = co.Settings(
-            profile.stages,
-            profile.microbatches,
-            profile.steps,
+            stages=profile.stages,
+            microbatches=profile.microbatches,
+            steps=profile.steps,
             redundancy=choice.redundancy != "off",
             nodes=choice.begins_with,
             auto=choice.redundancy == "auto",
@@ -158,8 +158,12 @@ class CulmRun:
         self._incarnations += 1
         node = self._nodes[name] = _Node(self._incarnations, zone)
         machine = Machine(zone=zone, market="spot")
-        self._tell(reports.Joined(name, node.incarnation, f"{name}:1", zone=zone, machine=machine))
-        self._tell(reports.Available(name, node.incarnation, costs_of(self.profile.layers)))
+        self._tell(
+            reports.Joined(node=name, incarnation=node.incarnation, address=f"{name}:1", zone=zone, machine=machine)
+        )
+        self._tell(
+            reports.Available(node=name, incarnation=node.incarnation, layer_costs=costs_of(self.profile.layers))
+        )
 
     def _gone(self, name: str) -> None:
         """Its streams break; if none leads to a neighbour, it is missed by its silence."""
@@ -192,7 +196,7 @@ class CulmRun:
         now = self._clock.now
         speed = self.cluster.bytes_per_second
         beats = (
-            reports.Heartbeat(name, node.incarnation, times=node.times, bytes_per_second=speed)
+            reports.Heartbeat(node=name, incarnation=node.incarnation, times=node.times, bytes_per_second=speed)
             for name, node in self._nodes.items()
         )
         self._tell(reports.Heard(tuple((now, beat) for beat in beats)))
@@ -268,7 +272,15 @@ class CulmRun:
             return
         node.held |= set(range(part.first_layer, part.end_layer))
         self._settled = False
-        self._tell(reports.CaughtUp(part.node, incarnation, self.state.era, part.first_layer, part.end_layer))
+        self._tell(
+            reports.CaughtUp(
+                node=part.node,
+                incarnation=incarnation,
+                era=self.state.era,
+                first_layer=part.first_layer,
+                end_layer=part.end_layer,
+            )
+        )
 
     # ---- steps ------------------------------------------------------------------------------------------------------
 
@@ -321,7 +333,16 @@ class CulmRun:
         """What the holders report at the end of a step."""
         step, era = self.state.committed, self.state.era
         return [
-            reports.Ready(name, node.incarnation, era, step, s, layers.start, (0.0,) * len(layers), (0.0,))
+            reports.Ready(
+                node=name,
+                incarnation=node.incarnation,
+                era=era,
+                step=step,
+                stage=s,
+                first_layer=layers.start,
+                squared_norms=(0.0,) * len(layers),
+                losses=(0.0,),
+            )
             for name, node in self._nodes.items()
             if node.held
             for s, layers in plan.parts_of(name)

@@ -35,7 +35,7 @@ class Layer:
     activation_bytes: Annotated[int, Field(ge=0)] = 0  # that it passes on
 
 
-@dataclass(frozen=True, slots=True, config=CONFIG)
+@dataclass(frozen=True, slots=True, config=CONFIG, kw_only=True)
 class Profile:
     """A job. ``source``: where the figures are from."""
 
@@ -80,7 +80,7 @@ class Profile:
         return Durations(forward, backward, cluster.hop_seconds + largest / cluster.bytes_per_second)
 
 
-@dataclass(frozen=True, slots=True, config=CONFIG)
+@dataclass(frozen=True, slots=True, config=CONFIG, kw_only=True)
 class Cluster:
     """Machines and network. Seconds and bytes; what is measured is from docs/performance.md and the tests."""
 
@@ -109,13 +109,13 @@ def of_published(work: Published, layers: int = 24, parameters: int = 340_000_00
     each = one / (microbatches + stages - 1) * stages / layers
     layer = Layer(each / 3, each * 2 / 3, parameters // layers)
     return Profile(
-        work.name,
-        (layer,) * layers,
-        microbatches,
-        work.samples_per_step,
-        work.steps,
-        stages,
-        layers,
+        name=work.name,
+        layers=(layer,) * layers,
+        microbatches=microbatches,
+        samples_per_step=work.samples_per_step,
+        steps=work.steps,
+        stages=stages,
+        most_stages=layers,
         source=f"fitted to {BAMBOO}",
     )
 
@@ -124,16 +124,16 @@ def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
     """A job whose layers were measured."""
     pipeline = job.pipeline
     return Profile(
-        job.job.name,
-        tuple(layers),
-        pipeline.microbatches,
-        job.samples_per_step,
-        job.job.steps,
-        pipeline.stages,
-        max(pipeline.stages, pipeline.most_stages or 0),
-        pipeline.lead,
-        pipeline.schedule == "zb-h1",
-        source,
+        name=job.job.name,
+        layers=tuple(layers),
+        microbatches=pipeline.microbatches,
+        samples_per_step=job.samples_per_step,
+        steps=job.job.steps,
+        stages=pipeline.stages,
+        most_stages=max(pipeline.stages, pipeline.most_stages or 0),
+        lead=pipeline.lead,
+        splits=pipeline.schedule == "zb-h1",
+        source=source,
     )
 
 

@@ -16,7 +16,7 @@ STARTS_UP = 45.0  # seconds from a machine's coming to its readiness: as Bamboo'
 OOBLECK = "share of effective work with a node lost every 600 s, from the artifact of Oobleck (SOSP 2023), BERT-large"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One strategy. Seconds."""
 
@@ -29,19 +29,21 @@ class Rule:
 
 
 CHECKPOINTS = Rule(
-    "checkpoint and restart",
-    f"write 89 s, load 50 s, reconfiguration 83 s: {BAMBOO}, its checkpointing profile",
+    name="checkpoint and restart",
+    source=f"write 89 s, load 50 s, reconfiguration 83 s: {BAMBOO}, its checkpointing profile",
     pause=50.0 + 83.0,
     writes=89.0,
 )
 DROPPING = Rule(
-    "sample dropping",
-    "Bamboo (NSDI 2023), section 3: a pipeline that lost a node is suspended; 83 s to cut the pipelines anew as above",
+    name="sample dropping",
+    source="Bamboo (NSDI 2023), section 3: a pipeline that lost a node is suspended; 83 s to cut anew as above",
     pause=83.0,
     drops_samples=True,
 )
-VARUNA = Rule("varuna-like", f"54 %: {OOBLECK}: 276 s lost with each", pause=0.46 * 600.0, any_nodes=True)
-OOBLECK_LIKE = Rule("oobleck-like", f"95.5 %: {OOBLECK}: 27 s lost with each", pause=0.045 * 600.0, any_nodes=True)
+VARUNA = Rule(name="varuna-like", source=f"54 %: {OOBLECK}: 276 s lost with each", pause=0.46 * 600.0, any_nodes=True)
+OOBLECK_LIKE = Rule(
+    name="oobleck-like", source=f"95.5 %: {OOBLECK}: 27 s lost with each", pause=0.045 * 600.0, any_nodes=True
+)
 RULES = (CHECKPOINTS, DROPPING, VARUNA, OOBLECK_LIKE)
 
 

@@ -28,7 +28,7 @@ def hourly(seed: int, capacity: int, removal: float, hours: int) -> list[Change]
     def come(at: float) -> str:
         name = f"node{next(numbers)}"
         here[name] = at
-        changes.append(Change(at, "add", name))
+        changes.append(Change(at=at, kind="add", node=name))
         return name
 
     for _ in range(capacity):
@@ -50,7 +50,7 @@ def hourly(seed: int, capacity: int, removal: float, hours: int) -> list[Change]
             if going and (not coming or going[0][0] < coming[0]):
                 at, name = heapq.heappop(going)
                 del here[name]
-                changes.append(Change(at, "remove", name))
+                changes.append(Change(at=at, kind="remove", node=name))
                 continue
             at = heapq.heappop(coming)
             if len(here) == capacity:
@@ -62,7 +62,7 @@ def hourly(seed: int, capacity: int, removal: float, hours: int) -> list[Change]
     return changes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Zone:
     """Machines of one zone: how many are asked for, what one costs, how often they go."""
 
@@ -89,15 +89,17 @@ def zoned(seed: int, zones: Sequence[Zone], seconds: float, notice_seconds: floa
             while at < seconds:
                 life += 1
                 name = f"{zone.name}-{place}.{life}"
-                changes.append(Change(at, "add", name, zone.name, zone.price))
+                changes.append(Change(at=at, kind="add", node=name, zone=zone.name, price=zone.price))
                 gone = at + _exponential(draw, zone.lost_per_hour / HOUR)
                 taken = next((when for when, places in bulks.items() if when > at and place in places), gone)
                 gone = min(gone, taken)
                 if gone < seconds:
                     if notice_seconds:
                         told = max(at, gone - notice_seconds)
-                        changes.append(Change(told, "notice", name, zone.name, seconds_left=gone - told))
-                    changes.append(Change(gone, "remove", name, zone.name))
+                        changes.append(
+                            Change(at=told, kind="notice", node=name, zone=zone.name, seconds_left=gone - told)
+                        )
+                    changes.append(Change(at=gone, kind="remove", node=name, zone=zone.name))
                 at = gone + _exponential(draw, 1.0 / zone.wait_seconds)
     return sorted(changes, key=lambda change: (change.at, AT_ONCE[change.kind]))
 
@@ -121,7 +123,7 @@ def shifted(changes: Sequence[Change], offset: float, seconds: float) -> list[Ch
             if told is not None and 0.0 <= base + told.at <= seconds:
                 found.append(replace(told, at=base + told.at, node=name))
             if length > 0.0 and ends <= seconds:
-                found.append(Change(ends, "remove", name, come.zone))
+                found.append(Change(at=ends, kind="remove", node=name, zone=come.zone))
         number += 1
     return sorted(found, key=lambda change: (change.at, AT_ONCE[change.kind]))
 

@@ -9,7 +9,7 @@ from culm.simulator.markets.job_profile import Cluster, Profile
 from culm.simulator.markets.step_time import StepRun, calm
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
     """How a run is set up."""
 

@@ -26,7 +26,7 @@ class Durations:
         return whole / 2 if schedule.splits_at(instruction.stage) else whole
 
 
-@dataclass
+@dataclass(kw_only=True)
 class StepRun:
     """One step under way: when each instruction begins and ends, in seconds from the step's beginning."""
 
@@ -142,4 +142,4 @@ def _shipped(done: Sequence[Instruction], every: int) -> int:
 @lru_cache(maxsize=512)
 def calm(places: tuple[int, ...], schedule: Schedule, durations: Durations) -> StepRun:
     """A step without lost nodes; ``places[stage]`` tells which stages share a node. Not to be changed."""
-    return StepRun(tuple(f"{place}" for place in places), schedule, durations)
+    return StepRun(owners=tuple(f"{place}" for place in places), schedule=schedule, durations=durations)

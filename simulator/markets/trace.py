@@ -24,7 +24,7 @@ Kind = Literal["add", "notice", "remove"]
 FORMATS = "time_ms,add|remove,node; date, time, count; or JSON lines"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One machine comes, is told that it will have to go, or is gone."""
 
@@ -110,7 +110,7 @@ def _events(lines: Sequence[tuple[int, str]], path: str) -> list[Change]:
         if len(fields) != 3 or fields[1] not in ("add", "remove") or not fields[0].isdigit() or not fields[2]:
             raise _bad(f"{line!r} is no event", path, number, "write time_ms,add|remove,node")
         kind: Kind = "add" if fields[1] == "add" else "remove"
-        changes.append(Change(int(fields[0]) / 1e3, kind, fields[2]))
+        changes.append(Change(at=int(fields[0]) / 1e3, kind=kind, node=fields[2]))
     return changes
 
 
@@ -133,10 +133,10 @@ def _counts(lines: Sequence[tuple[int, str]], path: str, draw: random.Random) ->
         begin = begin or moment
         at = max(at, (moment - begin).total_seconds())  # where two recordings overlap the clock seems to go back
         while len(here) > wanted:
-            changes.append(Change(at, "remove", here.pop(draw.randrange(len(here)))))
+            changes.append(Change(at=at, kind="remove", node=here.pop(draw.randrange(len(here)))))
         while len(here) < wanted:
             here.append(next(names))
-            changes.append(Change(at, "add", here[-1]))
+            changes.append(Change(at=at, kind="add", node=here[-1]))
     return changes
 
 

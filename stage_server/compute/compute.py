@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
@@ -26,7 +26,8 @@ log = logging.getLogger("culm.compute")
 Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
 
 
-class Result(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
     """What a piece of work gave: a tensor to pass on, or a stage's reduced gradient by layer."""
 
     value: Value | None = None

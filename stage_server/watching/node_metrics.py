@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from culm.pipeline.times import TimeSplit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
     """One look at a node. Bytes are by the peer's name; times in seconds."""
 

@@ -50,7 +50,7 @@ class Times:
 
     def split(self, now: float) -> TimeSplit:
         """Everything until now, the present phase included. No part of it ever shrinks."""
-        return TimeSplit(*self._spent(now))
+        return TimeSplit(**dict(zip(PLACE, self._spent(now), strict=True)))
 
     def _spent(self, now: float) -> list[float]:
         place, since, redundant, past = self._state

@@ -9,7 +9,7 @@ from culm.stage_server.worker.heir import Takeover
 from culm.stage_server.worker.work import V
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DutyStep(Generic[V]):
     """A duty that the node runs, or runs ahead for as a standby."""
 

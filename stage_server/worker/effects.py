@@ -58,7 +58,7 @@ class FetchLayers:
     era: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportReady:
     """A fact for the coordinator (rule 6): the whole reduced gradient of these layers is here, for this step."""
 

@@ -140,7 +140,14 @@ class Runner(Generic[V]):
         self._note_resumed(instruction.duty)
         accumulates = reduction.accumulates(instruction, self.duties[instruction.duty].inherited)
         tenure = self._tenure(instruction.duty)
-        return Run(instruction, self._at.version, tenure, operand, accumulates, self._ships(instruction))
+        return Run(
+            instruction=instruction,
+            step=self._at.version,
+            tenure=tenure,
+            operand=operand,
+            accumulates=accumulates,
+            ships=self._ships(instruction),
+        )
 
     def next_redundant(self) -> Run[V] | None:
         """A forward of a duty that this node stands by for, of use if its owner is lost."""
@@ -156,7 +163,7 @@ class Runner(Generic[V]):
             key = self._post.input_of(instruction)
             operand = self._post.outbox.get(key) if key is not None else None
             if key is None or operand is not None:
-                return Run(instruction, self._at.version, self.duties.ticket, operand)
+                return Run(instruction=instruction, step=self._at.version, tenure=self.duties.ticket, operand=operand)
         return None
 
     def next_loads(self) -> Iterator[Load]:

@@ -34,7 +34,7 @@ class Arrange:
     initial: tuple[int, ...] = ()  # layers whose initial state is what the run goes on from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Generic[V]):
     """A forward or backward. ``operand`` is the activation or gradient it takes; None at the pipeline's ends."""
 

@@ -40,7 +40,7 @@ for line in list(open("/proc/net/route"))[1:] if not sys.argv[2:] else ():
 CUT, MEND = "890b", "890c"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Chaos:
     """One run's. ``told`` gets a line for each action, with the seconds since the beginning."""
 

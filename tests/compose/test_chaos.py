@@ -74,7 +74,12 @@ def went_on(status: dict[str, Any], past: int) -> bool:
 
 def test_whatever_happens_to_the_containers_not_a_bit_changes(cluster: Project) -> None:
     print(f"\nCHAOS_SEED={SEED} CHAOS_MINUTES={MINUTES:g}: {STEPS} steps", flush=True)
-    chaos = Chaos(cluster, SEED, lambda line: print(line, flush=True), os.environ.get("CHAOS_WITHOUT", ""))
+    chaos = Chaos(
+        project=cluster,
+        seed=SEED,
+        say=lambda line: print(line, flush=True),
+        without=os.environ.get("CHAOS_WITHOUT", ""),
+    )
     ends = time.monotonic() + MINUTES * 60
     told = cluster.until(lambda s: s["step"] >= 2)
     events: dict[int, dict[str, Any]] = {}

@@ -26,7 +26,7 @@ JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml", ["pip
 def test_a_huge_term_ends_its_stream_and_nothing_else(tmp_path: Path, term: int) -> None:
     async def scenario(url: str) -> None:
         store = RedisStore(url, "r", "a", 60.0)
-        leader = Leader(CoordinatorSettings(JOB), store)
+        leader = Leader(CoordinatorSettings(job=JOB), store)
         await leader.lead()
         server = grpc.aio.server()
         add_CoordinatorServicer_to_server(Service(leader), server)
@@ -53,7 +53,7 @@ def test_a_huge_term_ends_its_stream_and_nothing_else(tmp_path: Path, term: int)
 def test_a_believable_term_has_the_coordinator_lead_anew_above_it(tmp_path: Path) -> None:
     async def scenario(url: str) -> None:
         store = RedisStore(url, "r", "a", 60.0)
-        leader = Leader(CoordinatorSettings(JOB), store)
+        leader = Leader(CoordinatorSettings(job=JOB), store)
         await leader.lead()
         server = grpc.aio.server()
         add_CoordinatorServicer_to_server(Service(leader), server)

@@ -182,7 +182,7 @@ def test_a_slot_is_given_back_once() -> None:
 def plan(**other: object) -> Plan:
     stages = (StagePlan(0, 2, ("n0",), (Standby("n1", True),)), StagePlan(2, 4, ("n1",), (Standby("n0", True),)))
     members = {name: Member(name, 1, f"{name}:1") for name in FULL}
-    return replace(Plan(1, 1, 0, 5, stages, members, "begun"), **other)  # type: ignore[arg-type]
+    return replace(Plan(term=1, generation=1, era=0, step=5, stages=stages, members=members, reason="begun"), **other)  # type: ignore[arg-type]
 
 
 def stage(first: int, end: int, owner: str = "n0", standby: str = "n1") -> StagePlan:
@@ -227,8 +227,10 @@ def state() -> State:
     """Two nodes train a model of four layers; step 0 is being computed."""
     found = begin(Settings(stages=2, microbatches=MICROBATCHES, steps=STEPS))
     for name in FULL:
-        found, _ = advance(found, Joined(name, 1, f"{name}:1"), 0.0)
-        found, _ = advance(found, Available(name, 1, (9.0, 9.0, 9.0, 9.0), "code"), 0.0)
+        found, _ = advance(found, Joined(node=name, incarnation=1, address=f"{name}:1"), 0.0)
+        found, _ = advance(
+            found, Available(node=name, incarnation=1, layer_costs=(9.0, 9.0, 9.0, 9.0), fingerprint="code"), 0.0
+        )
     assert found.plan is not None
     return found
 

@@ -14,7 +14,7 @@ from cryptography import x509
 from culm.commands.certs import INITIAL, issue, make_authority
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.channel import details
-from culm.pipeline.rpc.roles import Identity, identity_in
+from culm.pipeline.rpc.roles import CertificateHolder, identity_in
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 
@@ -33,7 +33,7 @@ def culm(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-def identity(folder: Path) -> Identity:
+def identity(folder: Path) -> CertificateHolder:
     certificate = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return identity_in(names.get_values_for_type(x509.UniformResourceIdentifier))
@@ -63,8 +63,8 @@ def test_the_command_says_so_in_one_line(authority: Path) -> None:
 def test_it_names_what_it_was_issued_for(authority: Path) -> None:
     done = culm("certs", "issue", str(authority), "--role", "stage", "--node", "n0", "--run", "nightly")
     assert done.returncode == 0, done.stderr
-    assert identity(Path(done.stdout.strip())) == Identity("stage", "n0", "nightly", "n0")
-    assert identity(issue(authority, "stage", "stage", 1.0)) == Identity("stage", "stage")
+    assert identity(Path(done.stdout.strip())) == CertificateHolder("stage", "n0", "nightly", "n0")
+    assert identity(issue(authority, "stage", "stage", 1.0)) == CertificateHolder("stage", "stage")
 
 
 def test_a_key_is_its_owners_alone_whatever_the_umask(authority: Path) -> None:

@@ -31,7 +31,7 @@ Content = dict[str, Any]
 def whole(url: str, step: int) -> Manifest:
     folder = folder_of(url, step)
     files = {i: write_layer(folder, i, Value((("parameter.weight", torch.ones(2)),))) for i in range(2)}
-    manifest = Manifest("job", step, "code", 1.0, files)
+    manifest = Manifest(job="job", step=step, fingerprint="code", loss=1.0, files=files)
     write_manifest(folder, manifest)
     return manifest
 
@@ -153,7 +153,9 @@ def test_a_hostile_file_with_the_right_hash_is_refused_by_name(
     data, folder = FILES[name], folder_of(url, 60)
     file = File("layer-00001.safetensors", len(data), hashlib.sha256(data).hexdigest())
     (Path(folder) / file.name).write_bytes(data)
-    manifest = Manifest("job", 60, "code", 1.0, {**manifest.files, 1: (file, manifest.files[1][1])})
+    manifest = Manifest(
+        job="job", step=60, fingerprint="code", loss=1.0, files={**manifest.files, 1: (file, manifest.files[1][1])}
+    )
     (Path(folder) / MANIFEST).write_bytes(manifest_to_json(manifest))
     with pytest.raises(CheckpointCorrupt, match="layer-00001"):
         read_layer(folder, manifest, 1)

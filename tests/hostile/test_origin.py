@@ -38,7 +38,9 @@ TEN, TWENTY = Origin(10, "memory://c/step-00000010", "a" * 64), Origin(20, "memo
 
 
 def arrival(node: str, incarnation: int) -> tuple[reports.Report, reports.Report]:
-    return reports.Joined(node, incarnation, f"{node}:1"), reports.Available(node, incarnation, COSTS)
+    return reports.Joined(node=node, incarnation=incarnation, address=f"{node}:1"), reports.Available(
+        node=node, incarnation=incarnation, layer_costs=COSTS
+    )
 
 
 def after(state: State, *events: reports.Report) -> tuple[State, list[object]]:
@@ -90,7 +92,9 @@ def test_a_storage_that_does_not_answer_is_no_proof() -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
     for _ in range(3):
         for node, incarnation in (("n2", 3), ("n3", 4)):
-            state, commands = after(state, reports.Unread(node, incarnation, state.era, TEN, "it times out"))
+            state, commands = after(
+                state, reports.Unread(node=node, incarnation=incarnation, era=state.era, origin=TEN, why="it times out")
+            )
     assert commands == [], "the log hears of each node once"
     assert (state.phase, state.checkpoints, state.origin) == (Phase.RUNNING, (TEN,), TEN)
     assert "n3 cannot read the checkpoint memory://c/step-00000010: it times out" in state.detail
@@ -100,7 +104,9 @@ def test_a_storage_that_does_not_answer_is_no_proof() -> None:
 def test_only_what_the_coordinator_itself_finds_wrong_ends_the_era(sight: reports.Sight) -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
     era = state.era
-    state, commands = after(state, reports.Unread("n2", 3, era, TEN, "no manifest", absent=True))
+    state, commands = after(
+        state, reports.Unread(node="n2", incarnation=3, era=era, origin=TEN, why="no manifest", absent=True)
+    )
     assert [type(command).__name__ for command in commands] == ["Record", "Examine"]
     state, _ = after(state, reports.Examined(TEN, sight, "seen so"))
     assert (state.era > era) == (sight is reports.Sight.WRONG)
@@ -148,7 +154,7 @@ class Hears:
 def written(url: str, step: int, number: float = 1.0) -> Origin:
     folder = folder_of(url, step)
     files = {0: write_layer(folder, 0, Value((("parameter.weight", torch.full((3,), number)),)))}
-    return write_manifest(folder, Manifest("job", step, "code", number, files))
+    return write_manifest(folder, Manifest(job="job", step=step, fingerprint="code", loss=number, files=files))
 
 
 @pytest.fixture
@@ -198,7 +204,9 @@ def test_a_file_that_is_torn_under_its_manifest_is_a_proof(tmp_path: Path, hears
 def test_the_loss_alone_makes_no_other_manifest(tmp_path: Path) -> None:
     """A second leader completes the checkpoint again, after another commit: an era may have begun from the first."""
     origin = written(str(tmp_path), 10)
-    files = Manifest("job", 10, "code", 7.0, {0: write_layer(origin.folder, 0, state_of(1.0))})
+    files = Manifest(
+        job="job", step=10, fingerprint="code", loss=7.0, files={0: write_layer(origin.folder, 0, state_of(1.0))}
+    )
     assert write_manifest(origin.folder, files) == origin
 
 
@@ -286,5 +294,5 @@ def test_a_folder_that_the_coordinator_does_not_share_makes_no_checkpoint(tmp_pa
     written(f"{tmp_path}/other", 10)
     files = {0: write_layer(f"{tmp_path}/other/step-00000010", 0, state_of(1.0))}
     with pytest.raises(OSError, match="one folder for all machines"):
-        complete(f"{tmp_path}/mine", Manifest("job", 10, "code", 1.0, files))
+        complete(f"{tmp_path}/mine", Manifest(job="job", step=10, fingerprint="code", loss=1.0, files=files))
     assert find_checkpoints(f"{tmp_path}/mine") == []

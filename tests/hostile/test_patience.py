@@ -30,8 +30,8 @@ def test_the_patience_reaches_every_channel_and_server() -> None:
 
 def test_the_job_says_the_patience_and_a_flag_overrides_it(monkeypatch: pytest.MonkeyPatch) -> None:
     job = bad_job(1, 2, "resilience.patience=7")
-    assert CoordinatorSettings(job).decisions().patience == Patience(7.0)
-    assert CoordinatorSettings(job, patience_seconds=4.0).decisions().patience == Patience(4.0)
+    assert CoordinatorSettings(job=job).decisions().patience == Patience(7.0)
+    assert CoordinatorSettings(job=job, patience_seconds=4.0).decisions().patience == Patience(4.0)
     monkeypatch.setenv("CULM_PATIENCE", "12")
     assert from_environment() == 12.0
 

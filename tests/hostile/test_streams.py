@@ -33,7 +33,7 @@ from culm.stage_server.streams.receiver import Receiver
 from tests.integration.test_receiver import Taker
 
 JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml", ["pipeline.stages=2"])
-JOB_SETTINGS = CoordinatorSettings(JOB).decisions()
+JOB_SETTINGS = CoordinatorSettings(job=JOB).decisions()
 DEADLINE_SECONDS = 60.0  # ends a test that hangs; no test waits for it
 
 
@@ -97,7 +97,7 @@ def test_a_node_that_names_itself_has_fewer_than_a_host() -> None:
 
 def test_followers_of_the_event_log_are_counted_and_slow_ones_keep_nothing_waiting() -> None:
     async def scenario() -> None:
-        leader = Leader(CoordinatorSettings(JOB), MemoryStore())
+        leader = Leader(CoordinatorSettings(job=JOB), MemoryStore())
         await leader.lead()
         server = grpc.aio.server(interceptors=[AioAdmissionInterceptor()], options=server_options())
         add_CoordinatorServicer_to_server(Service(leader), server)
@@ -127,7 +127,7 @@ def test_followers_of_the_event_log_are_counted_and_slow_ones_keep_nothing_waiti
 
 def test_a_node_that_takes_no_orders_is_cut_off_before_they_pile_up() -> None:
     cut: list[str] = []
-    stream = OrderStream("n0", 1, asyncio.Queue(), cut=lambda: cut.append("n0"))
+    stream = OrderStream(node="n0", incarnation=1, queue=asyncio.Queue(), cut=lambda: cut.append("n0"))
     for _ in range(MOST_ORDERS + 50):
         stream.put(pb.AttendResponse())
     assert cut == ["n0"]
@@ -174,7 +174,7 @@ def test_nodes_that_join_under_ever_new_names_have_to_wait() -> None:
     joining, state = Joining(), begin(JOB_SETTINGS)
     for i in range(MOST_JOINING):
         assert joining.problem(state, f"x{i}", "a host") == ""
-        state, _ = advance(state, Joined(f"x{i}", 1, "x:1"), 0.0)
+        state, _ = advance(state, Joined(node=f"x{i}", incarnation=1, address="x:1"), 0.0)
     assert "are joining" in joining.problem(state, "one-more", "a host")
     assert joining.problem(state, "x3", "a host") == "", "one that is known comes back"
     assert joining.problem(state, "one-more", "another host") == ""

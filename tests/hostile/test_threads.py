@@ -80,7 +80,7 @@ def test_a_node_that_breaks_ends_though_it_is_told_to_join_anew(capfd: pytest.Ca
     add_CoordinatorServicer_to_server(quick, coordinator)
     port = coordinator.add_insecure_port("127.0.0.1:0")
     coordinator.start()
-    quick.server = server = StageServer(StageSettings(f"127.0.0.1:{port}", name="n1", notices="none"))
+    quick.server = server = StageServer(StageSettings(coordinator=f"127.0.0.1:{port}", name="n1", notices="none"))
     server.broken(ZeroDivisionError("nobody expected this"))
     assert server.run() == 1
     assert not server.join_anew

@@ -20,11 +20,11 @@ from culm.pipeline.times import TimeSplit
 def test_a_run_that_is_done_logs_no_usage() -> None:
     billing = Billing("")
     state = begin(Settings(stages=1, microbatches=1, steps=1))
-    node = Node("n0", 1, "n0:1", times=TimeSplit(forward=1.0))
+    node = Node(node="n0", incarnation=1, address="n0:1", times=TimeSplit(forward=1.0))
     running = replace(state, phase=Phase.RUNNING, nodes={"n0": node})
     assert any(record.kind == "usage" for record in billing.records(running, Ledger(), 0.0))
     for second in range(1000):
-        node = Node("n0", 1, "n0:1", times=TimeSplit(forward=1.0, idle=float(second)))
+        node = Node(node="n0", incarnation=1, address="n0:1", times=TimeSplit(forward=1.0, idle=float(second)))
         done = replace(state, phase=Phase.DONE, nodes={"n0": node})
         assert list(billing.records(done, Ledger(), float(second))) == []
 

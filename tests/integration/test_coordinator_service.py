@@ -91,7 +91,7 @@ def run(
 
 @asynccontextmanager
 async def cluster(store: MemoryStore, allow_kill: bool) -> AsyncIterator[Cluster]:
-    leader = Leader(CoordinatorSettings(JOB, allow_kill=allow_kill), store)
+    leader = Leader(CoordinatorSettings(job=JOB, allow_kill=allow_kill), store)
     await leader.lead()
     server = grpc.aio.server(options=server_options())
     add_CoordinatorServicer_to_server(Service(leader), server)

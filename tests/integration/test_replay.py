@@ -13,8 +13,12 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
 
 def trace(tmp_path: Path) -> str:
     """Four machines; one goes, one comes."""
-    changes = [Change(0.0, "add", f"m{i}") for i in range(4)]
-    changes += [Change(200.0, "remove", "m1"), Change(250.0, "add", "m4"), Change(800.0, "remove", "m4")]
+    changes = [Change(at=0.0, kind="add", node=f"m{i}") for i in range(4)]
+    changes += [
+        Change(at=200.0, kind="remove", node="m1"),
+        Change(at=250.0, kind="add", node="m4"),
+        Change(at=800.0, kind="remove", node="m4"),
+    ]
     path = tmp_path / "trace.jsonl"
     path.write_text(write_trace(changes))
     return str(path)

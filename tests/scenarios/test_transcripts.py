@@ -21,7 +21,11 @@ class Play:
     """Feeds reports to the decisions and writes down what they record and order."""
 
     def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, redundancy: bool = True) -> None:
-        self.state = begin(co.Settings(stages, 2, steps, nodes=nodes, redundancy=redundancy, patience=Patience(2.0)))
+        self.state = begin(
+            co.Settings(
+                stages=stages, microbatches=2, steps=steps, nodes=nodes, redundancy=redundancy, patience=Patience(2.0)
+            )
+        )
         self.now = 0.0
         self.lines: list[str] = []
         self.incarnations: dict[str, int] = {}
@@ -54,8 +58,12 @@ class Play:
     def join(self, node: str, zone: str = "") -> None:
         incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
         where = f" in zone {zone}" if zone else ""
-        self.report(f"{node} joins{where}", reports.Joined(node, incarnation, f"{node}:1", zone=zone))
-        self.report(f"{node} is available", reports.Available(node, incarnation, (1.0,) * 6))
+        self.report(
+            f"{node} joins{where}", reports.Joined(node=node, incarnation=incarnation, address=f"{node}:1", zone=zone)
+        )
+        self.report(
+            f"{node} is available", reports.Available(node=node, incarnation=incarnation, layer_costs=(1.0,) * 6)
+        )
 
     def ready(self, *nodes: str, step: int | None = None) -> None:
         """Every stage that each of the nodes holds is ready."""
@@ -67,16 +75,31 @@ class Play:
                 losses = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
                 layers = plan.stages[s].layers
                 norms = (0.0,) * len(layers)
-                ready = reports.Ready(node, self.incarnations[node], plan.era, step, s, layers.start, norms, losses)
+                ready = reports.Ready(
+                    node=node,
+                    incarnation=self.incarnations[node],
+                    era=plan.era,
+                    step=step,
+                    stage=s,
+                    first_layer=layers.start,
+                    squared_norms=norms,
+                    losses=losses,
+                )
                 self.report(f"{node} is ready with stage {s} of step {step}", ready)
 
     def caught_up(self) -> None:
         """After the last commit: every copy that is being seeded is at the last version, under the present plan."""
         while self.state.plan is not None and (seeded := self._seeded()):
             node, layers = seeded[0]
-            order = (self.state.term, self.state.generation)
-            where = (self.state.era, layers.start, layers.stop, self.state.committed, order)
-            report = reports.CaughtUp(node, self.incarnations[node], *where)
+            report = reports.CaughtUp(
+                node=node,
+                incarnation=self.incarnations[node],
+                era=self.state.era,
+                first_layer=layers.start,
+                end_layer=layers.stop,
+                version=self.state.committed,
+                order=(self.state.term, self.state.generation),
+            )
             self.report(f"{node} has layers {layers.start} to {layers.stop} at the last version", report)
 
     def _seeded(self) -> list[tuple[str, range]]:
@@ -96,7 +119,9 @@ class Play:
 
     def beat(self, *nodes: str) -> None:
         for node in nodes:
-            self.state, _ = advance(self.state, reports.Heartbeat(node, self.incarnations[node]), self.now)
+            self.state, _ = advance(
+                self.state, reports.Heartbeat(node=node, incarnation=self.incarnations[node]), self.now
+            )
 
     def estranged(self, seconds: float, *pairs: tuple[str, str]) -> None:
         """The first of each pair misses the second all the while; heartbeats come, and time passes."""
@@ -200,7 +225,7 @@ def frozen_node() -> Play:
         play.wait(0.8)
         play.beat("n0", "n1")
         play.tick()
-    play.report("n2 wakes up", reports.Joined("n2", 1, "n2:1"))
+    play.report("n2 wakes up", reports.Joined(node="n2", incarnation=1, address="n2:1"))
     return play
 
 
@@ -238,7 +263,17 @@ def stuck_node() -> Play:
     for seconds in (0.5, 1.5, 2.5):
         play.wait(1.0)
         play.beat("n0", "n1")
-        stuck = reports.Heartbeat("n2", 1, 0, "2B1", 40, seconds, 0.02, 0.001, 40)
+        stuck = reports.Heartbeat(
+            node="n2",
+            incarnation=1,
+            version=0,
+            instruction="2B1",
+            finished=40,
+            running_seconds=seconds,
+            median_seconds=0.02,
+            deviation_seconds=0.001,
+            samples=40,
+        )
         play.report(f"n2 says that 2B1 has been running for {seconds} s", stuck)
         play.tick()
     return play
@@ -251,7 +286,10 @@ def slow_start() -> Play:
         play.wait(1.0)
         play.beat("n0", "n1")
         play.report(
-            f"n2 says that 2F0 has been running for {seconds} s", reports.Heartbeat("n2", 1, 0, "2F0", 0, seconds)
+            f"n2 says that 2F0 has been running for {seconds} s",
+            reports.Heartbeat(
+                node="n2", incarnation=1, version=0, instruction="2F0", finished=0, running_seconds=seconds
+            ),
         )
         play.tick()
     return play
@@ -361,17 +399,24 @@ def zone_that_vanishes() -> Play:
 def other_code() -> Play:
     play = Play()
     play.join("n0")
-    play.state, _ = advance(play.state, reports.Available("n0", 1, (1.0,) * 6, "0123456789abcdef"), play.now)
+    play.state, _ = advance(
+        play.state,
+        reports.Available(node="n0", incarnation=1, layer_costs=(1.0,) * 6, fingerprint="0123456789abcdef"),
+        play.now,
+    )
     play.incarnations["n1"] = 1
-    play.report("n1 joins", reports.Joined("n1", 1, "n1:1"))
-    play.report("n1 is available with other code", reports.Available("n1", 1, (1.0,) * 6, "fedcba9876543210"))
+    play.report("n1 joins", reports.Joined(node="n1", incarnation=1, address="n1:1"))
+    play.report(
+        "n1 is available with other code",
+        reports.Available(node="n1", incarnation=1, layer_costs=(1.0,) * 6, fingerprint="fedcba9876543210"),
+    )
     return play
 
 
 def too_few_layers() -> Play:
     play = Play(stages=3)
-    play.report("n0 joins", reports.Joined("n0", 1, "n0:1"))
-    play.report("n0 is available with two layers", reports.Available("n0", 1, (1.0, 1.0)))
+    play.report("n0 joins", reports.Joined(node="n0", incarnation=1, address="n0:1"))
+    play.report("n0 is available with two layers", reports.Available(node="n0", incarnation=1, layer_costs=(1.0, 1.0)))
     return play
 
 
@@ -398,7 +443,7 @@ def done_and_then_lost() -> Play:
         play.caught_up()
     play.now = 3.0
     play.report("somebody has fetched the weights", reports.Fetched("culm weights wrote model.safetensors on laptop"))
-    play.report("n1 joins", reports.Joined("n1", 9, "n1:1"))
+    play.report("n1 joins", reports.Joined(node="n1", incarnation=9, address="n1:1"))
     return play
 
 
@@ -425,7 +470,7 @@ def spare_that_does_not_start() -> Play:
     for i in range(5):
         play.wait(1.0)
         play.beat("n0", "n1", "n2")
-        play.report("n3's process starts", reports.Joined("n3", 1 + i, "n3:1"))
+        play.report("n3's process starts", reports.Joined(node="n3", incarnation=1 + i, address="n3:1"))
         play.report("the job does not start there", reports.NodeFailed("n3", 1 + i, "ImportError: no cuda", START))
     return play
 
@@ -433,7 +478,7 @@ def spare_that_does_not_start() -> Play:
 def job_that_does_not_start() -> Play:
     play = Play()
     for node in ("n0", "n1"):
-        play.report(f"{node}'s process starts", reports.Joined(node, 1, f"{node}:1"))
+        play.report(f"{node}'s process starts", reports.Joined(node=node, incarnation=1, address=f"{node}:1"))
     for node in ("n0", "n1"):
         play.report(f"the job does not start on {node}", reports.NodeFailed(node, 1, "ImportError: no model", START))
     return play
@@ -480,7 +525,18 @@ def storage_that_stalls() -> Play:
         play.wait(1.0)
         play.beat("n1")
         for node in ("n0", "n2"):
-            said = reports.Heartbeat(node, 1, 0, "0F1", 40, 0.0, 0.02, 0.001, 40, loading_seconds=seconds)
+            said = reports.Heartbeat(
+                node=node,
+                incarnation=1,
+                version=0,
+                instruction="0F1",
+                finished=40,
+                running_seconds=0.0,
+                median_seconds=0.02,
+                deviation_seconds=0.001,
+                samples=40,
+                loading_seconds=seconds,
+            )
             play.report(f"{node} says that it has been loading for {seconds} s", said)
         play.tick()
     play.beat("n0", "n1")

@@ -25,7 +25,16 @@ from culm.simulator.markets.workload import PUBLISHED
 
 BERT = PUBLISHED["bert"]
 HOUR = 3600.0
-SMALL = Profile("small", (Layer(0.01, 0.02, 1_000_000),) * 6, 8, 32, 3000, 3, 4, source="made up")
+SMALL = Profile(
+    name="small",
+    layers=(Layer(0.01, 0.02, 1_000_000),) * 6,
+    microbatches=8,
+    samples_per_step=32,
+    steps=3000,
+    stages=3,
+    most_stages=4,
+    source="made up",
+)
 
 
 def checked(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
@@ -36,7 +45,7 @@ def checked(state: co.State, report: reports.Report, now: float) -> tuple[co.Sta
 
 
 def machines(count: int) -> list[Change]:
-    return [Change(0.0, "add", f"node{i}") for i in range(count)]
+    return [Change(at=0.0, kind="add", node=f"node{i}") for i in range(count)]
 
 
 # ---- Bamboo ----------------------------------------------------------------------------------------------------------
@@ -80,7 +89,11 @@ def test_without_losses_every_rule_trains_at_the_published_rate(rule: Rule) -> N
 
 
 def test_a_loss_costs_what_the_rule_says() -> None:
-    gone = [*machines(48), Change(5 * HOUR, "remove", "node7"), Change(5 * HOUR, "add", "node48")]
+    gone = [
+        *machines(48),
+        Change(at=5 * HOUR, kind="remove", node="node7"),
+        Change(at=5 * HOUR, kind="add", node="node48"),
+    ]
     calm = {rule.name: Peer(machines(48), BERT, rule).run(6 * HOUR) for rule in RULES}
     for rule in (VARUNA, OOBLECK_LIKE):
         row = Peer(gone, BERT, rule).run(6 * HOUR)
@@ -110,7 +123,7 @@ def test_the_profile_takes_as_long_as_the_published_steps() -> None:
 def test_without_losses_culm_is_as_fast_as_its_timetable() -> None:
     profile = replace(SMALL, most_stages=3)
     cluster = Cluster(hop_seconds=0.0, bytes_per_second=1e18, lazy_share=0.0, commit_seconds=0.0)
-    row = CulmRun(machines(4), profile, cluster, Choice("lazy")).run()
+    row = CulmRun(machines(4), profile, cluster, Choice(redundancy="lazy")).run()
     assert row.throughput == pytest.approx(32 / profile.least_step_seconds())
     assert row.steps == 3000
     assert row.exposed_seconds == 0.0
@@ -118,16 +131,16 @@ def test_without_losses_culm_is_as_fast_as_its_timetable() -> None:
 
 
 def test_a_loss_costs_culm_a_part_of_a_step_and_an_exposure() -> None:
-    changes = [*machines(5), Change(60.0, "remove", "node1")]
-    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), Choice("lazy")).run()
+    changes = [*machines(5), Change(at=60.0, kind="remove", node="node1")]
+    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), Choice(redundancy="lazy")).run()
     assert row.fatal == 0
     assert 0.0 < row.spent[Use.REDONE] < 2.0
     assert 0.0 < row.exposed_seconds < 5.0
 
 
 def test_without_redundancy_a_loss_goes_back_to_the_checkpoint() -> None:
-    changes = [*machines(5), Change(200.0, "remove", "node1")]
-    choice = Choice("off", checkpoint_steps=100)
+    changes = [*machines(5), Change(at=200.0, kind="remove", node="node1")]
+    choice = Choice(redundancy="off", checkpoint_steps=100)
     row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), choice).run()
     assert row.fatal == 1
     assert 0.0 < row.spent[Use.ROLLBACK] < 2 * 100 * 0.3
@@ -135,16 +148,22 @@ def test_without_redundancy_a_loss_goes_back_to_the_checkpoint() -> None:
 
 
 def test_a_notice_hands_over_in_time_and_nothing_is_redone() -> None:
-    changes = [*machines(5), Change(60.0, "notice", "node1", seconds_left=120.0), Change(180.0, "remove", "node1")]
-    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), Choice("lazy"), checked).run()
+    changes = [
+        *machines(5),
+        Change(at=60.0, kind="notice", node="node1", seconds_left=120.0),
+        Change(at=180.0, kind="remove", node="node1"),
+    ]
+    row = CulmRun(changes, replace(SMALL, most_stages=3), Cluster(), Choice(redundancy="lazy"), checked).run()
     assert row.spent[Use.REDONE] == pytest.approx(0.0, abs=1e-6)
     assert row.preemptions == 1
 
 
 def test_tensors_between_zones_are_paid_for() -> None:
     layer = Layer(0.01, 0.02, 1_000_000, activation_bytes=500_000)
-    profile = Profile("wide", (layer,) * 3, 8, 32, 100, 3, 3)
-    changes = [Change(0.0, "add", f"node{i}", zone) for i, zone in enumerate("aba")]
+    profile = Profile(
+        name="wide", layers=(layer,) * 3, microbatches=8, samples_per_step=32, steps=100, stages=3, most_stages=3
+    )
+    changes = [Change(at=0.0, kind="add", node=f"node{i}", zone=zone) for i, zone in enumerate("aba")]
     free, dear = (CulmRun(changes, profile, Cluster(per_gb_between_zones=price), Choice()).run() for price in (0, 0.02))
     # Owners in a, b, a: both boundaries are crossed there and back; and every standby is placed in the other zone.
     step = 2 * 2 * 8 * 500_000 + 3 * 4 * 1_000_000
@@ -153,7 +172,10 @@ def test_tensors_between_zones_are_paid_for() -> None:
 
 
 def histories(count: int) -> list[tuple[int, list[Change]]]:
-    zones = [Zone("a", 3, 0.9, 6.0, bulk_per_hour=1.0, wait_seconds=60.0), Zone("b", 3, 0.8, 6.0, wait_seconds=60.0)]
+    zones = [
+        Zone(name="a", machines=3, price=0.9, lost_per_hour=6.0, bulk_per_hour=1.0, wait_seconds=60.0),
+        Zone(name="b", machines=3, price=0.8, lost_per_hour=6.0, wait_seconds=60.0),
+    ]
     return [(seed, zoned(seed, zones, HOUR, 30.0 if seed % 3 == 0 else 0.0)) for seed in range(count)]
 
 
@@ -161,7 +183,7 @@ def histories(count: int) -> list[tuple[int, list[Change]]]:
 def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> None:
     """``CulmRun`` and ``Account`` assert it at the end of every run; the machine's own invariants after every event."""
     for seed, changes in histories(12):
-        choice = Choice(redundancy, machines=6, checkpoint_steps=50)
+        choice = Choice(redundancy=redundancy, machines=6, checkpoint_steps=50)
         row = CulmRun(changes, SMALL, Cluster(starts_up=10.0), choice, checked).run(HOUR)
         assert row.samples == row.steps * SMALL.samples_per_step, f"seed {seed}"
         assert sum(row.spent.values()) == pytest.approx(row.seconds), f"seed {seed}"
@@ -170,7 +192,7 @@ def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> N
 @pytest.mark.parametrize("redundancy", ["off", "lazy", "auto"])
 def test_steps_that_are_passed_over_would_have_changed_nothing(redundancy: str) -> None:
     for seed, changes in histories(6):
-        choice = Choice(redundancy, machines=6, checkpoint_steps=50)
+        choice = Choice(redundancy=redundancy, machines=6, checkpoint_steps=50)
         fast = CulmRun(changes, SMALL, Cluster(), choice)
         slow = CulmRun(changes, SMALL, Cluster(), replace(choice, passes_over=False))
         one, other = fast.run(HOUR), slow.run(HOUR)
@@ -194,7 +216,13 @@ def test_the_machine_that_decides_is_the_coordinators() -> None:
         told.append(type(report))
         return advance(state, report, now)
 
-    CulmRun([*machines(5), Change(60.0, "remove", "node1")], SMALL, Cluster(), Choice("lazy"), listening).run()
+    CulmRun(
+        [*machines(5), Change(at=60.0, kind="remove", node="node1")],
+        SMALL,
+        Cluster(),
+        Choice(redundancy="lazy"),
+        listening,
+    ).run()
     assert {
         reports.Joined,
         reports.Available,

@@ -60,7 +60,7 @@ def trained(optimizer: Callable[..., torch.optim.Optimizer]) -> list[HeldLayer]:
 def write(url: str, step: int, held: list[HeldLayer]) -> Manifest:
     folder = folder_of(url, step)
     files = {layer.index: write_layer(folder, layer.index, layer.export()) for layer in held}
-    manifest = Manifest("job", step, "code", 0.1 * step, files)
+    manifest = Manifest(job="job", step=step, fingerprint="code", loss=0.1 * step, files=files)
     write_manifest(folder, manifest)
     return manifest
 
@@ -89,7 +89,9 @@ def back(url: str, state: Value) -> list[tuple[str, torch.Tensor]]:
     """One layer's state, written and read again."""
     folder = folder_of(url, 1)
     files = write_layer(folder, 0, state)
-    return list(read_layer(folder, Manifest("job", 1, "code", 0.0, {0: files}), 0).tensors)
+    return list(
+        read_layer(folder, Manifest(job="job", step=1, fingerprint="code", loss=0.0, files={0: files}), 0).tensors
+    )
 
 
 @pytest.mark.parametrize(
@@ -345,7 +347,7 @@ def test_the_list_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixt
     held = trained(partial(torch.optim.SGD, lr=0.1))
     folder = folder_of(url, 50)
     files = {layer.index: write_layer(folder, layer.index, layer.export()) for layer in held}
-    write_manifest(folder, Manifest("digits", 50, "code", math.nan, files))
+    write_manifest(folder, Manifest(job="digits", step=50, fingerprint="code", loss=math.nan, files=files))
     write_layer(folder_of(url, 100), 0, held[0].export())
     assert main(["checkpoint", "ls", url, "--json"]) == 0
     begun, whole = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)

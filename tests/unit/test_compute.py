@@ -27,21 +27,21 @@ def made(tmp_path: Path) -> tuple[Compute, Value]:
     compute = Compute(job, ModelSource(job), torch.device("cpu"))
     compute.do(arrange(anew=True))
     x = Value.single(torch.ones(1, WIDTH))
-    compute.do(Run(unit(OWN, "F", 0), 0, 1, x))
+    compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=x))
     return compute, x
 
 
 def test_catching_up_in_the_middle_of_a_step_leaves_its_graphs(tmp_path: Path) -> None:
     compute, x = made(tmp_path)
     compute.do(Apply(0, 1.0, ((STANDBY, Value(())),), catch_up=True))
-    gradient = compute.do(Run(unit(OWN, "B", 0), 0, 1, x)).value
+    gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=x)).value
     assert gradient is not None
     assert gradient.tensor().shape == (1, WIDTH)
 
 
 def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_path: Path) -> None:
     compute, x = made(tmp_path)
-    ahead = compute.do(Run(unit(STANDBY, "F", 0), 0, -1, x))
+    ahead = compute.do(Run(instruction=unit(STANDBY, "F", 0), step=0, tenure=-1, operand=x))
     assert ahead.kept_bytes > 0
     compute.do(arrange(anew=False))
-    assert compute.do(Run(unit(STANDBY, "B", 0), 0, 2, None)).value is not None
+    assert compute.do(Run(instruction=unit(STANDBY, "B", 0), step=0, tenure=2, operand=None)).value is not None

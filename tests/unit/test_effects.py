@@ -11,7 +11,9 @@ def test_owners_are_told_in_the_order_of_their_stages_and_the_others_after_them(
         StagePlan(2, 3, ("c",), ()),
         StagePlan(3, 4, ("a",), ()),
     )
-    assert in_turn(["spare", "a", "b", "c", "other"], Plan(1, 1, 1, 0, stages, {})) == ["c", "b", "a", "spare", "other"]
+    assert in_turn(
+        ["spare", "a", "b", "c", "other"], Plan(term=1, generation=1, era=1, step=0, stages=stages, members={})
+    ) == ["c", "b", "a", "spare", "other"]
 
 
 def test_without_a_plan_they_are_told_in_the_order_in_which_they_came() -> None:

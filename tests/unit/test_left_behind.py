@@ -36,7 +36,9 @@ def leave(settings: CoordinatorSettings, step: int, identity: Identity = CODE) -
     job = settings.job
     assert job.checkpoint is not None
     files = {0: (File("a", 1, "0" * 64), File("b", 1, "0" * 64))}
-    manifest = Manifest(job.job.name, step, "", 0.5, files, identity, job_to_toml(job))
+    manifest = Manifest(
+        job=job.job.name, step=step, fingerprint="", loss=0.5, files=files, identity=identity, job_toml=job_to_toml(job)
+    )
     return write_manifest(folder_of(job.checkpoint.url, step), manifest)
 
 
@@ -76,7 +78,7 @@ def test_other_lengths_stages_and_places_are_no_other_job(tmp_path: Path) -> Non
 
 
 def going_on(step: int = 40, state: State | None = None) -> State:
-    manifest = Manifest("job", step, "", 0.5, {}, CODE)
+    manifest = Manifest(job="job", step=step, fingerprint="", loss=0.5, files={}, identity=CODE)
     ours = [Found(s, f"u/step-{s:08d}", manifest, sha256=f"{s}") for s in (20, step)]
     return origins.going_on(state if state is not None else begin(SETTINGS, 1, 1, 0.0), ours, frozenset())
 
@@ -98,8 +100,18 @@ def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list
 
 def arrival(node: str, plan: Plan | None = None, identity: Identity = CODE) -> tuple[Report, Report]:
     layers = frozenset(range(3)) if plan is not None else frozenset()
-    standing = (plan.era if plan else 0, plan.step if plan else 0, plan is not None, plan, None, layers)
-    return Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS, "", *standing, identity)
+    available = Available(
+        node=node,
+        incarnation=1,
+        layer_costs=COSTS,
+        era=plan.era if plan else 0,
+        version=plan.step if plan else 0,
+        holds_state=plan is not None,
+        plan=plan,
+        layers=layers,
+        identity=identity,
+    )
+    return Joined(node=node, incarnation=1, address=f"{node}:1"), available
 
 
 def test_nodes_that_hold_nothing_go_on_from_the_newest_once_those_that_may_hold_more_had_their_time() -> None:

@@ -35,7 +35,7 @@ def test_the_hourly_market_keeps_to_its_capacity(seed: int, capacity: int, remov
 
 
 def test_as_many_go_as_the_rate_says() -> None:
-    zone = Zone("a", 100, 0.9, lost_per_hour=0.25)
+    zone = Zone(name="a", machines=100, price=0.9, lost_per_hour=0.25)
     changes = zoned(1, [zone], 100 * 3600.0)
     lived = sum(change.at * (1 if change.kind == "remove" else -1) for change in changes)
     lived += 100 * 3600.0 * (sum(c.kind == "add" for c in changes) - sum(c.kind == "remove" for c in changes))
@@ -46,7 +46,10 @@ def test_as_many_go_as_the_rate_says() -> None:
 @given(seed=st.integers(0, 10**6), notice=st.sampled_from([0.0, 30.0, 120.0]))
 @settings(max_examples=30)
 def test_zones_lose_machines_one_by_one_and_in_bulk(seed: int, notice: float) -> None:
-    zones = [Zone("a", 5, 0.9, 0.2, bulk_per_hour=1.0, bulk_share=0.6), Zone("b", 4, 0.7, 0.1)]
+    zones = [
+        Zone(name="a", machines=5, price=0.9, lost_per_hour=0.2, bulk_per_hour=1.0, bulk_share=0.6),
+        Zone(name="b", machines=4, price=0.7, lost_per_hour=0.1),
+    ]
     changes = zoned(seed, zones, 20 * 3600.0, notice)
     assert follow(changes) <= 9
     assert changes == zoned(seed, zones, 20 * 3600.0, notice)
@@ -57,7 +60,15 @@ def test_zones_lose_machines_one_by_one_and_in_bulk(seed: int, notice: float) ->
 
 
 def test_a_bulk_loss_takes_its_share_of_the_zone_in_one_moment() -> None:
-    changes = zoned(3, [Zone("a", 10, 0.9, 0.0, bulk_per_hour=0.5, bulk_share=0.4, wait_seconds=1.0)], 40 * 3600.0)
+    changes = zoned(
+        3,
+        [
+            Zone(
+                name="a", machines=10, price=0.9, lost_per_hour=0.0, bulk_per_hour=0.5, bulk_share=0.4, wait_seconds=1.0
+            )
+        ],
+        40 * 3600.0,
+    )
     moments = [change.at for change in changes if change.kind == "remove"]
     assert moments
     assert {moments.count(at) for at in moments} == {4}

@@ -8,7 +8,10 @@ from benchmarks.measure import Measure, quiet_rounds
 
 
 def group(number: int) -> list[Measure]:
-    return [Measure("own", "ratio", 1.0, 0.5, rounds=[number]), Measure("other", "ratio", 1.0, 0.5, rounds=[-number])]
+    return [
+        Measure(name="own", unit="ratio", floor=1.0, aim=0.5, rounds=[number]),
+        Measure(name="other", unit="ratio", floor=1.0, aim=0.5, rounds=[-number]),
+    ]
 
 
 def host(stolen: list[float]) -> Callable[[], tuple[float, float]]:

@@ -59,7 +59,14 @@ def test_a_plan_and_its_change_are_the_plan_after(before: Plan, other: Plan, dat
 
 def test_a_loss_among_many_stages_is_a_small_change() -> None:
     members = {f"n{s}": Member(f"n{s}", 1) for s in range(100)}
-    before = Plan(1, 1, 0, 0, tuple(StagePlan(s, s + 1, (f"n{s}",)) for s in range(100)), members)
+    before = Plan(
+        term=1,
+        generation=1,
+        era=0,
+        step=0,
+        stages=tuple(StagePlan(s, s + 1, (f"n{s}",)) for s in range(100)),
+        members=members,
+    )
     stages = (before.stages[0], replace(before.stages[1], owners=("n0",)), *before.stages[2:])
     plan = replace(before, generation=2, stages=stages, members={n: m for n, m in before.members.items() if n != "n1"})
     change = change_of(plan, before)
@@ -71,7 +78,7 @@ def test_a_loss_among_many_stages_is_a_small_change() -> None:
 
 
 def test_a_change_of_another_plan_is_not_taken() -> None:
-    before = Plan(1, 1, 0, 0, (StagePlan(0, 1, ("n0",)),))
+    before = Plan(term=1, generation=1, era=0, step=0, stages=(StagePlan(0, 1, ("n0",)),))
     change = change_of(replace(before, generation=3), replace(before, generation=2))
     assert change is not None
     with pytest.raises(OtherPlan, match=r"a change of the plan \(1, 2\) has come after the plan \(1, 1\)"):

@@ -29,7 +29,16 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
 
 
 def test_a_node_tells_what_it_was_doing() -> None:
-    reading = Reading("n0", TimeSplit(1.0, 2.0, 0.0, 0.5, 3.0, 4.0), {"n1": 10, "n2": 20}, {"n3": 30}, 7, 5, 6, 84)
+    reading = Reading(
+        node="n0",
+        times=TimeSplit(forward=1.0, backward=2.0, redundant=0.0, apply=0.5, bubble=3.0, idle=4.0),
+        sent_bytes={"n1": 10, "n2": 20},
+        received_bytes={"n3": 30},
+        version=7,
+        mailbox=5,
+        outbox=6,
+        finished=84,
+    )
     registry = CollectorRegistry()
     registry.register(NodeCollector(lambda: reading))
     assert samples(registry) == {

@@ -27,7 +27,9 @@ def after(*reports: Report) -> State:
 
 def arrival(node: str, incarnation: int = 1) -> tuple[Report, Report]:
     address = f"{node}.example:7000"
-    return Joined(node, incarnation, address, 42, "a"), Available(node, incarnation, COSTS, "code")
+    return Joined(node=node, incarnation=incarnation, address=address, pid=42, zone="a"), Available(
+        node=node, incarnation=incarnation, layer_costs=COSTS, fingerprint="code"
+    )
 
 
 def step(number: int, loss: float) -> list[Report]:
@@ -37,7 +39,18 @@ def step(number: int, loss: float) -> list[Report]:
     for stage in (0, 1):
         for node in ("n0", "n1"):
             losses = (loss, loss / 3) if stage == 1 else ()
-            facts.append(Ready(node, 1, 0, number, stage, stage, norms[stage], losses))
+            facts.append(
+                Ready(
+                    node=node,
+                    incarnation=1,
+                    era=0,
+                    step=number,
+                    stage=stage,
+                    first_layer=stage,
+                    squared_norms=norms[stage],
+                    losses=losses,
+                )
+            )
     return facts
 
 
@@ -61,7 +74,11 @@ def test_a_successor_knows_the_last_commit_to_the_last_bit(loss: float) -> None:
 
 def test_a_successor_differs_only_in_what_nodes_say_again() -> None:
     state = after(
-        *arrival("n0"), *arrival("n1"), *step(0, 0.1), Ready("n0", 1, 0, 1, 0, 0, (1.0,)), Heartbeat("n0", 1, 1)
+        *arrival("n0"),
+        *arrival("n1"),
+        *step(0, 0.1),
+        Ready(node="n0", incarnation=1, era=0, step=1, stage=0, first_layer=0, squared_norms=(1.0,)),
+        Heartbeat(node="n0", incarnation=1, version=1),
     )
     successor = successor_of(state)
     kept = replace(state, term=4, last_tick=None, detail=successor.detail)
@@ -86,7 +103,7 @@ def test_a_lost_incarnation_stays_fenced() -> None:
     successor = successor_of(after(*arrival("n0"), *arrival("n1"), *arrival("n2"), Left("n2", 1)))
     assert sorted(successor.nodes) == ["n0", "n1"]
     assert ("n2", 1) in successor.fenced
-    refused, commands = advance(successor, Joined("n2", 1, "n2.example:7000"), 101.0)
+    refused, commands = advance(successor, Joined(node="n2", incarnation=1, address="n2.example:7000"), 101.0)
     assert "n2" not in refused.nodes
     assert len(commands) == 1
 

@@ -15,11 +15,31 @@ from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.trace import Change
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
-PROFILE = Profile("small", (Layer(0.01, 0.02, 1000),) * 6, 8, 32, 400, 3, 6, source="made up")
+PROFILE = Profile(
+    name="small",
+    layers=(Layer(0.01, 0.02, 1000),) * 6,
+    microbatches=8,
+    samples_per_step=32,
+    steps=400,
+    stages=3,
+    most_stages=6,
+    source="made up",
+)
 
 
 def looks(way: Way, days: float, cost: float, done: float = 1.0) -> Outlook:
-    return Outlook(way, done, days, (days, days * 1.2), cost, (cost, cost), 0.0, 0.0, 1.0, 20)
+    return Outlook(
+        way=way,
+        done=done,
+        days=days,
+        days_range=(days, days * 1.2),
+        cost=cost,
+        cost_range=(cost, cost),
+        rollbacks=0.0,
+        rollback_risk=0.0,
+        useful=1.0,
+        markets=20,
+    )
 
 
 SMALL, LARGE = Way(3, 3, "lazy", 100), Way(6, 6, "lazy", 100)
@@ -73,22 +93,22 @@ def test_ways_that_end_in_no_market_make_room_for_those_that_do() -> None:
 
 
 def test_a_run_that_does_not_end_counts_as_not_done() -> None:
-    never = [Change(0.0, "add", "a")]
+    never = [Change(at=0.0, kind="add", node="a")]
     row = simulate(PROFILE, Cluster(), SMALL, never, 1000.0)
     assert row.steps == 0
     assert outlook(SMALL, [row], PROFILE.steps).done == 0.0
-    many = [Change(0.0, "add", f"m{i}") for i in range(3)]
+    many = [Change(at=0.0, kind="add", node=f"m{i}") for i in range(3)]
     ended = simulate(PROFILE, Cluster(), SMALL, many, 1e6)
     assert outlook(SMALL, [ended, row], PROFILE.steps).done == 0.5
 
 
 def test_a_trace_can_be_entered_anywhere_and_begins_again_at_its_end() -> None:
     trace = [
-        Change(0.0, "add", "a"),
-        Change(10.0, "add", "b"),
-        Change(20.0, "notice", "a", seconds_left=10.0),
-        Change(30.0, "remove", "a"),
-        Change(100.0, "add", "c"),
+        Change(at=0.0, kind="add", node="a"),
+        Change(at=10.0, kind="add", node="b"),
+        Change(at=20.0, kind="notice", node="a", seconds_left=10.0),
+        Change(at=30.0, kind="remove", node="a"),
+        Change(at=100.0, kind="add", node="c"),
     ]
     assert [(c.at, c.kind, c.node) for c in shifted(trace, 15.0, 90.0)] == [
         (0.0, "add", "a/0"),
@@ -103,7 +123,7 @@ def test_a_trace_can_be_entered_anywhere_and_begins_again_at_its_end() -> None:
 
 
 def test_entering_a_trace_anywhere_keeps_machines_apart() -> None:
-    trace = zoned(1, [Zone("z", 4, 0.9, 1.0)], 20_000.0)
+    trace = zoned(1, [Zone(name="z", machines=4, price=0.9, lost_per_hour=1.0)], 20_000.0)
     for offset in (0.0, 5_000.0, 19_000.0):
         here: set[str] = set()
         for change in shifted(trace, offset, 60_000.0):

@@ -30,9 +30,9 @@ def test_floor_is_0_and_aim_is_1_whichever_is_more(value: float, floor: float, a
 
 def test_the_verdict_is_that_of_the_measure() -> None:
     measures = {
-        "met": Measure("met", "ratio", 1.06, 1.02, rounds=[1.01, 1.0, 1.03]),
-        "held": Measure("held", "ratio", 0.6, 1.0, higher=True, rounds=[0.5, 0.7, 0.9]),
-        "missed": Measure("missed", "ratio", 0.6, 1.0, higher=True, rounds=[0.5, 0.55, 0.7]),
+        "met": Measure(name="met", unit="ratio", floor=1.06, aim=1.02, rounds=[1.01, 1.0, 1.03]),
+        "held": Measure(name="held", unit="ratio", floor=0.6, aim=1.0, higher=True, rounds=[0.5, 0.7, 0.9]),
+        "missed": Measure(name="missed", unit="ratio", floor=0.6, aim=1.0, higher=True, rounds=[0.5, 0.55, 0.7]),
     }
     results = as_json(list(measures.values()))
     rows = {row["measure"]: row for row in plots.picture(results)["data"]["values"]}

@@ -51,7 +51,16 @@ def test_the_choice_is_never_dearer_than_the_present_one(
     bubble: float, forward: float, backward: float, microbatches: int, losses: float, speed: float
 ) -> None:
     step = forward + backward + bubble
-    seen = Observed(step, forward, backward, bubble, microbatches, 1e8, speed, losses)
+    seen = Observed(
+        step=step,
+        forward=forward,
+        backward=backward,
+        bubble=bubble,
+        microbatches=microbatches,
+        gradient_bytes=1e8,
+        bytes_per_second=speed,
+        lost_per_second=losses,
+    )
     found = {price.choice: price.expected(seen) for price in prices(seen)}
     for present in found:
         choice, why = choose(seen, present)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from culm.pipeline.rpc.roles import ALLOWED, NOBODY, ROLES, Identity, identity_of, refusal, stranger
+from culm.pipeline.rpc.roles import ALLOWED, NOBODY, ROLES, CertificateHolder, identity_of, refusal, stranger
 from culm.protos import coordinator_pb2, stage_pb2
 
 
@@ -18,13 +18,13 @@ def peer(*uris: str, names: tuple[str, ...] = ()) -> dict[str, list[bytes]]:
 @pytest.mark.parametrize(
     ("uris", "identity"),
     [
-        (["culm://stage/n0"], Identity("stage", "n0")),
-        (["culm://stage/n0/run/nightly/node/n0"], Identity("stage", "n0", "nightly", "n0")),
-        (["culm://stage/any/node/n-7.a_b"], Identity("stage", "any", "", "n-7.a_b")),
-        (["culm://viewer/wall/run/nightly"], Identity("viewer", "wall", "nightly", "")),
-        (["CULM://Stage/N0"], Identity("stage", "N0")),  # a scheme and a host have no case; a path has one
-        (["culm://st%61ge/n%30"], Identity("stage", "n0")),
-        (["https://culm/operator", "culm://stage/n0"], Identity("stage", "n0")),
+        (["culm://stage/n0"], CertificateHolder("stage", "n0")),
+        (["culm://stage/n0/run/nightly/node/n0"], CertificateHolder("stage", "n0", "nightly", "n0")),
+        (["culm://stage/any/node/n-7.a_b"], CertificateHolder("stage", "any", "", "n-7.a_b")),
+        (["culm://viewer/wall/run/nightly"], CertificateHolder("viewer", "wall", "nightly", "")),
+        (["CULM://Stage/N0"], CertificateHolder("stage", "N0")),  # a scheme and a host have no case; a path has one
+        (["culm://st%61ge/n%30"], CertificateHolder("stage", "n0")),
+        (["https://culm/operator", "culm://stage/n0"], CertificateHolder("stage", "n0")),
         (["https://culm/operator"], NOBODY),
         (["culm://stage/n0", "culm://operator/n0"], NOBODY),  # which of them, nobody could say
         (["culm://root/n0"], NOBODY),
@@ -38,7 +38,7 @@ def peer(*uris: str, names: tuple[str, ...] = ()) -> dict[str, list[bytes]]:
         ([], NOBODY),
     ],
 )
-def test_who_somebody_is_stands_in_one_uri(uris: list[str], identity: Identity) -> None:
+def test_who_somebody_is_stands_in_one_uri(uris: list[str], identity: CertificateHolder) -> None:
     assert identity_of(peer(*uris)) == identity
 
 

@@ -30,8 +30,19 @@ def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list
 
 def arrival(node: str, incarnation: int = 1, term: int = 0, plan: Plan | None = None) -> tuple[Report, Report]:
     layers = frozenset(range(3)) if plan is not None else frozenset()
-    standing = Available(node, incarnation, COSTS, "", plan.era if plan else 0, 0, plan is not None, plan, None, layers)
-    return Joined(node, incarnation, f"{node}:1", term=term), standing
+    standing = Available(
+        node=node,
+        incarnation=incarnation,
+        layer_costs=COSTS,
+        fingerprint="",
+        era=plan.era if plan else 0,
+        version=0,
+        holds_state=plan is not None,
+        plan=plan,
+        last_commit=None,
+        layers=layers,
+    )
+    return Joined(node=node, incarnation=incarnation, address=f"{node}:1", term=term), standing
 
 
 def led(term: int, leader: int = 1) -> tuple[State, Plan]:
@@ -70,22 +81,26 @@ def test_over_an_empty_store_nothing_begins_before_nodes_that_hold_state_had_tim
     assert state.plan is not None
     assert set(state.plan.members) == {"n0", "n1"}, "the plan of before goes on"
     alone, commands = after(begin(SETTINGS, 2, 2, 0.0), *arrival("new0", 5), *arrival("new1", 5))
-    beats = (Heartbeat("new0", 5), Heartbeat("new1", 5))
+    beats = (Heartbeat(node="new0", incarnation=5), Heartbeat(node="new1", incarnation=5))
     alone, commands = after(alone, *beats, Tick(), now=SETTINGS.patience.seconds + 0.1)
     assert any(isinstance(c, Publish) for c in commands)
 
 
 def test_a_spare_knows_the_plan_as_well() -> None:
     _, plan = led(1)
-    spare = Available("n9", 4, COSTS, plan=plan)
-    state, _ = after(begin(SETTINGS, 2, 2, 0.0), Joined("n9", 4, "n9:1"), spare)
+    spare = Available(node="n9", incarnation=4, layer_costs=COSTS, plan=plan)
+    state, _ = after(begin(SETTINGS, 2, 2, 0.0), Joined(node="n9", incarnation=4, address="n9:1"), spare)
     assert state.plan is not None
 
 
 def test_a_plan_of_an_absurd_term_sends_its_node_away_and_changes_nothing() -> None:
     state, plan = led(3)
     absurd = replace(plan, term=3 + LEAP + 1)
-    state, commands = after(state, Joined("n2", 9, "n2:1"), Available("n2", 9, COSTS, plan=absurd))
+    state, commands = after(
+        state,
+        Joined(node="n2", incarnation=9, address="n2:1"),
+        Available(node="n2", incarnation=9, layer_costs=COSTS, plan=absurd),
+    )
     assert [type(c) for c in commands if isinstance(c, Dismiss | LeadAnew)] == [Dismiss]
     assert state.term == 3
 
@@ -127,7 +142,7 @@ def test_fenced_incarnations_are_bounded_and_all_of_them_stay_refused() -> None:
 def test_two_reasons_to_wait_are_each_said_once() -> None:
     state, _ = led(1)
     state, _ = after(state, Left("n0", 1), Left("n1", 1))
-    state, _ = after(state, Joined("n3", 9, "n3:1"), now=1.0)
+    state, _ = after(state, Joined(node="n3", incarnation=9, address="n3:1"), now=1.0)
     assert state.phase is Phase.WAITING
     said: list[str] = []
     for tick in range(200):

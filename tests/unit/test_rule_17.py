@@ -33,12 +33,28 @@ def done_with_a_copy_on_its_way() -> State:
     """n0 owns both stages of a run that is done; n2 is being seeded with them."""
     state = begin(SETTINGS)
     for node in ("n0", "n1", "n2"):
-        state, _ = after(state, Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS))
+        state, _ = after(
+            state,
+            Joined(node=node, incarnation=1, address=f"{node}:1"),
+            Available(node=node, incarnation=1, layer_costs=COSTS),
+        )
     assert state.plan is not None
     for s, stage in enumerate(state.plan.stages):
         for node in stage.holders():
             losses = (1.0, 1.0) if s == 1 else ()
-            state, _ = after(state, Ready(node, 1, state.era, 0, s, stage.first_layer, (1.0, 1.0), losses))
+            state, _ = after(
+                state,
+                Ready(
+                    node=node,
+                    incarnation=1,
+                    era=state.era,
+                    step=0,
+                    stage=s,
+                    first_layer=stage.first_layer,
+                    squared_norms=(1.0, 1.0),
+                    losses=losses,
+                ),
+            )
     assert state.phase is Phase.DONE
     state, _ = after(state, StreamBroken("n1", 1), PeerLost("n0", 1, "n1", 1, "the stream broke"))
     assert state.plan is not None
@@ -49,10 +65,19 @@ def done_with_a_copy_on_its_way() -> State:
 def test_a_late_report_of_the_last_step_makes_no_copy_hot() -> None:
     """The node may have lost since what it reported on: no commit shows that it still has it."""
     state = done_with_a_copy_on_its_way()
-    state, _ = after(state, Ready("n2", 1, state.era, 0, 0, 0, (1.0, 1.0)), Tick())
+    state, _ = after(
+        state,
+        Ready(node="n2", incarnation=1, era=state.era, step=0, stage=0, first_layer=0, squared_norms=(1.0, 1.0)),
+        Tick(),
+    )
     assert state.plan is not None
     assert state.plan.exposed() == (0, 1)
-    state, _ = after(state, CaughtUp("n2", 1, state.era, 0, 2, 1, state.plan.order))
+    state, _ = after(
+        state,
+        CaughtUp(
+            node="n2", incarnation=1, era=state.era, first_layer=0, end_layer=2, version=1, order=state.plan.order
+        ),
+    )
     assert state.plan is not None
     assert state.plan.exposed() == (1,)
 
@@ -61,7 +86,7 @@ def missed_for(state: State, seconds: float) -> State:
     """n2 and n0 do not reach each other, and everybody beats."""
     for i in range(round(2 * seconds)):
         told = [PeerLost("n2", 1, "n0", 1, "no stream"), PeerLost("n0", 1, "n2", 1, "no stream")]
-        beats = [Heartbeat(node.node, node.incarnation) for node in state.nodes.values()]
+        beats = [Heartbeat(node=node.node, incarnation=node.incarnation) for node in state.nodes.values()]
         state, _ = after(state, *told, *beats, Tick(), now=0.5 * i)
     return state
 
@@ -70,7 +95,9 @@ def test_who_cannot_be_seeded_over_a_broken_link_makes_room_for_a_node_that_is_f
     state = done_with_a_copy_on_its_way()
     alone = missed_for(state, 200.0)
     assert sorted(alone.nodes) == ["n0", "n2"], "nobody else is there: it goes on trying"
-    state, _ = after(state, Joined("n3", 1, "n3:1"), Available("n3", 1, COSTS))
+    state, _ = after(
+        state, Joined(node="n3", incarnation=1, address="n3:1"), Available(node="n3", incarnation=1, layer_costs=COSTS)
+    )
     state = missed_for(state, 200.0)
     assert sorted(state.nodes) == ["n0", "n3"]
     assert state.plan is not None

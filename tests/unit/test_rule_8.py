@@ -24,11 +24,24 @@ def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list
 
 
 def joins(node: str) -> tuple[Report, Report]:
-    return Joined(node, 1, f"{node}:1"), Available(node, 1, COSTS)
+    return Joined(node=node, incarnation=1, address=f"{node}:1"), Available(node=node, incarnation=1, layer_costs=COSTS)
 
 
 def facts_of(node: str) -> tuple[Report, ...]:
-    return tuple(Ready(node, 1, 0, 0, s, s, (4.0,), (0.5,) if s else (), 0) for s in range(2))
+    return tuple(
+        Ready(
+            node=node,
+            incarnation=1,
+            era=0,
+            step=0,
+            stage=s,
+            first_layer=s,
+            squared_norms=(4.0,),
+            losses=(0.5,) if s else (),
+            redone=0,
+        )
+        for s in range(2)
+    )
 
 
 def successor() -> tuple[State, Plan, Commit]:
@@ -43,7 +56,18 @@ def successor() -> tuple[State, Plan, Commit]:
 
 def back(node: str, plan: Plan, version: int, last: Commit | None) -> tuple[Report, Report]:
     layers = BOTH if node in plan.stages[0].holders() else frozenset()
-    return Joined(node, 1, f"{node}:1", term=1), Available(node, 1, COSTS, "", 0, version, True, plan, last, layers)
+    return Joined(node=node, incarnation=1, address=f"{node}:1", term=1), Available(
+        node=node,
+        incarnation=1,
+        layer_costs=COSTS,
+        fingerprint="",
+        era=0,
+        version=version,
+        holds_state=True,
+        plan=plan,
+        last_commit=last,
+        layers=layers,
+    )
 
 
 def test_a_commit_that_comes_to_light_late_goes_to_those_who_were_there_before() -> None:
@@ -65,7 +89,7 @@ def test_a_spare_that_was_told_of_the_step_alone_proves_no_commit() -> None:
     commands: list[Command] = []
     for quarter in range(1, 50):
         now = 10.1 + quarter / 4
-        state, more = after(state, Heartbeat("n1", 1), Tick(), now=now)
+        state, more = after(state, Heartbeat(node="n1", incarnation=1), Tick(), now=now)
         commands += more
     again = [c for c in commands if isinstance(c, Commit)]
     assert [(c.step, c.scale, c.loss) for c in again] == [(decided.step, decided.scale, decided.loss)]

@@ -13,7 +13,7 @@ from culm.coordinator.settling import HOUR, next_look, quiet, seconds_between_lo
 from culm.coordinator.slowness import Pace, told
 from culm.coordinator.state import Settings, State
 
-BEGUN = begin(Settings(4, 8, 100, settle_seconds=30.0))
+BEGUN = begin(Settings(stages=4, microbatches=8, steps=100, settle_seconds=30.0))
 
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e6))
@@ -39,13 +39,13 @@ def test_the_quiet_after_many_losses_counts() -> None:
 
 
 def heard(state: State, slowness: float, now: float) -> tuple[State, int]:
-    state, commands = advance(state, reports.Heartbeat("n0", 1, slowness=slowness), now)
+    state, commands = advance(state, reports.Heartbeat(node="n0", incarnation=1, slowness=slowness), now)
     return state, sum(getattr(command, "kind", "") == "slow" for command in commands)
 
 
 def test_a_pace_that_swings_is_no_news() -> None:
     """Fourteen "slow" events in twelve seconds, and the model cut to and fro."""
-    state, _ = advance(BEGUN, reports.Joined("n0", 1, "n0:1"), 0.0)
+    state, _ = advance(BEGUN, reports.Joined(node="n0", incarnation=1, address="n0:1"), 0.0)
     told = 0
     for tick in range(240):
         state, count = heard(state, 2.5 if tick % 8 < 4 else 1.0, tick * 0.5)
@@ -55,7 +55,7 @@ def test_a_pace_that_swings_is_no_news() -> None:
 
 
 def test_a_pace_that_lasts_is_told_once() -> None:
-    state, _ = advance(BEGUN, reports.Joined("n0", 1, "n0:1"), 0.0)
+    state, _ = advance(BEGUN, reports.Joined(node="n0", incarnation=1, address="n0:1"), 0.0)
     told = 0
     for tick in range(240):
         state, count = heard(state, 2.5, tick * 0.5)

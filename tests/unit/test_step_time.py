@@ -14,7 +14,9 @@ F, B = 0.01, 0.02
 
 
 def four(hop: float = 0.0, lead: int = 2, microbatches: int = 8) -> StepRun:
-    return StepRun(("a", "b", "c", "d"), Schedule(microbatches, lead), Durations((F,) * 4, (B,) * 4, hop))
+    return StepRun(
+        owners=("a", "b", "c", "d"), schedule=Schedule(microbatches, lead), durations=Durations((F,) * 4, (B,) * 4, hop)
+    )
 
 
 def consistent(step: StepRun, since: float = 0.0) -> None:

@@ -22,8 +22,8 @@ class Nothing:
 
 
 WORKS: list[tuple[Work[Nothing], Phase]] = [
-    (Run(unit(1, "F", 0), 0, 1, Nothing()), "forward"),
-    (Run(unit(1, "B", 0), 0, 1, Nothing()), "backward"),
+    (Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), "forward"),
+    (Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=Nothing()), "backward"),
     (Reduce(duty(1), 0, 1), "backward"),
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
@@ -49,7 +49,7 @@ def test_applying_a_step_to_a_standbys_layers_is_redundant_work() -> None:
     apply: Work[Nothing] = Apply(0, 1.0, ((0, Nothing()), (1, Nothing()), (2, Nothing()), (3, Nothing())))
     assert redundant_share(apply, [range(1)]) == 0.75
     assert redundant_share(apply, [range(2), range(2, 4)]) == 0.0
-    assert redundant_share(Run(unit(1, "F", 0), 0, 1, Nothing()), []) == 0.0
+    assert redundant_share(Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), []) == 0.0
     times = Times(0.0)
     times.turn("apply", 0.0, 0.75)
     assert times.split(4.0) == TimeSplit(apply=1.0, redundant=3.0)
@@ -70,7 +70,7 @@ def test_no_part_shrinks_for_one_who_read_the_clock_too_early() -> None:
 
 
 def test_a_split_survives_the_wire() -> None:
-    split = TimeSplit(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    split = TimeSplit(forward=1.0, backward=2.0, redundant=3.0, apply=4.0, bubble=5.0, idle=6.0)
     assert times_from_proto(times_to_proto(split)) == split
 
 
@@ -85,7 +85,14 @@ def test_bytes_add_up_by_peer() -> None:
 
 def two_stages() -> Plan:
     members = {name: Member(name, 1) for name in ("n0", "n1")}
-    return Plan(1, 1, 0, 0, (StagePlan(0, 1, ("n0",)), StagePlan(1, 2, ("n1",))), members)
+    return Plan(
+        term=1,
+        generation=1,
+        era=0,
+        step=0,
+        stages=(StagePlan(0, 1, ("n0",)), StagePlan(1, 2, ("n1",))),
+        members=members,
+    )
 
 
 def waits_for_input(worker: Worker[Nothing]) -> bool:

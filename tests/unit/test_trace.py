@@ -19,9 +19,9 @@ def written(tmp_path: Path, text: str) -> Path:
 def test_events_as_the_field_writes_them(tmp_path: Path) -> None:
     path = written(tmp_path, "0,add,node1\n0,add,node2\n601200,remove,node1\n")
     assert read_trace(path) == [
-        Change(0.0, "add", "node1"),
-        Change(0.0, "add", "node2"),
-        Change(601.2, "remove", "node1"),
+        Change(at=0.0, kind="add", node="node1"),
+        Change(at=0.0, kind="add", node="node2"),
+        Change(at=601.2, kind="remove", node="node1"),
     ]
 
 
@@ -59,9 +59,9 @@ def test_what_is_written_reads_back(
 ) -> None:
     changes = []
     for name, (at, life) in machines.items():
-        changes.append(Change(at, "add", name, zone, price))
-        changes.append(Change(at + life, "notice", name, zone, seconds_left=30.0))
-        changes.append(Change(at + life, "remove", name, zone))
+        changes.append(Change(at=at, kind="add", node=name, zone=zone, price=price))
+        changes.append(Change(at=at + life, kind="notice", node=name, zone=zone, seconds_left=30.0))
+        changes.append(Change(at=at + life, kind="remove", node=name, zone=zone))
     changes.sort(key=lambda change: change.at)
     path = tmp_path_factory.mktemp("traces") / "trace"
     path.write_text(write_trace(changes))
@@ -97,13 +97,13 @@ def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
 
 def test_one_who_rents_two_takes_another_when_one_goes() -> None:
     trace = [
-        Change(0.0, "add", "a"),
-        Change(0.0, "add", "b"),
-        Change(1.0, "add", "c"),
-        Change(2.0, "add", "d"),
-        Change(3.0, "remove", "c"),
-        Change(4.0, "remove", "a"),
-        Change(5.0, "add", "e"),
+        Change(at=0.0, kind="add", node="a"),
+        Change(at=0.0, kind="add", node="b"),
+        Change(at=1.0, kind="add", node="c"),
+        Change(at=2.0, kind="add", node="d"),
+        Change(at=3.0, kind="remove", node="c"),
+        Change(at=4.0, kind="remove", node="a"),
+        Change(at=5.0, kind="add", node="e"),
     ]
     assert [(c.at, c.kind, c.node) for c in at_most(trace, 2)] == [
         (0.0, "add", "a"),

@@ -22,7 +22,7 @@ class Nothing:
 
 NAMES = ("n0", "n1", "n2")
 STAGES = tuple(StagePlan(s, s + 1, (NAMES[s],), (Standby(NAMES[s - 1], hot=True),)) for s in range(3))
-PLAN = Plan(1, 1, 0, 0, STAGES, {name: Member(name, 1) for name in NAMES})
+PLAN = Plan(term=1, generation=1, era=0, step=0, stages=STAGES, members={name: Member(name, 1) for name in NAMES})
 
 
 def worker_of(name: str, steps: int = 2, lead: int = 1) -> Worker[Nothing]:
@@ -64,7 +64,16 @@ def test_an_acknowledgement_gives_an_owner_nothing_to_do_but_it_may_spare_an_hei
     assert not worker.acknowledged("n1", 1, [activation(0, 0)])
 
     stages = (STAGES[0], replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
-    worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
+    worker.take_plan(
+        Plan(
+            term=1,
+            generation=2,
+            era=0,
+            step=0,
+            stages=stages,
+            members={name: PLAN.members[name] for name in ("n0", "n2")},
+        )
+    )
     assert not worker.acknowledged("n2", 1, [])
     assert worker.acknowledged("n2", 1, [activation(1, 0)])
 
@@ -76,7 +85,16 @@ def test_a_program_is_gone_through_once_and_again_from_its_beginning_in_the_next
     assert worker.awaited == gradient(1, 0)
 
     stages = (STAGES[0], replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
-    worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
+    worker.take_plan(
+        Plan(
+            term=1,
+            generation=2,
+            era=0,
+            step=0,
+            stages=stages,
+            members={name: PLAN.members[name] for name in ("n0", "n2")},
+        )
+    )
     arrange = worker.next_work()
     assert isinstance(arrange, Arrange)
     worker.finish(arrange)
@@ -96,7 +114,16 @@ def sent_by_the_last_stage(lead: int) -> tuple[Worker[Nothing], list[Send]]:
 def test_what_is_sent_again_after_a_loss_is_sent_at_once() -> None:
     worker, _ = sent_by_the_last_stage(lead=2)
     stages = (replace(STAGES[0], standbys=()), replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
-    worker.take_plan(Plan(1, 2, 0, 0, stages, {name: PLAN.members[name] for name in ("n0", "n2")}))
+    worker.take_plan(
+        Plan(
+            term=1,
+            generation=2,
+            era=0,
+            step=0,
+            stages=stages,
+            members={name: PLAN.members[name] for name in ("n0", "n2")},
+        )
+    )
     sends = [effect for effect in worker.drain() if isinstance(effect, Send)]
     assert sends == [Send("n0", gradient(2, m)) for m in range(2)]
 
@@ -116,7 +143,15 @@ def reports_of(worker: Worker[Nothing]) -> list[tuple[int, int, int]]:
 
 
 TWO = (StagePlan(0, 2, ("n0",), (Standby("n1", hot=True),)), StagePlan(2, 6, ("n1",), (Standby("n0", hot=True),)))
-PREPARING = Plan(1, 1, 0, 0, TWO, PLAN.members, target=(StagePlan(0, 4, ("n0",)), StagePlan(2, 4, ("n2",))))
+PREPARING = Plan(
+    term=1,
+    generation=1,
+    era=0,
+    step=0,
+    stages=TWO,
+    members=PLAN.members,
+    target=(StagePlan(0, 4, ("n0",)), StagePlan(2, 4, ("n2",))),
+)
 
 
 def test_a_plan_takes_nothing_within_a_step_and_the_commit_does() -> None:
