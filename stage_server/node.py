@@ -26,7 +26,7 @@ from culm.stage_server.streams.incoming import NotHeld
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.peers import Peers
 from culm.stage_server.streams.receiver import Receiver
-from culm.stage_server.streams.stream_bounds import Run
+from culm.stage_server.streams.stream_bounds import RunShape
 from culm.stage_server.turn import Turn
 from culm.stage_server.watching.activity import Activity
 from culm.stage_server.watching.node_metrics import Reading
@@ -63,7 +63,7 @@ class Node:
         patience: Patience,
         forfeit: Callable[[str], None],
         broken: Callable[[BaseException], None],
-        run: Run,
+        run: RunShape,
     ) -> None:
         """``forfeit``: called when what is held is of no use; ``broken``: when something unexpected has raised."""
         self.worker = worker

@@ -29,7 +29,7 @@ LOOPBACK = ("127.", "localhost", "[::1]", "unix:")
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class Credentials:
     """The contents of the three files, in PEM."""
 
     ca: bytes
@@ -43,17 +43,17 @@ def folder() -> Path | None:
     return Path(named) if named else None
 
 
-def read(where: Path) -> Identity:
+def read(where: Path) -> Credentials:
     """Raises JobError, naming the file that is missing."""
     try:
         ca, key, certificate = ((where / name).read_bytes() for name in FILES)
     except OSError as error:
         mend = "make certificates with culm certs init, and name the folder of one identity"
         raise JobError(f"a certificate cannot be read ({error})", f"{VARIABLE}={where}", mend) from error
-    return Identity(ca, key, certificate)
+    return Credentials(ca, key, certificate)
 
 
-def check_validity(identity: Identity, where: Path) -> None:
+def check_validity(identity: Credentials, where: Path) -> None:
     """Raises JobError for a certificate whose time is over: the other end would refuse it without a word."""
     from cryptography.x509 import load_pem_x509_certificate
 
@@ -110,7 +110,7 @@ class Files:
         return self.configuration()
 
 
-def _belong_together(identity: Identity) -> bool:
+def _belong_together(identity: Credentials) -> bool:
     """Not while one of them is replaced already and the others are not."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates

@@ -18,7 +18,7 @@ from culm.protos import stage_pb2
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import Node, World
 from culm.stage_server.streams import stream_bounds as bounds
-from culm.stage_server.streams.stream_bounds import Run, Standing
+from culm.stage_server.streams.stream_bounds import RunShape, Standing
 
 EXTREMES = (0, 1, 2, 3, 7, 1000, (1 << 20) + 1, (1 << 31) - 1, (1 << 32) - 1)
 WIDE = (*EXTREMES, 1 << 40, (1 << 62) + 1, (1 << 64) - 1)
@@ -38,7 +38,7 @@ class Checks:
 
     report: Problem = coordinator_bounds.problem
     hello: Callable[[stage_pb2.Hello, Standing], str] = bounds.hello_problem
-    key: Callable[[Key, Run], str] = bounds.key_problem
+    key: Callable[[Key, RunShape], str] = bounds.key_problem
 
 
 class HostilePeer:
@@ -48,7 +48,7 @@ class HostilePeer:
         self._world = world
         self._random = random.Random(world.seed)
         self._checks = checks
-        self._run = Run(world.microbatches, world.steps, (LayerShapes({}, {}, {}),) * world.layers)
+        self._run = RunShape(world.microbatches, world.steps, (LayerShapes({}, {}, {}),) * world.layers)
         self.refused = 0
         for _ in range(times):
             world.clock.after(self._random.uniform(0.1, 3.0), self._speak)

@@ -23,7 +23,7 @@ from culm.pipeline.times import TimeSplit
 from culm.simulator.markets.account import Account, Row, Use
 from culm.simulator.markets.fleet import Fleet
 from culm.simulator.markets.job_profile import Cluster, Profile, costs_of
-from culm.simulator.markets.run_setup import Choice, Lengths, Pace
+from culm.simulator.markets.run_setup import Choice, Lengths, StepTimes
 from culm.simulator.markets.seeding_time import Moving, Part
 from culm.simulator.markets.step_time import StepRun
 from culm.simulator.markets.trace import Change
@@ -56,7 +56,7 @@ class CulmRun:
         self._decide = decide
         self.profile, self.cluster, self.choice = profile, cluster, choice
         self.account = Account()
-        self._pace = Pace(profile, cluster, choice)
+        self._pace = StepTimes(profile, cluster, choice)
         self.decisions = 0  # reports that were decided on
         settings = co.Settings(
             stages=profile.stages,

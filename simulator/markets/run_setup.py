@@ -30,7 +30,7 @@ class Lengths(NamedTuple):
     seeding: float = 0.0
 
 
-class Pace:
+class StepTimes:
     """Of one run."""
 
     def __init__(self, profile: Profile, cluster: Cluster, choice: Choice) -> None:

@@ -16,7 +16,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler
 from culm.protos import stage_pb2
 from culm.protos.stage_pb2_grpc import StageStub
-from culm.stage_server.streams.stream_bounds import Run, fetched_problem
+from culm.stage_server.streams.stream_bounds import RunShape, fetched_problem
 from culm.stage_server.streams.unfit import Unfit, refuse
 
 RETRY_SECONDS = 0.2
@@ -36,7 +36,7 @@ def fetch_layers(
     era: int,
     take: Callable[[int, int, Value], None],
     at_once: bool = False,
-    run: Run | None = None,
+    run: RunShape | None = None,
     patience: Patience = DEFAULT,
 ) -> None:
     """Streams the layers' state from the holder at ``address``; ``take(layer, version, state)`` gets each.
@@ -69,7 +69,7 @@ def fetch_layers(
 class Fetcher:
     """Runs each fetch on a thread of its own."""
 
-    def __init__(self, listener: FetchListener, patience: Patience, run: Run | None = None) -> None:
+    def __init__(self, listener: FetchListener, patience: Patience, run: RunShape | None = None) -> None:
         self._listener = listener
         self._patience = patience
         self._run = run

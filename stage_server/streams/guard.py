@@ -11,21 +11,21 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.streams import stream_bounds as bounds
-from culm.stage_server.streams.stream_bounds import Run, Standing
+from culm.stage_server.streams.stream_bounds import RunShape, Standing
 from culm.stage_server.streams.unfit import Unfit, refuse
 from culm.stage_server.worker.worker import Worker
 
 
-def run_of(microbatches: int, steps: int, source: ModelSource) -> Run:
+def run_of(microbatches: int, steps: int, source: ModelSource) -> RunShape:
     """What the job says of a run before anything of it is heard."""
     shapes = tuple(LayerShapes.of(source.sketch(index)) for index in range(source.layer_count))
-    return Run(microbatches, steps, shapes)
+    return RunShape(microbatches, steps, shapes)
 
 
 class Guard:
     """Each method raises Unfit for what does not fit. Any thread may ask: a look at the worker may be a moment old."""
 
-    def __init__(self, run: Run, worker: Worker[Value]) -> None:
+    def __init__(self, run: RunShape, worker: Worker[Value]) -> None:
         self.run = run
         self._worker = worker
 

@@ -4,7 +4,7 @@ import threading
 import time
 
 
-class Pace:
+class RateLimit:
     """Shared by all who send for one purpose. Thread-safe."""
 
     def __init__(self, bytes_per_second: int | None) -> None:

@@ -14,7 +14,7 @@ from culm.stage_server.streams.answers import Answers
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.incoming import SELDOM, Incoming, NotHeld, Sink
 from culm.stage_server.streams.plane import Received, add_to_server
-from culm.stage_server.streams.rate_limit import Pace
+from culm.stage_server.streams.rate_limit import RateLimit
 from culm.stage_server.streams.unfit import Unfit
 
 HELLO_SECONDS = 10.0  # from a stream's beginning to its first message
@@ -27,7 +27,7 @@ class Receiver:
     def __init__(self, sink: Sink, seed_bytes_per_second: int | None = None, guard: Guard | None = None) -> None:
         self._sink = sink
         self._guard = guard
-        self._pace = Pace(seed_bytes_per_second)
+        self._pace = RateLimit(seed_bytes_per_second)
         self._lock = threading.Lock()
         self._answers: dict[str, Answers] = {}
 

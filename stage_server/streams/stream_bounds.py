@@ -33,7 +33,7 @@ AHEAD = 2  # commits that a peer may know of before this node does
 
 
 @dataclass(frozen=True)
-class Run:
+class RunShape:
     """What a node knows of its run from the job alone."""
 
     microbatches: int
@@ -68,7 +68,7 @@ def hello_problem(hello: stage_pb2.Hello, standing: Standing) -> str:
     return f"a hello of incarnation {hello.incarnation}" if hello.incarnation > MOST_INCARNATION else ""
 
 
-def key_problem(key: Key, run: Run) -> str:
+def key_problem(key: Key, run: RunShape) -> str:
     """Of a key that names no tensor of this run."""
     layers = len(run.layers)
     if key.pipeline or key.stage >= layers or key.step >= run.steps:
@@ -82,7 +82,7 @@ def key_problem(key: Key, run: Run) -> str:
     return f"a tensor {key}; its index is less than {most}" if key.index >= most else ""
 
 
-def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: Run) -> str:
+def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> str:
     """Of a tensor whose first piece is here, and nothing of it in memory."""
     wrong = key_problem(key, run) or header_problem(header)
     if wrong:
@@ -103,7 +103,7 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: Run) -> str:
     return f"{key} with {wrong}" if wrong else ""
 
 
-def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: Run, standing: Standing) -> str:
+def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: RunShape, standing: Standing) -> str:
     """Of what a receiver answers. An acknowledgement of a step to come would be kept until that step."""
     for key in keys:
         if wrong := key_problem(key, run):
@@ -128,7 +128,7 @@ def fetch_problem(layers: Sequence[int], count: int) -> str:
     return f"layer {beyond[0]} is asked for; there are {count}" if beyond else ""
 
 
-def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: Run | None) -> str:
+def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: RunShape | None) -> str:
     """Of the first piece of a layer's state; ``wanted``: what was asked for and is not here. No run: an operator's."""
     if piece.layer not in wanted:
         return f"layer {piece.layer}, which nobody asked for"
@@ -152,7 +152,7 @@ def welcome_problem(welcome: pb.Welcome) -> str:
     )
 
 
-def order_problem_of(order: pb.AttendResponse, run: Run) -> str:
+def order_problem_of(order: pb.AttendResponse, run: RunShape) -> str:
     """Of what the coordinator orders; its plans are whole."""
     body = order.WhichOneof("body")
     if body == "plan":

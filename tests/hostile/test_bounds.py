@@ -27,11 +27,11 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.one_machine.slots import Slots
 from culm.stage_server.streams import stream_bounds as bounds
-from culm.stage_server.streams.stream_bounds import Run, Standing
+from culm.stage_server.streams.stream_bounds import RunShape, Standing
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))
-RUN = Run(MICROBATCHES, STEPS, LAYERS)
+RUN = RunShape(MICROBATCHES, STEPS, LAYERS)
 HERE = Standing(term=1, committed=5)
 FULL = ("n0", "n1")
 
