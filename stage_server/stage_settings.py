@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from culm.pipeline import default_ports
 from culm.pipeline.machine import Machine
 from culm.pipeline.patience import USUAL
 
@@ -10,7 +11,7 @@ from culm.pipeline.patience import USUAL
 class StageSettings:
     """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
 
-    coordinator: str = "127.0.0.1:7070"
+    coordinator: str = default_ports.COORDINATOR
     listen: str = "127.0.0.1:0"
     advertise: str = ""  # HOST or HOST:PORT where other nodes reach it, if that is not where it listens
     insecure: bool = False  # listen without TLS where others reach it

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
+from culm.pipeline import default_ports
 from culm.ui.recorded import DEMO, Recorded
 from culm.ui.screens import cost, events, nodes, overview, preemptions, topology
 from culm.ui.source import Live, Source
@@ -34,7 +35,7 @@ def main() -> None:
     st.set_page_config(page_title="Culm", page_icon=str(Path(__file__).with_name("icon.svg")), layout="wide")
     env = os.environ.get
     speed = float(env("CULM_UI_SPEED") or 1.0)
-    source = source_of(env("CULM_COORDINATOR") or "127.0.0.1:7070", env("CULM_UI_LOG") or "", speed)
+    source = source_of(env("CULM_COORDINATOR") or default_ports.COORDINATOR, env("CULM_UI_LOG") or "", speed)
     pages = [
         st.Page(partial(show, source), title=title, icon=icon, url_path=title.lower(), default=title == "Overview")
         for title, (show, icon) in PAGES.items()

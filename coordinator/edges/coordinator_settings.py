@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from culm.coordinator.state import Settings
+from culm.pipeline import default_ports
 from culm.pipeline.job import Job
 from culm.pipeline.patience import Patience
 
@@ -12,7 +13,7 @@ class CoordinatorSettings:
     """Read once from flags and ``CULM_*`` variables, then passed as arguments. Times in seconds."""
 
     job: Job
-    listen: str = "127.0.0.1:7070"
+    listen: str = default_ports.COORDINATOR
     redis_url: str = ""  # empty: nothing outlives this process
     run: str = "culm"
     name: str = "coordinator"

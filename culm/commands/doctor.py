@@ -15,6 +15,7 @@ from pathlib import Path
 
 from culm.local.ports import is_free
 from culm.local.redis_binary import RedisUnavailable, candidates, choose
+from culm.pipeline.default_ports import COORDINATOR_PORT, UI_PORT
 from culm.pipeline.text import plain
 from culm.terminal import checks
 from culm.terminal.checks import Finding, Verdict
@@ -60,8 +61,8 @@ def examine() -> Iterable[Finding]:
     yield _package("redis", "redis", (6, 0))
     yield checks.threads(os.cpu_count() or 1, os.environ.get("OMP_NUM_THREADS", ""))
     yield _redis()
-    yield checks.port("coordinator", 7070, is_free(7070), "--listen")
-    yield checks.port("ui", 8501, is_free(8501), "CULM_LISTEN")
+    yield checks.port("coordinator", COORDINATOR_PORT, is_free(COORDINATOR_PORT), "--listen")
+    yield checks.port("ui", UI_PORT, is_free(UI_PORT), "CULM_LISTEN")
     yield checks.docker(shutil.which("docker") or "")
     yield from _certificates(os.environ.get("CULM_TLS_DIR", ""), now)
     yield checks.disk(shutil.disk_usage(Path.cwd()).free, str(Path.cwd()))

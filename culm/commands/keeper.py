@@ -18,11 +18,11 @@ from culm.local.clusters import KEEPER, Process, Record
 from culm.local.ports import free_port, is_free
 from culm.local.processes import Child
 from culm.local.redis_binary import RedisUnavailable
+from culm.pipeline.default_ports import UI_PORT
 from culm.pipeline.job import load_job
 from culm.terminal.outcome import RunFailed
 
 POLL_SECONDS = 0.2
-USUAL_UI_PORT = 8501
 
 
 def ui_command() -> list[str]:
@@ -34,7 +34,7 @@ class Ui:
     """The UI's process, and its address once it answers there."""
 
     def __init__(self, command: list[str], folder: Path, coordinator: str) -> None:
-        self._port = USUAL_UI_PORT if is_free(USUAL_UI_PORT) else free_port()
+        self._port = UI_PORT if is_free(UI_PORT) else free_port()
         listen = {"CULM_COORDINATOR": coordinator, "CULM_LISTEN": f"127.0.0.1:{self._port}"}
         self.child = Child.start(command, folder / "ui.log", {**os.environ, **listen})
 

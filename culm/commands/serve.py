@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.patience import USUAL, checked, from_environment
 from culm.pipeline.text import closest, plain, without_secrets
@@ -37,7 +38,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--set", action="append", default=[], metavar="S.K=V", help="change a key of the job")
     listen = flags.listen_address
     coordinator.add_argument(
-        "--listen", type=listen, default=env("CULM_LISTEN", flags.DEFAULT_COORDINATOR), metavar="HOST:PORT"
+        "--listen", type=listen, default=env("CULM_LISTEN", default_ports.COORDINATOR), metavar="HOST:PORT"
     )
     url = flags.optional(flags.redis_url)
     redis = "redis:// or rediss://; default: what the file named by CULM_REDIS_URL_FILE holds, else an own one"

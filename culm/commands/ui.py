@@ -8,11 +8,10 @@ from pathlib import Path
 
 import culm
 from culm.local.ports import is_free
+from culm.pipeline.default_ports import UI_PORT
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.tls import LOOPBACK
 from culm.terminal import flags
-
-PORT = 8501
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -26,7 +25,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "  culm ui --log run.jsonl --speed 10",
     )
     flags.add_coordinator(parser)
-    listen = flags.from_environment("CULM_LISTEN", f"127.0.0.1:{PORT}")
+    listen = flags.from_environment("CULM_LISTEN", f"127.0.0.1:{UI_PORT}")
     parser.add_argument("--listen", type=flags.address, default=listen, metavar="HOST:PORT")
     parser.add_argument("--demo", action="store_true", help="show a recorded run that Culm brings along")
     parser.add_argument("--log", default="", metavar="FILE", help="show this recorded run, of culm events --json")

@@ -15,7 +15,7 @@ from culm.local import nursery
 from culm.local.kills import Kill
 from culm.local.processes import Child
 from culm.local.redis_server import EmbeddedRedis
-from culm.pipeline import private
+from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.patience import VARIABLE, from_environment
@@ -23,7 +23,9 @@ from culm.pipeline.text import LONGEST_NAME
 from culm.terminal.outcome import RunFailed
 
 START_SECONDS = 30.0
-USUAL_ADDRESS = "127.0.0.1:7070,127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
+USUAL_ADDRESS = (
+    f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
+)
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 RESTARTS = 5
 COORDINATOR_FAILURES = 3  # in a row, that are no kill

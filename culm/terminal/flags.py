@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity_parts import PARTS, parse_allowed
 from culm.pipeline.text import LONGEST_NAME, check_name, closest, plain, refuse_secrets, shortened, shown_url
@@ -22,7 +23,6 @@ from culm.pipeline.text import LONGEST_NAME, check_name, closest, plain, refuse_
 MOST_NODES = 256  # processes of a local cluster
 LONGEST_SECONDS = 10 * 365 * 86400.0
 ON, OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
-DEFAULT_COORDINATOR = "127.0.0.1:7070"
 LOOPBACK = "127.0.0.1"
 ADDRESS_MEND = "write HOST:PORT, such as 127.0.0.1:7070"
 
@@ -128,7 +128,7 @@ listen_address = partial(address, least_port=0)  # port 0: any that is free
 
 def default_coordinator() -> str:
     """Where the coordinator is, unless it is said."""
-    return from_environment("CULM_COORDINATOR", DEFAULT_COORDINATOR)
+    return from_environment("CULM_COORDINATOR", default_ports.COORDINATOR)
 
 
 def add_coordinator(parser: argparse.ArgumentParser) -> None:

@@ -52,8 +52,10 @@ def _make(name: str, by_name: bool, interval: float | None, timeout: float) -> P
             cloud, usual = aws.Aws(service), aws.INTERVAL
         case "gcp":
             cloud, usual = gcp.Gcp(service), gcp.INTERVAL
-        case _:
+        case "azure":
             cloud, usual = azure.Azure(service), azure.INTERVAL
+        case _:
+            raise ValueError(f"no source of notices is called {name!r}")
     return PolledSource(name, cloud.poll, usual if interval is None else interval, None if by_name else cloud.probe)
 
 

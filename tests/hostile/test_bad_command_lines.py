@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 
 from culm.__main__ import MODULES, all_parsers, make_parser
-from culm.terminal.flags import DEFAULT_COORDINATOR
+from culm.pipeline.default_ports import COORDINATOR
 from tests.hostile.commands import ROOT, in_process
 from tests.hostile.test_bad_jobs import job_with
 
@@ -285,7 +285,7 @@ def test_a_bad_variable_gets_one_line_that_names_it(variable: str, tmp_path: Pat
 def test_a_variable_that_is_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CULM_COORDINATOR", "")
     monkeypatch.setenv("CULM_NODES", "")
-    assert make_parser(["status"]).parse_args(["status"]).coordinator == DEFAULT_COORDINATOR
+    assert make_parser(["status"]).parse_args(["status"]).coordinator == COORDINATOR
     assert make_parser(["serve"]).parse_args(["coordinator"]).nodes == 0
 
 
