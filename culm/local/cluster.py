@@ -23,7 +23,7 @@ from culm.pipeline.text import LONGEST_NAME
 from culm.terminal.outcome import RunFailed
 
 START_SECONDS = 30.0
-USUAL_ADDRESS = (
+USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks; any port if it is taken
     f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
 )
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
