@@ -24,8 +24,6 @@ from culm.terminal.outcome import RunFailed
 
 START_SECONDS = 30.0
 USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks; any port if it is taken
-    f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks by itself, or any port if that is taken
-)
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 RESTARTS = 5
 COORDINATOR_FAILURES = 3  # in a row, that are no kill

@@ -14,7 +14,7 @@ from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.failures import START, Work
 from culm.pipeline.patience import Patience
 
-FOLDER = Path(__file__).parent / "transcripts"
+FOLDER = Path(__file__).parent / "coordinator_transcripts"
 
 
 class Play:
