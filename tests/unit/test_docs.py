@@ -36,3 +36,13 @@ def test_every_rule_that_is_cited_is_in_the_list() -> None:
 @pytest.mark.parametrize("page", [path for path in texts() if path.suffix == ".md"], ids=lambda path: path.stem)
 def test_a_page_names_files_that_are_there(page: Path) -> None:
     assert [name for name in NAMED.findall(page.read_text()) if not (ROOT / name).exists()] == []
+
+
+NAMES = re.compile(r"`([\w./]+\.py)`")
+
+
+@pytest.mark.parametrize("room", ["coordinator", "stage_server/worker"])
+def test_the_tables_name_every_module_that_decides(room: str) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    said = {Path(name).name for name in NAMES.findall(page)}
+    assert {path.name for path in (ROOT / room).glob("*.py") if path.stem != "__init__"} <= said
