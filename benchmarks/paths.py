@@ -1,0 +1,111 @@
+"""How many files a change of the data plane, or of a lost node's replacement, leads through.
+
+``python -m benchmarks.paths [--root FOLDER]`` trains on three nodes, kills one, and prints every file of the repository
+that was entered on the way
+
+- of a tensor: from the end of stage 0's forward to the beginning of stage 1's forward of the same microbatch;
+- of a lost node: from the first evidence at the coordinator to its heir's first instruction.
+
+An engineer who follows that path opens no other file. ``--root`` names another tree, such as an older commit's.
+Threads that take no part are left out: ``APART`` names them.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+STEP = 5  # whose tensor is followed
+KILL = "n1@8:1B0"
+JOB = ["examples/digits_mlp.toml", "--nodes", "3", "--set", "pipeline.stages=3", "--set", "job.steps=14"]
+EVIDENCE = {"peer_lost", "stream_broken"}  # of the coordinator's decisions
+RESUMED = "_resumed"  # the coordinator hears of the heir's first instruction
+APART = ("beat", "heartbeat", "metrics", "watch", "notices", "checkpoint", "health")  # parts of threads' names
+
+
+class Entry(NamedTuple):
+    """A function was called, or one that is marked has returned."""
+
+    time: float
+    process: str
+    event: str
+    thread: str
+    place: str  # the file, from the tree's root
+    function: str
+    marks: tuple[int, ...]  # of a stage's forward: step, microbatch, is it the first stage, is it the last
+
+
+def entries(folder: Path) -> list[Entry]:
+    """All that the processes wrote, in order of time."""
+
+    def read() -> Iterator[Entry]:
+        for path in folder.iterdir():
+            for line in path.read_text().splitlines():
+                time, event, thread, place, function, marks = line.split("\t")
+                yield Entry(float(time), path.name, event, thread, place, function, tuple(map(int, marks.split())))
+
+    return sorted(read())
+
+
+def of_a_tensor(found: Sequence[Entry]) -> list[Entry]:
+    """From the end of a forward of the first stage to the beginning of the next stage's of the same microbatch."""
+    made = next(e for e in found if e.event == "return" and e.marks == (STEP, 0, 1, 0))
+    taken = next(e for e in found if e.event == "call" and e.marks == (STEP, 0, 0, 0) and e.time >= made.time)
+    return [e for e in between(found, made, taken) if e.process in (made.process, taken.process)]
+
+
+def of_a_lost_node(found: Sequence[Entry]) -> list[Entry]:
+    """From the first evidence at the coordinator to the heir's first instruction, as the coordinator hears of it."""
+    evidence = next(e for e in found if e.function in EVIDENCE and e.place.startswith("coordinator/"))
+    resumed = next(e for e in found if e.function == RESUMED and e.place.startswith("coordinator/"))
+    return between(found, evidence, resumed)
+
+
+def between(found: Sequence[Entry], first: Entry, last: Entry) -> list[Entry]:
+    return [
+        e
+        for e in found
+        if first.time <= e.time <= last.time and not any(word in e.thread.lower() for word in APART)
+        if not e.place.startswith(("tests/", "benchmarks/", "examples/", "protos/"))
+    ]
+
+
+def told(name: str, path: Sequence[Entry]) -> str:
+    """Each file where it is entered first."""
+    first: dict[str, Entry] = {}
+    for entry in path:
+        first.setdefault(entry.place, entry)
+    lines = [f"{name}: {len(first)} files"]
+    lines.extend(f"  {e.place}: {e.function}  ({e.thread} of process {e.process})" for e in first.values())
+    return "\n".join(lines)
+
+
+def traced(root: Path) -> list[Entry]:
+    """What a run of the tree's own ``culm run`` enters."""
+    with tempfile.TemporaryDirectory() as name:
+        hook = str(ROOT / "benchmarks" / "tracing")
+        ours = {
+            "PYTHONPATH": os.pathsep.join((hook, str(root))),
+            "CULM_TRACE_FOLDER": name,
+            "CULM_TRACE_ROOT": str(root),
+        }
+        words = [sys.executable, "-m", "culm", "run", *JOB, "--kill", KILL, "--set", "job.threads=1"]
+        subprocess.run(words, cwd=root, env={**os.environ, **ours}, check=True, stdout=subprocess.DEVNULL)
+        return entries(Path(name))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", type=lambda text: Path(text).resolve(), default=ROOT, help="the tree to trace")
+    found = traced(parser.parse_args().root)
+    print(told("a tensor, from one stage's forward to the next one's", of_a_tensor(found)))
+    print(told("a lost node, from its evidence to its heir's first instruction", of_a_lost_node(found)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Writes down which files of the repository are entered, by process, thread and time: for ``benchmarks.paths``.
+
+Python imports a module of this name when it starts, wherever its folder is on the path. Without CULM_TRACE_FOLDER it
+does nothing.
+"""
+
+import os
+import sys
+import threading
+import time
+from types import FrameType
+
+FOLDER, ROOT = os.environ.get("CULM_TRACE_FOLDER", ""), os.environ.get("CULM_TRACE_ROOT", "")
+MARKED = {"forward"}  # of these it also matters when they return, and of what they are
+_known: dict[str, str] = {}  # what code says of its file -> the file in the repository, or nothing
+_files: dict[int, int] = {}  # process -> its open file
+
+
+def _place(said: str) -> str:
+    if said not in _known:
+        real = os.path.realpath(said) if not said.startswith("<") else ""
+        inside = real.startswith(ROOT + os.sep) and f"{os.sep}." not in real[len(ROOT) :]
+        _known[said] = os.path.relpath(real, ROOT) if inside else ""
+    return _known[said]
+
+
+def _write(frame: FrameType, event: str, argument: object) -> None:
+    if event not in ("call", "return"):
+        return
+    code = frame.f_code
+    if event == "return" and code.co_name not in MARKED:
+        return
+    place = _place(code.co_filename)
+    if not place:
+        return
+    marks = ""
+    if code.co_name in MARKED and "microbatch" in frame.f_locals:
+        stage = frame.f_locals["self"]
+        marks = f"{stage._step} {frame.f_locals['microbatch']} {int(stage._first)} {int(stage._last)}"
+    process = os.getpid()
+    if process not in _files:  # also after a fork
+        _files[process] = os.open(os.path.join(FOLDER, str(process)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    words = (f"{time.monotonic():.6f}", event, threading.current_thread().name, place, code.co_name, marks)
+    os.write(_files[process], ("\t".join(words) + "\n").encode())
+
+
+if FOLDER:
+    threading.setprofile(_write)
+    sys.setprofile(_write)

@@ -1,0 +1,35 @@
+"""Which files are on a path: those entered between two moments, on threads that take part, each once."""
+
+from benchmarks.paths import STEP, Entry, between, of_a_lost_node, of_a_tensor, told
+
+
+def entry(time: float, place: str, function: str, process: str = "1", thread: str = "MainThread") -> Entry:
+    return Entry(time, process, "call", thread, place, function, ())
+
+
+MADE = Entry(1.0, "1", "return", "MainThread", "stage_server/compute/stage.py", "forward", (STEP, 0, 1, 0))
+TAKEN = Entry(3.0, "2", "call", "MainThread", "stage_server/compute/stage.py", "forward", (STEP, 0, 0, 0))
+SENT = entry(2.0, "stage_server/streams/sender.py", "send")
+ELSEWHERE = entry(2.1, "coordinator/decide.py", "advance", process="3")
+BEAT = entry(2.2, "stage_server/watching/traffic.py", "sent", thread="heartbeat")
+
+
+def test_a_tensors_path_is_in_the_two_nodes_alone() -> None:
+    found = [entry(0.5, "pipeline/plan.py", "order"), MADE, SENT, ELSEWHERE, BEAT, TAKEN, entry(4.0, "a.py", "late")]
+    assert of_a_tensor(found) == [MADE, SENT, TAKEN]
+
+
+def test_a_lost_nodes_path_begins_at_the_coordinator_and_ends_there() -> None:
+    evidence = entry(1.0, "coordinator/membership.py", "peer_lost")
+    resumed = entry(3.0, "coordinator/decide.py", "_resumed")
+    found = [entry(0.1, "stage_server/node.py", "peer_lost"), evidence, SENT, resumed, entry(4.0, "a.py", "late")]
+    assert of_a_lost_node(found) == [evidence, SENT, resumed]
+
+
+def test_generated_stubs_and_tests_are_nobodys_reading() -> None:
+    stub = entry(2.0, "protos/stage_pb2.py", "f")
+    assert between([MADE, stub, TAKEN], MADE, TAKEN) == [MADE, TAKEN]
+
+
+def test_a_file_is_told_once() -> None:
+    assert told("a path", [MADE, SENT, TAKEN]).startswith("a path: 2 files\n")
