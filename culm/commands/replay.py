@@ -45,7 +45,7 @@ class Happened:
     seconds: float
     lost: float
     rollbacks: int
-    lost_nodes: int
+    losses: int  # nodes; what --json has always called it
     cost: float
     value: float  # samples for a dollar, in thousands
 
@@ -138,7 +138,7 @@ def _happened(row: Row, steps: int, rollbacks: int, lost: int, seconds: float, c
         seconds=seconds,
         lost=seconds - steps * calm,
         rollbacks=rollbacks,
-        lost_nodes=lost,
+        losses=lost,
         cost=row.cost,
         value=thousands,
     )
@@ -239,8 +239,8 @@ def _show(predicted: Happened, measured: Happened) -> None:
     table = Table("", "predicted", "measured", "difference", box=None)
     for name, one, other in (
         ("steps", predicted.steps, measured.steps),
-        ("seconds lost", predicted.lost_nodes, measured.lost_nodes),
-        ("lost nodes", predicted.lost_nodes, measured.lost_nodes),
+        ("seconds lost", predicted.lost, measured.lost),
+        ("lost nodes", predicted.losses, measured.losses),
         ("rollbacks", predicted.rollbacks, measured.rollbacks),
         ("cost, $", predicted.cost, measured.cost),
         ("1000 samples/$", predicted.value, measured.value),

@@ -25,7 +25,16 @@ stages = st.builds(
     st.lists(st.builds(Standby, WORDS, st.booleans()), max_size=3).map(tuple),
 )
 members = st.lists(st.builds(Member, WORDS, LARGE, WORDS, WORDS), max_size=4).map(lambda m: {x.node: x for x in m})
-plans = st.builds(Plan, LARGE, LARGE, SMALL, LARGE, st.lists(stages, max_size=4).map(tuple), members, WORDS)
+plans = st.builds(
+    Plan,
+    term=LARGE,
+    generation=LARGE,
+    era=SMALL,
+    step=LARGE,
+    stages=st.lists(stages, max_size=4).map(tuple),
+    members=members,
+    reason=WORDS,
+)
 
 
 @given(keys)
