@@ -27,7 +27,7 @@ from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.pipeline.job import load_job
 logging.basicConfig(level="INFO", stream=sys.stderr)
 job, listen, redis_url = sys.argv[1:]
-sys.exit(main(CoordinatorSettings(job=load_job(job), listen=listen, redis=redis_url, name=str(os.getpid()))))
+sys.exit(main(CoordinatorSettings(job=load_job(job), listen=listen, redis_url=redis_url, name=str(os.getpid()))))
 """
 
 
