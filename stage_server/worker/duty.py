@@ -1,5 +1,18 @@
 """What has become of each duty on this node in the running step: one record a (pipeline, stage), gone at the commit."""
 
+# The life of a record, and who moves it (``Runner`` alone):
+#
+#     a plan names this node the owner        tenure = the plan's generation
+#     ... within a step, so after a loss      takeover is set, forwards that were run ahead count as done
+#     an instruction has run                  it is in done
+#     the plan names another owner            give_up(): tenure and done go; ahead stays for a node that stands by
+#     the node no longer stands by either     drop_ahead(): its graphs are gone, so nothing is run ahead in this step
+#     the step is committed                   a new record, with the tenure alone
+#
+# Why tenure and not just "mine": a duty may go to another node and come back within one step. A backward that was
+# begun before must not count after: its graph was dropped with the duty. So every piece of work carries the tenure that
+# it was begun under, and what it gives is taken only under the same one.
+
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Generic
@@ -16,13 +29,18 @@ class DutyStep(Generic[V]):
     # The generation of the plan that brought the duty here; None: it is another node's. Work that was begun under
     # another tenure is void: the duty was somewhere else meanwhile, and its graphs with it.
     tenure: int | None = None
-    done: set[Instruction] = field(default_factory=set)  # by this node as the owner; never by another
+    # By this node as the owner, never by another. Invariant: empty where there is no tenure.
+    done: set[Instruction] = field(default_factory=set)
     # Outputs of redundant forwards, microbatch 0 first; an output that no node consumes is None.
     ahead: list[V | None] = field(default_factory=list)
     spoilt: bool = False  # graphs were dropped within the step: nothing more is run ahead
-    adopted: int = 0  # forwards among ``done`` that had been run ahead when the duty came here
-    takeover: Takeover | None = None  # how the duty came here, if that was within the step
-    inherited: int = 0  # microbatches in the gradients that the lost owner had shipped: they are not accumulated again
+    # Forwards among ``done`` that had been run ahead when the duty came here: they were not redone.
+    adopted: int = 0
+    # How the duty came here, if that was within the step. Invariant: None where there is no tenure.
+    takeover: Takeover | None = None
+    # Microbatches in the gradients that the lost owner had shipped. Their backwards may still run, for the gradient
+    # that the stage before lacks, and add nothing. Invariant: 0 unless there is a takeover.
+    inherited: int = 0
 
     def give_up(self) -> None:
         """The duty is another node's. What was run ahead for it stays, if this node goes on standing by."""
@@ -44,7 +62,7 @@ class Duties(Generic[V]):
 
     def __init__(self) -> None:
         self._steps: dict[Duty, DutyStep[V]] = {}
-        self.ticket = -1
+        self.ticket = -1  # stands in for a tenure in work that is run ahead; one less with every step and era
         self.stopped = False  # memory is short: nothing more is run ahead in this step
 
     def __getitem__(self, duty: Duty) -> DutyStep[V]:

@@ -19,7 +19,10 @@ class Arrival(NamedTuple, Generic[V]):
 
 
 class Early(Generic[V]):
-    """Waits unacknowledged (rule 3): whoever sent it still has it."""
+    """Waits unacknowledged (rule 3): whoever sent it still has it.
+
+    So whatever is dropped from here is not lost: it is sent again once this node has said hello under the new plan.
+    """
 
     def __init__(self) -> None:
         self._arrivals: list[Arrival[V]] = []

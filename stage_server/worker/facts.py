@@ -4,6 +4,14 @@ Facts, not votes: "this incarnation holds the whole reduced gradient of these la
 whatever plan follows, so it is said once a step, and repeated as it was said.
 """
 
+# Three kinds of facts:
+#
+# - *ready*: the whole reduced gradient of a part, and the state it is to be applied to, are here. The commit's gate
+#   counts these (rule 6). A part is what this node holds of a stage: all of it, or under a plan that prepares another
+#   cut a piece of it, so the layers are named and not only the stage.
+# - *caught up*: a part that was behind is at the committed version. The coordinator makes its holder hot at a commit.
+# - *settled*: the same after the last commit, when nothing commits any more that could make a copy hot (rule 17).
+
 from typing import Generic
 
 from culm.pipeline import flow
@@ -29,7 +37,8 @@ class Facts(Generic[V]):
         self._post = post
         self._runner = runner
         self._effects = effects
-        self.ready: dict[Part, ReportReady] = {}  # of the running step
+        # Of the running step. Said once each; what was said is what is repeated, also under another plan.
+        self.ready: dict[Part, ReportReady] = {}
         self.settled: dict[int, ReportCaughtUp] = {}  # after the last commit, by first layer: seeded copies
 
     def note_ready(self, plan: Plan) -> None:

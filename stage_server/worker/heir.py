@@ -4,6 +4,20 @@ It redoes what is not held by whoever consumes it: a gradient that was reduced a
 an activation that the next stage has. What its neighbours hold they tell by acknowledging, after its Hello.
 """
 
+# An heir's work falls into three cases, which ``Runner._part`` tells apart:
+#
+# 1. The stage's whole reduced gradient is not here. All backwards have to run again, and so all forwards before them:
+#    the heir runs the whole duty, but for what it ran ahead itself.
+# 2. A prefix of it is here (ACCUMULATED, shipped by the lost owner). The microbatches after the prefix run again. Of
+#    those in it only results run that a consumer lacks; their backwards add nothing.
+# 3. All of it is here: the owner died after sending it. Only results that a consumer lacks run, most often none.
+#
+# In cases 2 and 3 the heir waits until both neighbours have said what they hold. Without that it would redo work that
+# nobody needs, or, worse, never send what somebody waits for. In case 1 it begins at once: forwards are needed anyhow.
+#
+# Why a forward may need those before it: BatchNorm's running statistics change with every forward, in order of
+# microbatch. So the buffers of microbatch 3 are right only if 0 to 2 ran before (``each_alone`` says where not).
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 

@@ -1,5 +1,25 @@
 """The versions of the layers that a node holds, and how a layer that is being seeded catches up (rule 11)."""
 
+# The versions of one layer on this node, and what moves them:
+#
+#     (not held) --adopt--> None --installed--> v --applied--> v + 1 ... --give_up--> (not held)
+#                            ^                  |
+#                            +---- _restart ----+      a gap, a dead source, commits that were missed
+#
+# An owner's or hot standby's layer is at the node's own version. A layer that is being seeded need not be:
+#
+# - *Behind.* Its state came at version v while commits v, v + 1, ... have been applied to the rest. They wait as
+#   follow-ups, with their gradients as far as those are here, and are applied one after the other (``late``).
+# - *Ahead.* Its source had applied commits that this node has not heard of yet. They are not applied again:
+#   ``takes_step`` says no for a version that is past the step.
+#
+# A layer subscribes before it is fetched: from ``adopt`` on its commits are kept as follow-ups, so whatever version the
+# source sends, what follows is here or on its way. A follow-up whose gradient never comes is a gap. Streams keep their
+# order, so a later gradient shows it (``passed``), and the layer is fetched again.
+#
+# ``_asked`` and the deques say what is under way. Invariants: a layer has follow-ups only while its state is not here
+# or is behind; what is given out (``_running``) counts only if its layer was not restarted meanwhile.
+
 from collections import deque
 from collections.abc import Collection, Iterable
 from typing import Generic
@@ -19,13 +39,16 @@ class Holdings(Generic[V]):
     """
 
     def __init__(self) -> None:
+        # Layer -> steps applied to it here; None: its state is not here. A layer that is not in it is not held.
         self._versions: dict[int, int | None] = {}
-        self._asked: dict[int, str] = {}  # layer -> the holder that was asked for it
+        # Layer -> the holder that was asked for it, or CHECKPOINT. Invariant: such a layer's version is None.
+        self._asked: dict[int, str] = {}
         # layer -> the commits that it has not seen: (step, clip scale, gradient, or None while that is on its way)
         self._followups: dict[int, list[tuple[int, float, V | None]]] = {}
         self._installs: deque[Install[V]] = deque()
         self._catch_ups: deque[Apply[V]] = deque()
         self._running: Install[V] | Apply[V] | None = None  # given out; None again if it has become void meanwhile
+        # Holders that could not send something under the present plan: others are asked first.
         self._failed_sources: set[str] = set()
         self._restoring: set[int] = set()  # layers wanted from the checkpoint that the era begins from
 
@@ -67,6 +90,10 @@ class Holdings(Generic[V]):
         self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in known}
         self._restoring &= {layer for layer, v in self._versions.items() if v is None}
         self._await_checkpoint()
+
+    def asked(self) -> tuple[int, ...]:
+        """The layers that are on their way, or to be."""
+        return tuple(self._asked)
 
     def held(self) -> list[int]:
         """The layers that the node is to have memory for, ascending."""

@@ -10,7 +10,9 @@ from culm.pipeline.plan import Plan
 
 V = TypeVar("V")
 
-COMMITS_TO_WAIT = 4  # how far a layer being seeded may fall behind to wait for gradients: it bounds the memory
+# How many commits a layer that is being seeded may fall behind and still wait for gradients; its holders keep them as
+# long. More would cost memory on every holder; fewer would fetch layers again where a link is slow for a moment.
+COMMITS_TO_WAIT = 4
 
 
 class Outbox(Generic[V]):
@@ -18,9 +20,12 @@ class Outbox(Generic[V]):
 
     def __init__(self) -> None:
         self._values: dict[Key, V] = {}
+        # Key -> (node, incarnation) that have it. A key may be here before its value: an heir hears what the consumers
+        # of its lost owner hold before it has computed anything itself.
         self._acknowledged: dict[Key, set[tuple[str, int]]] = {}
 
     def put(self, key: Key, value: V) -> None:
+        # The first value stays: on unequal hardware a second would differ, and consumers may have the first (rule 4).
         self._values.setdefault(key, value)
         for old in superseded(key, self._values):
             del self._values[old]

@@ -23,8 +23,10 @@ class Position:
     term: int = 0  # the highest heard of; it never falls (rule 12)
     era: int = 0
     version: int = 0  # steps applied to all that is held; also the number of the running step
-    plan: Plan | None = None  # the one obeyed; its order never falls within a term
-    commits: deque[Commit] = field(default_factory=deque)  # known and not applied, without a gap from ``version`` on
+    # The one obeyed. Its (term, generation) never falls (rule 3).
+    plan: Plan | None = None
+    # Known and not applied. Invariant: their steps are version, version + 1, ... without a gap (rule 2).
+    commits: deque[Commit] = field(default_factory=deque)
 
     @property
     def committed(self) -> int:

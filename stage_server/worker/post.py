@@ -7,6 +7,21 @@ committed, whoever has them: work may have to be done again, here or by another 
 whatever a present consumer has not acknowledged is sent again.
 """
 
+# Where a tensor of the running step goes, as decided by ``arrive``:
+#
+#     its sender obeys a newer plan than this node      early, unacknowledged: taken or dropped once that plan is here
+#     it is of another era                              dropped (rule 1)
+#     its sender is not its producer under this plan    dropped: another node's value is the one that counts (rule 3)
+#     it is more than one step ahead                    early, unacknowledged: this node was passed over, or is slow
+#     it is of a step that is over                      acknowledged and not kept: its sender may forget it
+#     else                                              mailbox, acknowledged
+#
+# The producer is looked up in the plan that this node obeys, never in the sender's. So after a lost node only what its
+# heir says counts, and a value that the lost node sent before is kept where it has arrived: both have the same bits.
+#
+# Acknowledgements are what an heir goes by. They say "this incarnation has it", so they die with the incarnation
+# (rule 5), and a Hello makes a peer say them again. When it has answered (``synced``) all that it holds is known.
+
 from collections.abc import Iterator
 from typing import Generic
 
@@ -33,7 +48,9 @@ class Post(Generic[V]):
         self.mailbox: Mailbox[V] = Mailbox()
         self.outbox: Outbox[V] = Outbox()
         self.early: Early[V] = Early()
-        self.synced: dict[str, PlanOrder] = {}  # peer -> under which plan it has told all that it holds
+        # Peer -> the plan under which it has told all that it holds. An answer to an earlier plan's Hello is not
+        # enough: since then the peer may have taken, or given up, other duties.
+        self.synced: dict[str, PlanOrder] = {}
 
     # ---- what comes -------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,9 @@ class Runner(Generic[V]):
         self.eager = False  # run forwards ahead for duties that this node stands by for
         self.ship_every = 0  # microbatches; 0: gradients go to the standby when they are whole
         self.awaited: Key | None = None  # why there is nothing to run: the next instruction lacks this tensor
-        self.resumes: list[Resume[V]] = []  # to be done before anything else of their duties
+        # Gradients that lost owners had shipped, to be put in place before anything else of their duties is run: a
+        # backward that came first would be the first summand, and the sum would have other bits.
+        self.resumes: list[Resume[V]] = []
         self._program = Program()
 
     # ---- plans ------------------------------------------------------------------------------------------------------
@@ -62,7 +64,7 @@ class Runner(Generic[V]):
             step = self.duties[duty]
             if step.tenure is None:
                 if not step.ahead:
-                    fresh.append(duty)
+                    fresh.append(duty)  # compute drops what it may still have of it, such as half a step's gradients
                 step.tenure = plan.generation
                 if not anew:
                     self._take_over(duty, plan)
@@ -83,13 +85,14 @@ class Runner(Generic[V]):
         step = self.duties[duty]
         step.takeover = Takeover(plan.order)
         if not step.ahead:
-            step.spoilt = True
+            step.spoilt = True  # from here on its forwards run as the owner's, with graphs of their own
         for microbatch, output in enumerate(step.ahead):
             self._adopt_forward(Instruction(duty, "F", microbatch), output, plan)
         for instruction in self._at.order(duty):
             if instruction.op == "B" and self._at.result_of(instruction) in self._post.mailbox:
                 step.takeover.known.add(instruction)
         if self._post.holds_whole(duty.stage):
+            # The lost owner may have reached this node and no other holder: what was received is passed on (rule 4).
             self._post.ship(duty.stage)
             return
         shipped = self._post.mailbox.accumulated(self._at.version, duty)
@@ -117,6 +120,7 @@ class Runner(Generic[V]):
 
     def next_run(self) -> Run[V] | None:
         """The first of the program that is left to be done; None while it lacks its tensor, which ``awaited`` names."""
+        # The order is the timetable's, whatever tensors are here: every node derives the same one.
         self.awaited = None
         # An heir's part changes as its neighbours answer, and it may turn out that it has none.
         parts = {duty: self._part(duty) for duty, step in self.duties.items() if step.takeover is not None}

@@ -49,6 +49,8 @@ def _duties(worker: Worker[Any]) -> None:
 
 def _holdings(worker: Worker[Any]) -> None:
     at, holdings = worker.at, worker.holdings
+    for layer in holdings.asked():
+        assert holdings.version_of(layer) is None, f"{at.node} asks for layer {layer}, which is here (rule 11)"
     # One that is told of a commit beyond its next has been passed over: it has given up all that it held, and forfeits
     # its place with that commit.
     passed_over = at.committed > at.version and not holdings.kept()

@@ -57,7 +57,9 @@ class Worker(Generic[V]):
         ship_every: int = 0,
     ) -> None:
         """``checkpoint_every``: in steps; ``eager`` and ``ship_every``: until a plan says otherwise, see Redundancy."""
-        self._effects: list[Effect] = []  # what is to be sent, in order, since the last drain
+        # What is to be sent, in order, since the last drain. The parts add to it; the order is what makes a peer hear
+        # "hello" before a tensor that was produced under the same plan.
+        self._effects: list[Effect] = []
         self.at = Position(node=node, incarnation=incarnation, schedule=schedule, steps=steps)
         self.holdings: Holdings[V] = Holdings()
         self.post: Post[V] = Post(self.at, self._effects)
@@ -109,7 +111,9 @@ class Worker(Generic[V]):
         at, before = self.at, self.at.plan
         ahead = before is not None and plan.era == at.era and plan.step > at.committed
         if ahead and any(at.node in stage.required() for stage in plan.stages):
-            return  # it is counted on at that step: the commit that leads there is to come, and the plan with it
+            # It is counted on at that step, so it took part in the commit that leads there. That commit is to come, and
+            # brings the plan. To adopt it now would drop the gradients that the commit is going to need.
+            return
         if ahead and before is not None and plan.order == before.order:
             self._skip_to(plan.step)
             self._progress()
@@ -123,11 +127,14 @@ class Worker(Generic[V]):
             self._begin_era(plan)
         elif plan.step > at.committed:
             self._skip_to(plan.step)
-        self._effects.append(Adopted(plan))  # first: an heir may have tensors for peers that it had no stream to
+        # First of all: an heir may have tensors for peers that it had no stream to under the plan before.
+        self._effects.append(Adopted(plan))
         self._effects.extend(SayHello(peer) for peer in peers_of(at.node, plan))
         fresh = self.runner.adopt(plan, anew)
         self.holdings.adopt(plan, at.node, at.version, anew)
         if at_commit:
+            # Only at a commit: within a step the node may have reported such a layer ready, and a later plan of the
+            # step may count on that (rule 6).
             self.holdings.give_up(plan.layers_of(at.node))
         self._effects.extend(self.holdings.restores(plan, at.node, anew))
         duties = sorted({*plan.duties_of(at.node), *self.runner.runs_ahead(plan)})
