@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = 5  # whose tensor is followed
@@ -28,7 +28,8 @@ RESUMED = "_resumed"  # the coordinator hears of the heir's first instruction
 APART = ("beat", "heartbeat", "metrics", "watch", "notices", "checkpoint", "health")  # parts of threads' names
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Entry:
     """A function was called, or one that is marked has returned."""
 
     time: float
@@ -47,7 +48,15 @@ def entries(folder: Path) -> list[Entry]:
         for path in folder.iterdir():
             for line in path.read_text().splitlines():
                 time, event, thread, place, function, marks = line.split("\t")
-                yield Entry(float(time), path.name, event, thread, place, function, tuple(map(int, marks.split())))
+                yield Entry(
+                    time=float(time),
+                    process=path.name,
+                    event=event,
+                    thread=thread,
+                    place=place,
+                    function=function,
+                    marks=tuple(map(int, marks.split())),
+                )
 
     return sorted(read())
 

@@ -1,5 +1,16 @@
 """The gate: when a step commits, and what changes with it: standbys become hot, roles swap, stages are cut anew."""
 
+# A commit is the only moment at which nothing is in flight. So everything but a promotion happens here, in one message
+# with the commit: nodes apply the step and adopt the plan that follows in one go. What is decided, in this order:
+#
+# 1. The clip scale and the loss, from the facts alone: any coordinator with these facts decides the same (rule 7).
+# 2. Standbys that have caught up become hot: their facts are on record like everybody's.
+# 3. Roles swap back, duties are spread, nodes that drain are let go (``placement.settle``, ``release``).
+# 4. A target, another cut of the model, is begun, goes on, or takes the place of the stages if its holders are ready.
+#
+# Whom the gate waits for: owners and hot standbys of the *present* plan, and nodes being seeded once they have caught
+# up (``following``). Not to wait for those would let them fall behind again with every step, and never become hot.
+
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -13,7 +24,9 @@ from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_word
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
 
-LEAVE_SECONDS = 5.0  # how long before its machine goes a node is let go, replaced or not
+# How long before its machine goes a node is let go, replaced or not: a goodbye is cheaper than a lost node, which costs
+# its stage's work of the running step.
+LEAVE_SECONDS = 5.0
 
 
 def missing(state: State, plan: Plan) -> tuple[str, ...]:
@@ -43,7 +56,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     plan = state.plan
     if plan is None or state.phase is not Phase.RUNNING or takeover.recovering(state):
         return state, ()
-    # Most reports are not the last: a number tells that before the stages are gone through.
+    # Most reports are not the last. With a thousand stages a number tells that sooner than going through them.
     if not state.facts or sum(map(len, state.facts.values())) < plan.required_copies or missing(state, plan):
         return state, ()
     settings = state.settings
@@ -62,7 +75,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         if frozenset(stage.layers) <= state.facts.get(node, frozenset())
     }
     state = links.carried(state, plan, now)
-    before = state
+    before = state  # its facts are about the step that is committed now; what follows begins without any
     state = replace(
         state, committed=step + 1, facts={}, norms={}, losses=(), lost_owners=(), detail="training", waits={}
     )

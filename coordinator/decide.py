@@ -3,6 +3,27 @@
 Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order.
 """
 
+# A handler decides what its report says. Where that changes who is there or what is on record, ``chain`` then asks what
+# else has become possible, always in this order:
+#
+#     too many deaths at one piece of work?              blame.judged: the run fails (rule 16)
+#     the run is over, or everybody is to go?            ending.look: nodes are let go
+#     no plan, and enough nodes?                         begin_era
+#     every step is committed?                           commits.keep: copies are repaired as before (rule 17)
+#     all holders of the running step are on record?     commits.commit_if_ready, with what changes then
+#
+# So whatever makes the gate's condition true, be it a Ready, a lost node or another plan, it is looked at (rule 6).
+#
+# The phases:
+#
+#     WAITING --enough nodes are available--> RUNNING --the last commit--> DONE
+#        ^                                       |                          |
+#        +---- a stage has no copy left: a new era, from a checkpoint -----+
+#
+# FAILED is reached from everywhere, by the job's own fault alone. Only a coordinator that starts again leaves it.
+#
+# Time comes in with Tick: what is due, silent, stuck or overdue is looked for there, and nowhere else.
+
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -338,6 +359,8 @@ def validate(state: State) -> None:
     assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
     last = state.last_commit
     assert last is None or last.step < state.committed, f"{last} is on record, {state.committed} steps count (rule 8)"
+    strangers = set(state.facts) - set(state.nodes)
+    assert not strangers, f"facts of {strangers} count, who are gone (rule 6)"
     assert not {(n.node, n.incarnation) for n in state.nodes.values()} & state.fenced, (
         "a fenced incarnation is a member"
     )

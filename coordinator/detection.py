@@ -10,7 +10,9 @@ it is the storage.
 
 from culm.coordinator.state import State
 
-DEVIATIONS = 10.0  # beyond a node's own median before an instruction counts as stuck
+# A node is held against its own history, not against others': layers differ, and so do machines. Ten deviations beyond
+# its median and longer than the patience besides: a machine that swaps or shares its cores is slow, and not lost.
+DEVIATIONS = 10.0
 SAMPLES = 8  # instructions before a node's own history says anything
 
 

@@ -9,18 +9,21 @@ from dataclasses import dataclass, replace
 
 from culm.coordinator.placement import natural_order, promote
 from culm.coordinator.reports import PeerLost
-from culm.coordinator.state import Parted, Phase, Report, Settings, State
+from culm.coordinator.state import Missed, Parted, Phase, Settings, State
 from culm.pipeline.plan import Plan
 
-QUARANTINE = 12  # link timeouts for which an end that had to go is given no work
-ONLY_COPIES = 6  # link timeouts that a link between two only copies has: to go on without either is to roll back
+# In link timeouts, which are a part of the patience. QUARANTINE: so long an end that had to go is given no work. Sooner
+# it would be placed beside the same peer, and cost another lost node. ONLY_COPIES: so long a link between two only
+# copies has to mend, since to go on without either of them is to roll back.
+QUARANTINE = 12
+ONLY_COPIES = 6
 
 
 def report(state: State, report: PeerLost, now: float) -> State:
     """Puts a neighbour's report on record: the first since the link last worked counts from now."""
     before = state.evidence.get(report.suspect, {}).get(report.node)
     first = before.first if before is not None and _stands(state, before, now) else now
-    reports = {**state.evidence.get(report.suspect, {}), report.node: Report(first, now)}
+    reports = {**state.evidence.get(report.suspect, {}), report.node: Missed(first, now)}
     return replace(state, evidence={**state.evidence, report.suspect: reports})
 
 
@@ -37,7 +40,7 @@ def carried(state: State, plan: Plan, now: float) -> State:
     return replace(state, evidence=evidence)
 
 
-def _stands(state: State, report: Report, now: float) -> bool:
+def _stands(state: State, report: Missed, now: float) -> bool:
     """Whether the report is still being repeated."""
     return now - report.last <= state.settings.patience.link / 2
 

@@ -1,5 +1,19 @@
 """Nodes come and go: joining, evidence against a node, and what follows once it is lost."""
 
+# When a node counts as lost. One piece of evidence is enough where it cannot be somebody else's fault:
+#
+#     its order stream broke, and a neighbour misses it       at once: two who do not know of each other say so
+#     its order stream broke, and it does not come back       after the patience
+#     no heartbeat comes, though its order stream stands      after the patience: it is frozen, or cut off
+#     it is stuck, or loads for ever                          see detection
+#     a neighbour misses it, and it attends                   that is the link's fault: see links
+#
+# A lost node is fenced for good: its incarnation is refused whatever it says, and its process has to join anew. To be
+# lost wrongly costs a node its state. To be believed wrongly would cost the run its bits.
+#
+# What follows is decided at once and in one plan: heirs for its stages, an end of its standby duties (rule 10), and new
+# standbys to be seeded. Where a stage has no copy left, every other decision is void, and a new era begins.
+
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 

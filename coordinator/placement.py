@@ -4,6 +4,17 @@ Every function is pure and returns stages together with its reasons in words. Kn
 there are several zones a stage and its standby are kept in different ones, so that no zone holds the only copies.
 """
 
+# What a placement is made of:
+#
+# - *Owners.* One node a stage, neighbours doubling up where nodes are few. The order of nodes is the ring's, which
+#   crosses zones at every step if there are several.
+# - *Standbys.* The owner of stage s - 1 stands by for stage s, the last one for stage 0: it has the stage's inputs
+#   anyway. Where that would keep both copies in one zone, or on one node, another node stands by.
+#
+# After a node is lost nothing is placed anew: ``promote`` moves as little as it can, since whatever moves has to be
+# seeded or redone. ``repair`` then asks for new standbys. Only at commits are duties evened out again (``settle``), one
+# move at a time, and every move has to make something better, so that moves come to an end.
+
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence

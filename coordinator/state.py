@@ -1,5 +1,16 @@
 """What the coordinator knows: plain frozen data."""
 
+# What outlives the process (``edges.persistence``) is what nodes cannot tell: term and era, the plan, what is committed
+# and how, checkpoints, who was fenced, what operators asked for. All else is learnt anew: a coordinator that takes over
+# hears from every node what it holds, and asks nobody for what it was in the middle of.
+#
+# Invariants (``decide.validate`` checks them after every report):
+#
+# - the plan's era is the state's, and no plan is newer than the state's generation;
+# - every holder that the plan names is a node here, with the incarnation that the plan names;
+# - a fenced incarnation is no node;
+# - facts are of (era, committed) alone, and of nodes that are here.
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -87,7 +98,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Missed:
     """Since when a node has been saying that it does not reach another, and when it said so last."""
 
     first: float
@@ -170,41 +181,56 @@ class State:
     """Everything that the coordinator decides from. ``committed`` counts steps."""
 
     settings: Settings
+    # -- who leads, and where the run stands
     term: int = 1
     leader: int = 0  # drawn by whoever leads: a plan of this term without it is another leader's (rule 15)
     phase: Phase = Phase.WAITING
+    # Invariant: above every era that an earlier term began, so two leaders at once never begin the same one (rule 1).
     era: int = 0
+    # Invariant: never falls within an era.
     committed: int = 0
+    # Of the newest plan that was made, published or not. Invariant: never falls.
     generation: int = 0
-    plan: Plan | None = None
+    plan: Plan | None = None  # None while too few nodes are there to begin an era, and once all were let go
+    # -- what all nodes have in common; empty until the first one has built the model
     layer_costs: tuple[float, ...] = ()
     fingerprint: str = ""
     agreement: Agreement = field(default_factory=Agreement)
+    # -- who is there
     nodes: Mapping[str, Node] = field(default_factory=dict)
     fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
     fenced_up_to: int = 0  # the newest of those that were left out: incarnations are microseconds since 1970
-    evidence: Mapping[str, Mapping[str, Report]] = field(default_factory=dict)  # suspect -> reporter
+    evidence: Mapping[str, Mapping[str, Missed]] = field(default_factory=dict)  # suspect -> reporter
     parted: Mapping[str, Parted] = field(default_factory=dict)
+    # -- the step being committed
     # Who holds which layer's whole reduced gradient of (era, committed), over a copy at that version: rule 6's facts.
     facts: Layers = field(default_factory=dict)
     # Who, being seeded, reported so for an earlier step: it has caught up, and commits wait for it from now on.
     following: Layers = field(default_factory=dict)
-    norms: Mapping[int, float] = field(default_factory=dict)  # layer -> squared norm
-    losses: tuple[float, ...] = ()  # of the microbatches of the step being committed
+    # Layer -> squared norm, and the losses of the step's microbatches. The first report of each counts: an heir reports
+    # what its owner had reported already, and to add that up would count it twice (rule 7).
+    norms: Mapping[int, float] = field(default_factory=dict)
+    losses: tuple[float, ...] = ()
     last_commit: Commit | None = None
     lost_owners: tuple[LostOwner, ...] = ()
+    # When time was last looked at. A gap means that this process stood still: nobody's silence counts then.
     last_tick: float | None = None
+    # -- copies
     exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
     origin: Origin = field(default_factory=Origin)  # what the present era begins from (rule 14)
     resumed: bool = False  # whether the run began from a checkpoint
     checkpoints: tuple[Origin, ...] = ()  # whole ones, oldest first: what a later era may begin from
     saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)  # step -> layer -> files, so far
     storage: Storage = field(default_factory=Storage)
+    # -- what decisions about the shape go by
     changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last
     lost_at: tuple[float, ...] = ()  # when the last nodes were lost
-    took_over_at: float | None = None  # since when a new leader waits for the nodes to attach to it
+    # Since when a new leader waits for the nodes to attach to it; None: it decides. Meanwhile it loses nobody and
+    # commits nothing: what was persisted may be older than what the nodes know (rule 8).
+    took_over_at: float | None = None
     review: Review | None = None
     watch: Watch = field(default_factory=Watch)
+    # -- the end
     ending: Ending = field(default_factory=Ending)
     stopping: Stopping | None = None
     waits: Mapping[str, str] = field(default_factory=dict)  # what the run waits for, in words, by topic: see waiting

@@ -7,6 +7,18 @@ Rule 15 begins here: a leader whose term is not above all that the nodes have se
 leads anew under a term above them, which the store learns with it.
 """
 
+# What a new leader believes, and when:
+#
+# - *The plan.* The newest by (term, generation) among what was persisted and what nodes obey. Nodes may obey a plan
+#   that never reached Redis.
+# - *What is committed.* The larger of what was persisted and the newest version that any node reports (rule 8). A node
+#   that applied a step proves that it was committed; that nobody has applied it proves nothing.
+# - *Who holds what.* Nodes alone know. So a holder of the plan that attaches without its state is sent away, and one
+#   that does not attach in time is lost.
+#
+# A node that has applied commit t while another one has not is told the missing commit first, and the plan after it: a
+# plan alone would make it drop gradients that the commit needs.
+
 from dataclasses import replace
 
 from culm.coordinator import agreement

@@ -10,8 +10,11 @@ from culm.pipeline.keys import Key
 from culm.pipeline.messages import key_to_proto
 from culm.protos import stage_pb2, tensor_pb2
 
-AFTERWARDS = 0.05  # seconds until a tensor is acknowledged: whoever computes with it goes first, and others go along
-MANY = 64  # answers that wait no longer
+# Seconds until a tensor is acknowledged. Nobody waits for an acknowledgement but an heir, and one message for many is
+# cheaper than one for each. What a sender does wait for (a free slot, the answer to its Hello) goes at once and takes
+# them along, and so do MANY of them.
+AFTERWARDS = 0.05
+MANY = 64
 
 
 @dataclass(frozen=True, slots=True)

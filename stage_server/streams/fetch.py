@@ -1,5 +1,9 @@
 """Fetching layers' state from a holder, off the compute thread."""
 
+# A fetch asks for several layers and gets them one after the other, each whole at one version, as the holder has it
+# between two pieces of its work. What has not come when the stream ends is told, and asked for again, from another
+# holder first (``worker.holdings``). Nothing is taken that was not asked for, and nothing of another shape (rule 18).
+
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +23,8 @@ from culm.protos.stage_pb2_grpc import StageStub
 from culm.stage_server.streams.stream_bounds import RunShape, fetched_problem
 from culm.stage_server.streams.unfit import Unfit, refuse
 
+# Before a failure is told: the worker may ask the same holder at once, if there is no other, and would do so without
+# end.
 RETRY_SECONDS = 0.2
 
 

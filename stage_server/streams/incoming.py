@@ -1,5 +1,17 @@
 """One Deliver stream where it arrives: tensors are assembled and passed on at once, and answered."""
 
+# What a stream may say, in this order, else it is ended (rule 18):
+#
+#     Hello, tensor*, (Hello, tensor*)*, End
+#
+# A tensor is one or several chunks of one key, the first with a header that says its shape and size. The header is
+# looked at before memory is set aside: by the bounds of the run, and by whether the worker would drop the tensor
+# anyhow. Such a tensor is read past (``Passing``), not refused: plans cross on their way, and its sender is not at
+# fault.
+#
+# One thread reads a stream. It hands tensors to the node at once and never waits for compute, so a slow node slows no
+# sender down but by what it has not acknowledged.
+
 import logging
 import threading
 from collections.abc import Callable, Iterator

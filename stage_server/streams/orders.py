@@ -1,5 +1,18 @@
 """The node's one line to the coordinator: reports and heartbeats up, orders down, kept up across broken streams."""
 
+# The stream's life, which begins again whenever it breaks:
+#
+#     Join up, Welcome down     a lower term than was seen is refused (rule 12)
+#     announce up               available, facts of the running step, what is at the last version: a coordinator that
+#                               takes over knows nothing of them (rule 6)
+#     orders down, reports up   until the stream breaks or the node closes it
+#
+# Between Welcome and the announcement no other report goes up: ``_up`` is set in ``announce``, under the node's lock.
+# So no fact is told before "available" is, and none falls between.
+#
+# A coordinator may send a plan as a change of the one before on the same stream (``plan_codec``). A new stream begins
+# with a whole plan, so a change that does not fit ends the stream and mends itself.
+
 import contextlib
 import logging
 import queue

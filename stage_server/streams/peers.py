@@ -11,7 +11,10 @@ from culm.stage_server.streams.sender import Sender, Source
 
 
 class Peers:
-    """A sender for each peer; one lock guards it, its node's."""
+    """A sender for each peer; one lock guards it, its node's.
+
+    A sender is for one incarnation: when its peer joins anew, what was acknowledged counts no more (rule 5).
+    """
 
     def __init__(self, source: Source, faults: Faults, patience: Patience, guard: Guard | None = None) -> None:
         self._source = source

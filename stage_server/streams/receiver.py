@@ -1,5 +1,9 @@
 """The incoming half of the tensor plane: the Stage service."""
 
+# Answers go to the newest stream of a peer. There can be two for a moment: the peer has opened another one while the
+# old one's thread has not noticed yet. What an old stream brings still counts, keys make repeats harmless; what is
+# answered must go where the peer listens.
+
 import threading
 from collections.abc import Iterator
 
@@ -17,7 +21,8 @@ from culm.stage_server.streams.plane import Received, add_to_server
 from culm.stage_server.streams.rate_limit import RateLimit
 from culm.stage_server.streams.unfit import Unfit
 
-HELLO_SECONDS = 10.0  # from a stream's beginning to its first message
+# From a stream's beginning to its first message. Whoever opens streams and says nothing holds a thread each.
+HELLO_SECONDS = 10.0
 MOST_SAID = 500  # characters of a refusal: what came may be long
 
 

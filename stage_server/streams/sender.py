@@ -5,6 +5,20 @@ peer has acknowledged meanwhile is sent again. A broken stream takes its queue w
 unacknowledged, and so the first that the next stream sends (rule 5).
 """
 
+# One stream, seen from here:
+#
+#     open a channel       Hello, then every tensor that the peer has not acknowledged
+#     while it stands      what is put into the queue, in that order: keys, and HELLO where the plan has changed
+#     it breaks            the peer is reported missing, and the next attempt begins after a pause that doubles
+#     close()              End, after what is queued: a stream that ends without it has lost its sender
+#
+# Three threads meet here. The node's threads put keys into the queue under its lock. gRPC takes requests from
+# ``_requests`` on a thread of its own, which computes what goes over the wire. ``_run`` reads the answers.
+#
+# What is acknowledged is told to the worker and never remembered here: an acknowledgement belongs to a (key,
+# incarnation) and outlives the stream (rule 5). So a new stream loses nothing, and repeats only what nobody has
+# acknowledged.
+
 import logging
 import queue
 import threading
@@ -33,7 +47,9 @@ from culm.stage_server.streams.plane import deliver, encode, encode_chunk
 
 log = logging.getLogger("culm.sender")
 
-LARGE = 1 << 24  # bytes of a tensor, many times what streams buffer, that tell how fast a link is
+# Bytes of a tensor from which the time that the stream took to take it tells how fast the link is: many times what
+# streams buffer, or else it would tell how fast memory is.
+LARGE = 1 << 24
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
 
 

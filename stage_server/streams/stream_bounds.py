@@ -29,7 +29,9 @@ from culm.stage_server.one_machine.slots import SLOTS
 
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
 MOST_PATIENCE_SECONDS = 1e6
-AHEAD = 2  # commits that a peer may know of before this node does
+# Commits that a peer may know of before this node does: orders come on streams of their own. An acknowledgement of a
+# later step would be kept in memory until that step.
+AHEAD = 2
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,17 @@
 """Which files are on a path: those entered between two moments, on threads that take part, each once."""
 
+from dataclasses import replace
+
 from benchmarks.paths import STEP, Entry, between, of_a_lost_node, of_a_tensor, told
 
 
 def entry(time: float, place: str, function: str, process: str = "1", thread: str = "MainThread") -> Entry:
-    return Entry(time, process, "call", thread, place, function, ())
+    return Entry(time=time, process=process, event="call", thread=thread, place=place, function=function, marks=())
 
 
-MADE = Entry(1.0, "1", "return", "MainThread", "stage_server/compute/stage.py", "forward", (STEP, 0, 1, 0))
-TAKEN = Entry(3.0, "2", "call", "MainThread", "stage_server/compute/stage.py", "forward", (STEP, 0, 0, 0))
+FORWARD = entry(1.0, "stage_server/compute/stage.py", "forward")
+MADE = replace(FORWARD, event="return", marks=(STEP, 0, 1, 0))
+TAKEN = replace(FORWARD, time=3.0, process="2", marks=(STEP, 0, 0, 0))
 SENT = entry(2.0, "stage_server/streams/sender.py", "send")
 ELSEWHERE = entry(2.1, "coordinator/decide.py", "advance", process="3")
 BEAT = entry(2.2, "stage_server/watching/traffic.py", "sent", thread="heartbeat")
