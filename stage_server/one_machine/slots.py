@@ -43,16 +43,13 @@ class Slots:
         os.ftruncate(self._file, size)
         self._map = mmap.mmap(self._file, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
-        self.secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
+        secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
+        # What the receiver is told, so that it can open it. The stream may break, and close this, before it is told.
+        self.memory = stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=secret)
         self._changed = threading.Condition()
         # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
         self._free: list[int] | None = None
         self._lent: set[int] = set()  # those that the receiver may be reading
-
-    @property
-    def memory(self) -> stage_pb2.Memory:
-        """What the receiver is told, so that it can open it."""
-        return stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=self.secret)
 
     def opened(self) -> None:
         """The receiver can read it."""

@@ -105,3 +105,12 @@ def test_a_piece_outside_of_the_memory_is_refused() -> None:
     for number, size in ((SLOTS, 1), (0, 1 << 30)):
         with pytest.raises(ValueError, match="no slot"):
             shared.read(piece(number, size))
+
+
+def test_what_is_offered_can_still_be_told_once_its_stream_has_broken() -> None:
+    slots = Slots()
+    offer = slots.memory
+    slots.close()
+    assert slots.memory == offer
+    with pytest.raises(OSError, match="No such file"):
+        SharedSlots(offer)
