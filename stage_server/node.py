@@ -122,7 +122,7 @@ class Node:
             self._faults.after(work)
         self._peers.close()
         self._checkpoints.close()
-        log.info("ends after %d instructions, at step %d", self._activity.finished, self.worker.version)
+        log.info("this node ends after %d instructions, at step %d", self._activity.finished, self.worker.version)
 
     def _wait_for_work(self) -> Work[Value] | Load | None:
         """What to compute next; None once the node is to stop. Gives up the lock, which it holds, while it waits."""
@@ -329,7 +329,7 @@ class Node:
 
     def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
         with self.changed:
-            log.info("layer %d is here at version %d, at step %d", layer, version, self.worker.version)
+            log.info("received layer %d at version %d, while at step %d", layer, version, self.worker.version)
             self.worker.fetched(era, layer, version, state)
             self.after_event()
 
@@ -396,7 +396,7 @@ class Node:
         try:
             self._faults.add(at)
         except ValueError as error:  # an order that cannot be obeyed changes nothing
-            log.error("ordered to die at a place that is none: %s", error)
+            log.error("ignored an order to die, its place is unknown: %s", error)
 
     def after_event(self) -> None:
         self._carry_out()

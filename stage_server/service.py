@@ -219,7 +219,7 @@ class StageServer:
 
     def _force(self) -> None:
         """The compute thread is stuck in the user's code, or in a device: the process ends without it."""
-        log.error("the compute thread does not end: the process ends without it")
+        log.error("the compute thread does not stop: ending the process anyway")
         logging.shutdown()
         if self.join_anew:
             start_again()

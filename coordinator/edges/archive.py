@@ -80,7 +80,7 @@ class Archive:
         try:
             await asyncio.to_thread(retain, self._url, command.step, command.kept)
         except (OSError, JobError) as error:
-            log.warning("old checkpoints stay for now: %s", in_a_line(error))
+            log.warning("could not remove old checkpoints, they stay for now: %s", in_a_line(error))
 
     async def _examine(self, origin: Origin) -> None:
         sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"

@@ -100,7 +100,7 @@ class Billing:
         try:
             self._prices = load_prices(self._path)
         except JobError as error:
-            log.warning("the prices stay as they were: %s", error)
+            log.warning("could not read the new prices, the old ones stay: %s", error)
             return False
         return True
 

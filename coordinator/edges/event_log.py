@@ -225,7 +225,7 @@ class EventLog:
                 "commits": self._commits.to_text(),
             }
         except Exception:
-            log.exception("the run's figures are not summed up: a later coordinator reads the events themselves")
+            log.exception("could not sum up the run's figures: the next coordinator will read all events instead")
             return
         self._store.put("summary", json.dumps(summary))
 
@@ -280,7 +280,9 @@ class EventLog:
             self._commits.read(summary["commits"])
             sequence = int(summary["sequence"])
         except Exception as error:
-            log.warning("the summary of the run's figures cannot be read (%s): they begin with what is kept", error)
+            log.warning(
+                "could not read the summary of the figures (%s): they begin with the events that are kept", error
+            )
             self._commits = Commits()
             return 0
         self.ledger, self.windows = ledger, windows

@@ -135,7 +135,7 @@ class Leader:
             return from_document(document, settings, term, time.monotonic(), number)
         except (KeyError, ValueError, TypeError, IndexError) as error:
             why = f"{type(error).__name__}: {error}"
-            log.warning("what was persisted cannot be read (%s): the nodes and the checkpoints tell instead", why)
+            log.warning("could not read the persisted state (%s): going by what nodes and checkpoints say", why)
             return None
 
     def _from_checkpoints(self, begun_before: bool, nodes_know: bool) -> co.State:
@@ -240,7 +240,7 @@ class Leader:
                 self._bill()
         except Exception as error:
             self.fail(error)
-            log.exception("cannot decide on %s", report)
+            log.exception("a decision raised, on the report %s", report)
             raise
 
     def _bill(self, done: bool = False) -> None:

@@ -51,7 +51,7 @@ def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
     try:
         then = parse_job(written, "the run's job")
     except JobError as error:
-        log.warning("the job with which %s began cannot be read, and is not compared: %s", where, error)
+        log.warning("could not read the job with which %s began, so it is not compared: %s", where, error)
         return
     refuse_changes(then, settings.job, (), where, "the run", "set it back, or begin another run with --run NAME")
 

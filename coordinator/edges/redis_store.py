@@ -268,14 +268,14 @@ class RedisStore:
                 self._beats_due = False
                 return False
             if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
-                log.warning("Redis takes no writes, they are queued: %s", error)
+                log.warning("Redis does not take writes; they wait in a queue: %s", error)
             self._away = True
             await asyncio.sleep(0.1)
             return False
         if self._away:
-            log.info("Redis is back: %d writes catch up", len(self._queue))
+            log.info("Redis is back: writing the %d entries that waited", len(self._queue))
             if self._given_up:
-                log.warning("%d entries of the event log were given up while Redis was away", self._given_up)
+                log.warning("dropped %d entries of the event log: Redis was away for too long", self._given_up)
             self._given_up = 0
         self._away = False
         return True
@@ -292,7 +292,7 @@ class RedisStore:
         try:
             await self._redis.eval(RELEASE, 1, self._keys[0], self._lease)
         except RedisError:
-            log.info("the lease runs out by itself: Redis is away")
+            log.info("could not give the lease back, Redis is away: it runs out by itself")
         await self._redis.aclose()
 
 

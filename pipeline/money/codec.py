@@ -195,4 +195,4 @@ class Reader:
         if which not in self._told and len(self._told) < 100:
             self._told.add(which)
             why = str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
-            log.warning("%s cannot be read and is set aside, %s may be off: %s", which, self._what, why)
+            log.warning("could not read %s and left it out; %s may be off: %s", which, self._what, why)

@@ -101,12 +101,12 @@ class Files:
             try:
                 now = read(self._where)
             except JobError as error:
-                log.warning("the certificates that were there before serve on: %s", error)
+                log.warning("could not read the new certificates, the old ones stay: %s", error)
                 return None
             if now == self._known or not _belong_together(now):
                 return None
             self._known = now
-        log.info("new certificates are served, from %s", self._where)
+        log.info("serving with the new certificates in %s", self._where)
         return self.configuration()
 
 

@@ -82,4 +82,4 @@ class PolledSource:
     def _complain(self, why: str) -> None:
         if why not in self._complaints:
             self._complaints.add(why)
-            log.warning("%s: no preemption notice can be had, still trying: %s", self._name, why)
+            log.warning("%s: cannot ask for preemption notices, still trying: %s", self._name, why)

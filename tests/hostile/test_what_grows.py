@@ -54,4 +54,4 @@ def test_an_outage_of_redis_queues_a_bounded_number_of_writes(
         server.stop()
 
     asyncio.run(scenario())
-    assert "were given up while Redis was away" in caplog.text
+    assert "entries of the event log: Redis was away" in caplog.text

@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_told_once_a_kind(caplog: pytest.LogCaptureFixtur
         await opened(store, 2)
 
     asyncio.run(scenario())
-    assert len([r for r in caplog.records if "is set aside" in r.message and "'plan'" in r.message]) == 1
+    assert len([r for r in caplog.records if "left it out" in r.message and "'plan'" in r.message]) == 1
 
 
 def test_an_entry_that_is_no_event_keeps_no_successor_from_leading() -> None:

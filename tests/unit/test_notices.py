@@ -308,7 +308,7 @@ def test_a_service_that_fails_is_logged_once_and_asked_again(
         assert notice().certain
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == len(set(warnings)) == 1
-    assert warnings[0].startswith(f"{name}: no preemption notice can be had, still trying: ")
+    assert warnings[0].startswith(f"{name}: cannot ask for preemption notices, still trying: ")
 
 
 @pytest.mark.parametrize("name", ["aws", "gcp", "azure"])
