@@ -280,9 +280,7 @@ class EventLog:
             self._commits.read(summary["commits"])
             sequence = int(summary["sequence"])
         except Exception as error:
-            log.warning(
-                "could not read the summary of the figures (%s): they begin with the events that are kept", error
-            )
+            log.warning("could not read the figures so far (%s): they begin with the events that are kept", error)
             self._commits = Commits()
             return 0
         self.ledger, self.windows = ledger, windows
