@@ -1,1 +1,1 @@
-"""What Culm costs and how fast it is back after a loss, measured."""
+"""What Culm costs and how fast it is back after a node is lost, measured."""

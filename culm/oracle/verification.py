@@ -21,7 +21,7 @@ from culm.terminal.outcome import LayerState, Outcome
 class Killer:
     """Kills the owner of a random stage at a random instruction, ``kills`` times, spread over the run.
 
-    It strikes only while every stage has a hot standby and a node is left to repair with: one loss at a time.
+    It strikes only while every stage has a hot standby and a node is left to repair with: one node at a time.
     """
 
     def __init__(self, job: Job, kills: int, seed: int) -> None:

@@ -52,7 +52,7 @@ class Stage:
             layer.begin_step()
 
     def end_step(self) -> None:
-        """The step is committed: graphs that were kept for a loss are of no use any more."""
+        """The step is committed: graphs that were kept for an heir are of no use any more."""
         self._graphs.clear()
         if self._split is not None:
             self._split.clear()
@@ -64,7 +64,7 @@ class Stage:
         """
         if not self._first and (x.is_floating_point() or x.is_complex()):
             x = x.detach().requires_grad_()
-        # The input is also another's: the stage before keeps it for a loss, and an heir may need it again. A leaf that
+        # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
         h = given = x if self._writes_input is False else x.clone()
         version = given._version

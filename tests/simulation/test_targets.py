@@ -1,4 +1,4 @@
-"""Stages to be are given up when a node is lost, and another is lost in that step: no fact outlives what it is about."""
+"""Stages to be are given up when a node is lost, and another is lost in that step: no fact outlives its layers."""
 
 import os
 import random
