@@ -99,7 +99,7 @@ def _no_members() -> Mapping[str, Member]:
 
 @dataclass(frozen=True, slots=True)
 class Redundancy:
-    """What standbys do before a node is lost, beyond applying every step: see ResilienceSection in culm.pipeline.job."""
+    """What standbys do beyond applying every step, before a node is lost: see culm.pipeline.job.ResilienceSection."""
 
     eager: bool = False
     ship_every: int = 0

@@ -3,7 +3,7 @@
 # The life of a record, and who moves it (``Runner`` alone):
 #
 #     a plan names this node the owner        tenure = the plan's generation
-#     ... within a step, after a lost node      takeover is set, forwards that were run ahead count as done
+#     ... within a step, after a lost node    takeover is set, forwards that were run ahead count as done
 #     an instruction has run                  it is in done
 #     the plan names another owner            give_up(): tenure and done go; ahead stays for a node that stands by
 #     the node no longer stands by either     drop_ahead(): its graphs are gone, so nothing is run ahead in this step
