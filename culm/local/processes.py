@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from culm.local import nursery
+from culm.local.tied import tied
 from culm.pipeline import private
 
 STOP_SECONDS = 5.0
@@ -31,13 +32,12 @@ class Child:
         """Any command."""
         with open(log, "ab", opener=private.opener) as output:
             process = subprocess.Popen(
-                command,
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=nursery.die_with_parent,
             )
         return Child(process.pid, process.wait, log)
 

@@ -9,7 +9,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from culm.local.redis_binary import RedisUnavailable, find_redis_server
+from culm.local.tied import tied
 
 PAUSE_SECONDS = 0.005
 STOP_SECONDS = 5.0
@@ -51,20 +51,6 @@ DISABLED = [
     "MONITOR",
     "SWAPDB",
 ]
-
-# Makes the server die with the process that started it, also by kill -9, then becomes the server under the same pid.
-# Not a preexec_fn: that would run in a fork of a process full of gRPC and torch threads. Linux only; elsewhere stop()
-# and a clean exit of the launcher end the server.
-EXEC_TIED_TO_PARENT = """
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-prctl = getattr(ctypes.CDLL(None), "prctl", None)
-if prctl is not None:
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("the launcher has gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class EmbeddedRedis:
@@ -184,11 +170,10 @@ class EmbeddedRedis:
     def _launch(self, server: Path) -> subprocess.Popen[bytes]:
         self._configure()
         self._socket.unlink(missing_ok=True)  # of one that was killed
-        tied = [sys.executable, "-I", "-S", "-c", EXEC_TIED_TO_PARENT, str(os.getpid())]
         # A session of its own: Ctrl-C in the terminal ends the launcher, which then ends the server in its own time.
         with self._log.open("wb") as log:
             return subprocess.Popen(
-                [*tied, str(server), str(self._configuration)],
+                tied([str(server), str(self._configuration)]),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

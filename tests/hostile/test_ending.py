@@ -27,6 +27,7 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStu
 from culm.terminal.client import connect
 from culm.terminal.outcome import Outcome
 from tests.hostile.commands import ROOT, environment, in_process
+from tests.signals import with_default_signals
 
 EXAMPLE = ROOT / "examples" / "digits_mlp.toml"
 DEADLINE = 120.0  # seconds until a test that hangs fails; no test waits for it
@@ -232,12 +233,6 @@ def test_a_node_told_to_stop_ends_in_order_though_its_own_bound_is_shorter(tmp_p
     assert node.returncode == 0, said
 
 
-def with_default_signals() -> None:
-    """Also where the tests themselves run under nohup, or in the background of a script."""
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize(
     ("when", "number"),
     [
@@ -254,13 +249,12 @@ def test_a_launcher_that_is_interrupted_leaves_nothing_running(tmp_path: Path, w
     """``logs:`` is said before anything but the nodes' common parent is started, ``coordinator:`` after everything."""
     words = ["run", str(EXAMPLE), "--set", "job.steps=1000000", "--coordinator-address", "127.0.0.1:0"]
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "culm", *words],
+        with_default_signals([sys.executable, "-m", "culm", *words]),
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=with_default_signals,
     )
     with launcher:
         assert launcher.stderr is not None

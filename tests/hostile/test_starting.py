@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from tests.hostile.commands import PATIENCE, as_process, environment
 from tests.hostile.test_bad_jobs import job_with
+from tests.signals import with_default_signals
 
 # Once its job is being imported the terminal's Ctrl-C reaches the command, and all that it has started so far.
 INTERRUPTING = """
@@ -42,13 +42,12 @@ def test_ctrl_c_while_starting_ends_all_that_was_started(command: str, tmp_path:
     (tmp_path / "interrupting.py").write_text(INTERRUPTING)
     job_in(tmp_path, **{"model.layers": "interrupting:layers"})
     with subprocess.Popen(
-        [sys.executable, "-m", "culm", command, "job.toml"],
+        with_default_signals([sys.executable, "-m", "culm", command, "job.toml"]),
         cwd=tmp_path,
         env=environment(CULM_HOME=str(tmp_path / "home")),
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         _, said = process.communicate(timeout=PATIENCE)
     assert (process.returncode, said) == (130, "culm: interrupted\n")

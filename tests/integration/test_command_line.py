@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.signals import with_default_signals
+
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "digits_mlp.toml")
 TIMEOUT = 120
@@ -106,13 +108,12 @@ def test_a_port_in_use(taken_port: int, tmp_path: Path) -> None:
 def test_a_launcher_that_ends_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        [sys.executable, "-m", "culm", "run", DIGITS, "--set", "job.steps=100000"],
+        # A job in the background, as continuous integration may be, ignores SIGINT, and its children inherit that.
+        with_default_signals([sys.executable, "-m", "culm", "run", DIGITS, "--set", "job.steps=100000"]),
         cwd=tmp_path,
         env=environment,
         stderr=subprocess.PIPE,
         text=True,
-        # A job in the background, as continuous integration may be, ignores SIGINT, and its children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stderr is not None
     for line in process.stderr:
