@@ -1,12 +1,21 @@
 """Which redundancy pays: what it takes of a step, off the bubbles, against what a lost node is expected to cost."""
 
+# What each choice costs and saves, a step:
+#
+#     lazy             takes nothing, and leaves half a stage's forwards and backwards to redo after a lost node
+#     eager            takes nothing while its forwards fit into the bubbles; the heir runs only backwards again
+#     ship every k     takes the link for what does not fit into the bubbles; the heir redoes k / 2 microbatches
+#
+# Lost nodes come at the observed rate. The choice with the least expected seconds wins, if it saves more than
+# WORTHWHILE.
+
 from dataclasses import dataclass, replace
 
 from culm.coordinator.state import Review, State
 from culm.pipeline.plan import Plan, Redundancy
 from culm.pipeline.times import TimeSplit
 
-REVIEW_STEPS = 20  # between two looks
+REVIEW_STEPS = 20  # between two looks: so many steps tell times that are not one step's luck
 GRADIENT_BYTES = 4  # of a parameter
 WORTHWHILE = 0.001  # of a step that another choice has to save: below that the present one stays
 

@@ -1,5 +1,15 @@
 """Cutting the model anew for the nodes there are: when it pays, and into what. Pure, with a reason in words."""
 
+# A step's length is estimated as what 1F1B takes: the first microbatch passes all stages, and the busiest node then
+# works through the others. A new cut has to earn what moving costs, in the time that is likely left until the next node
+# is lost and the shape changes anyhow:
+#
+#     saved = gain * seconds until the next lost node
+#     spent = SLOWDOWN * seconds that the moved state needs on the link
+#
+# Units cancel: costs are relative, so the gain is a fraction, and seconds come from the link and from how often nodes
+# are lost.
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -9,8 +19,11 @@ from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages
 
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
-SLOWDOWN = 0.1  # of training while state moves: what the pace of seeding is chosen for
-WORTHWHILE = 0.05  # a gain below this is within what the estimate cannot tell
+# The part of training's speed that is lost while state moves: ``seed_bytes_per_second`` is chosen so that it is no
+# more.
+SLOWDOWN = 0.1
+# A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
+WORTHWHILE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

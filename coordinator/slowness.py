@@ -5,7 +5,8 @@ A busy machine makes a node slow for seconds; a cut that followed every such swi
 
 from dataclasses import dataclass, replace
 
-NOTICEABLE = 0.25  # a change smaller than this part of what is known is none
+# A change smaller than this part of what is known is none: instructions of one node vary by themselves.
+NOTICEABLE = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from culm.coordinator.decisions import Decision
 from culm.coordinator.state import Phase, State, Watch
 from culm.pipeline.money import kinds
 
-STALLED_STEPS = 10  # usual steps without a commit before a run counts as stalled
-PATIENCE = 3.0  # and so many heartbeat timeouts, since a lost node may take one to be seen
+# Usual steps without a commit before a run counts as stalled, and heartbeat timeouts: a lost node may take one to be
+# seen, and its heir up to a step. Sooner would tell of every lost node as of a stall.
+STALLED_STEPS = 10
+PATIENCE = 3.0
 FIRST_SECONDS = 120.0  # that a step may take before any other has told what is usual
-REMEMBERED = 16  # steps that tell
+REMEMBERED = 16  # steps that tell what is usual
 
 
 def look(state: State, now: float) -> Decision:

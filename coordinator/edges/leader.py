@@ -64,6 +64,14 @@ class OrderStream:
         self.queue.put_nowait(order)
 
 
+# One asyncio task at a time calls the leader, and ``take`` awaits nothing. So a report is decided and carried out as a
+# whole, and orders reach every stream in the order of decisions. What has to wait, Redis, storage, prices, goes on in
+# the background and comes back as a report.
+#
+# Carried out means queued: orders in their streams' queues, writes in the store's. A node may obey an order before the
+# state behind it is in Redis. A successor learns it from the node then (rule 8), so nobody waits for Redis.
+
+
 class Leader:
     """Holds the state, the order streams and the event log, of one term after another: see ``lead``."""
 
@@ -79,7 +87,10 @@ class Leader:
         self._streams: dict[str, OrderStream] = {}
         self._state = begin(settings.decisions())
         self._unwritten = False  # whether a successor needs what is not yet on its way to the store
-        self._heartbeats: list[tuple[float, reports.Heartbeat]] = []  # not yet decided on, with the time when each came
+        # Not yet decided on, with the time when each came. A thousand nodes beat a thousand times a second: one
+        # decision takes them all, and it comes before any other so that nobody is lost for silence who has just been
+        # heard.
+        self._heartbeats: list[tuple[float, reports.Heartbeat]] = []
         self._archive = Archive(settings.job, self.take, self.background)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")

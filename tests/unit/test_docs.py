@@ -46,3 +46,11 @@ def test_the_tables_name_every_module_that_decides(room: str) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     said = {Path(name).name for name in NAMES.findall(page)}
     assert {path.name for path in (ROOT / room).glob("*.py") if path.stem != "__init__"} <= said
+
+
+def test_every_test_that_the_rules_name_is_there() -> None:
+    told = re.findall(r"\*Tests?:\*(.*?)(?=\n\n|\Z)", (ROOT / "docs/rules.md").read_text(), re.S)
+    named = {name for words in told for name in re.findall(r"`([A-Za-z_]+)`", words)}
+    assert len(named) > 15
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
+    assert {name for name in named if not re.search(rf"\b(?:class|def) {name}\b|\b{name} =", tests)} == set()
