@@ -186,7 +186,7 @@ class Node:
         carry_out(self.worker.drain(), self)
 
     def send(self, effect: Send) -> None:
-        self._peers.send(effect.peer, effect.key)
+        self._peers.send(effect.peer, effect.key, effect.later)
 
     def acknowledge(self, effect: Acknowledge) -> None:
         self.receiver.acknowledge(effect.peer, effect.key)

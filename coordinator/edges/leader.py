@@ -7,8 +7,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import ending, reports, watchdog
@@ -19,6 +18,7 @@ from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
+from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.store import Store
@@ -30,38 +30,14 @@ from culm.pipeline.job import job_to_toml
 from culm.pipeline.messages import machine_to_proto, times_to_proto
 from culm.pipeline.money import kinds
 from culm.pipeline.money.codec import Reader
-from culm.pipeline.plan import Plan
 from culm.pipeline.plan_codec import plan_to_proto
 from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
-MOST_ORDERS = 1000  # that wait for a node: the oldest is that many commits old
 PROBE_SECONDS = 30.0  # that the storage of checkpoints has to take a first file
 RATE_STEPS = 10  # commits over which samples per second are averaged
-
-
-@dataclass(eq=False, kw_only=True)
-class OrderStream:
-    """The orders to one attached incarnation. None in the queue ends it."""
-
-    node: str
-    incarnation: int
-    queue: "asyncio.Queue[pb.AttendResponse | None]"
-    takes_changes: bool = False  # of the plan before, in place of a whole plan
-    plan: Plan | None = None  # the last one that was sent
-    wrong: str = ""  # what the node said that does not fit
-    cut: Callable[[], object] | None = None  # ends the stream of a node that does not read
-    over: bool = False  # nothing that is still being read counts
-
-    def put(self, order: pb.AttendResponse) -> None:
-        if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
-            log.warning("%s takes no orders: %d wait for it, and its stream is ended", self.node, MOST_ORDERS)
-            self.cut()
-            self.cut = None
-            return
-        self.queue.put_nowait(order)
 
 
 # One asyncio task at a time calls the leader, and ``take`` awaits nothing. So a report is decided and carried out as a

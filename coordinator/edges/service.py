@@ -16,7 +16,8 @@ from grpc_reflection.v1alpha import reflection
 from culm.coordinator import reports
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.joining import Joining
-from culm.coordinator.edges.leader import Leader, OrderStream
+from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store

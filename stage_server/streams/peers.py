@@ -35,8 +35,8 @@ class Peers:
                 near = of_one_machine(own, member.address)
                 self._senders[peer] = Sender(member, self._source, self._faults, near, self._patience, self._guard)
 
-    def send(self, peer: str, key: Key) -> None:
-        self._senders[peer].send(key)
+    def send(self, peer: str, key: Key, later: bool) -> None:
+        self._senders[peer].send(key, later)
 
     def say_hello(self, peer: str) -> None:
         self._senders[peer].say_hello()

@@ -15,6 +15,7 @@ class Send:
 
     peer: str
     key: Key
+    later: bool = False  # the node's own next work goes first
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from typing import Generic
 from culm.pipeline import flow
 from culm.pipeline.flow import consumers, producer
 from culm.pipeline.instruction import Duty, Instruction
-from culm.pipeline.keys import Key
+from culm.pipeline.keys import GRADIENT, Key
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.stage_server.worker.early import Arrival, Early
 from culm.stage_server.worker.effects import Acknowledge, AnswerHello, Effect, Send
@@ -121,7 +121,7 @@ class Post(Generic[V]):
     def put_out(self, key: Key, value: V) -> None:
         """Keeps a tensor that was produced here, and sends it to whoever consumes it."""
         self.outbox.put(key, value)
-        self._route(key)
+        self._route(key, self._can_wait(key))
 
     def put_result(self, instruction: Instruction, result: V | None) -> None:
         """The same of what an instruction gave, if anybody consumes it."""
@@ -139,15 +139,26 @@ class Post(Generic[V]):
         for key in self.outbox:
             self._route(key)
 
-    def _route(self, key: Key) -> None:
+    def _route(self, key: Key, later: bool = False) -> None:
         plan = self._at.plan
         assert plan is not None
         for peer in self.outbox.unacknowledged(key, plan):
             value = self.outbox.get(key)
             if peer != self._at.node:
-                self._effects.append(Send(peer, key))
+                self._effects.append(Send(peer, key, later))
             elif value is not None and key.step >= self._at.version:
                 self.mailbox.put(key, value)
+
+    def _can_wait(self, key: Key) -> bool:
+        """Whether it is soon enough once this node's next work has begun: the last stage's gradients but the last one.
+
+        Between its first forward and its last backward the last stage waits for nobody, and so the step for it; with a
+        lead the stage before has other microbatches meanwhile.
+        """
+        plan, schedule = self._at.plan, self._at.schedule
+        assert plan is not None
+        of_last_stage = key.kind is GRADIENT and flow.takes_targets(key.stage, len(plan.stages))
+        return of_last_stage and schedule.lead > 1 and key.index + 1 < schedule.microbatches
 
     # ---- what is here -----------------------------------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from culm.coordinator.decide import advance, begin
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.joining import MOST_JOINING, Joining
-from culm.coordinator.edges.leader import MOST_ORDERS, Leader, OrderStream
+from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.order_stream import MOST_ORDERS, OrderStream
 from culm.coordinator.edges.service import Service
 from culm.coordinator.edges.store import MemoryStore
 from culm.coordinator.reports import Joined, Left

@@ -111,7 +111,16 @@ def sent_by_the_last_stage(lead: int) -> tuple[Worker[Nothing], list[Send]]:
     return worker, [effect for effect in worker.drain() if isinstance(effect, Send)]
 
 
-def test_what_is_sent_again_after_a_loss_is_sent_at_once() -> None:
+@pytest.mark.parametrize(("lead", "first_later"), [(1, False), (2, True)])
+def test_the_last_stages_gradients_leave_once_its_next_work_has_begun_if_the_stage_before_has_a_lead(
+    lead: int, first_later: bool
+) -> None:
+    _, sends = sent_by_the_last_stage(lead)
+    gradients = [gradient(2, m) for m in range(2)]
+    assert sends == [Send("n1", gradients[0], first_later), Send("n1", gradients[1])]
+
+
+def test_what_is_sent_again_after_a_lost_node_is_sent_at_once() -> None:
     worker, _ = sent_by_the_last_stage(lead=2)
     stages = (replace(STAGES[0], standbys=()), replace(STAGES[1], owners=("n0",), standbys=()), STAGES[2])
     worker.take_plan(
