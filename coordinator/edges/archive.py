@@ -1,5 +1,10 @@
 """What the leader does with the storage of checkpoints: off the event loop, and again until the storage answers."""
 
+# A checkpoint comes about in two halves. Nodes write their layers' files and report each with size and hash. When all
+# of a step are on record the decision is to write the manifest, which makes them a checkpoint: without one they are
+# nothing. The manifest is written again until the storage takes it, and a newer step's overtakes it. Whole is told as a
+# report like any other, and only then may an era begin from it (rule 14).
+
 import asyncio
 import logging
 from collections.abc import Callable

@@ -40,12 +40,18 @@ from culm.protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
-OFTEN = frozenset(each.kind for each in FREQUENT)  # these go to the stream "metrics"
-TERM_BITS = 32  # of an event's number, above its place among those of one leader
-KEPT = 10_000  # events that are no commits and no usage
+# Two streams in the store: "events", and "metrics" for kinds of which there is one a step or more. So a long run's
+# commits do not push out what happened to its nodes.
+OFTEN = frozenset(each.kind for each in FREQUENT)
+# An event's number is the leader's term and its place among those of this leader. So numbers rise over all leaders,
+# though the last ones of a leader that died may never have reached the store (rule 15).
+TERM_BITS = 32
+# What is kept in memory, of a run of any length: events that are no commits and no usage, usage, commits as numbers.
+KEPT = 10_000
 USAGE_KEPT = 1_000
 COMMITS_KEPT = 1 << 16
-SUMMARY_EVERY = 1_000  # events between two summaries
+# Events between two summaries: so many, at most, a successor reads one by one.
+SUMMARY_EVERY = 1_000
 READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
 
 Event = pb.ListEventsResponse  # as it is kept and sent

@@ -1,5 +1,9 @@
 """What outlives a coordinator: the parts of its state that a successor needs, as plain JSON-able data."""
 
+# What is left out is learnt from nodes when they attach: who holds what, at which version, what is ready. A fact that
+# was persisted could be older than the node's own word. What is in it counts until nodes know better (``takeover``), so
+# it may be old, but never wrong: it is written after the decision, in one piece, under the leader's term.
+
 from dataclasses import replace
 from typing import Any
 

@@ -4,6 +4,17 @@ Every write goes through a script that checks holder and term, in one queue, so 
 their order and loses none. What waits goes together; heartbeats, which nobody waits for, are gathered beside the queue.
 """
 
+# An outage, seen from the queue:
+#
+#     writes fail           they wait in the queue, oldest first; of a key that is SET several times the newest
+#     the queue is full     the oldest entries of streams go: events may be missing, the state never is
+#     Redis is back         all that waits is written, a part at a time, before anything newer
+#     it has lost memory    it learns the term again with the first write, and takes the rest as if nothing had been
+#     another leads         the first write is refused (FENCED): this leader steps down, and its queue with it
+#
+# A write whose answer was lost may have been done. Serial numbers tell: Redis keeps that of the last one done, and what
+# is not above it is passed over. So an event is never on record twice.
+
 import asyncio
 import json
 import logging

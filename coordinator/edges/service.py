@@ -42,11 +42,10 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_Coordinato
 log = logging.getLogger("culm.coordinator")
 SELDOM = Seldom(log)
 
-TICK_SECONDS = 0.05
+TICK_SECONDS = 0.05  # how late time is looked at; a part of every time to detect a lost node
 GARBAGE_SECONDS = 60.0  # between two whole collections
-MOST_YOUNG = (
-    5_000  # objects made and not freed since the last collection: a flood of short streams makes a hundred each
-)
+# Objects made and not freed since the last collection: a flood of short streams makes a hundred each.
+MOST_YOUNG = 5_000
 GRACE_SECONDS = 1.0
 JOIN_SECONDS = 10.0  # from a stream's beginning to its first message
 MOST_SAID = 500  # characters of a refusal: what came may be long
