@@ -1,5 +1,17 @@
 """A held layer, the unit of state: parameters, buffers and optimizer state at one version."""
 
+# What of a layer changes when:
+#
+#     parameters, optimizer   in ``apply``, at the commit, and in ``install``
+#     accumulated gradients   in backwards; they are dropped when a step begins and when it is applied
+#     buffers                 in forwards, as a BatchNorm's do. They are the step's to keep or to undo:
+#                               a redo begins with them as they were at the step's beginning
+#                               the reduced gradient carries those that changed, so every holder sets the same values
+#                               a commit that skips the step puts them back
+#
+# So at any moment within a step the state "as at the step's beginning" is there: parameters and optimizer as they are,
+# and the buffers of ``_buffers_before``. That is what ``export`` and ``lend`` give away.
+
 import math
 
 import torch
@@ -23,8 +35,11 @@ class HeldLayer:
         self.module = module
         self._parameters = tuple(module.named_parameters())  # torch goes through all of the module each time
         self.optimizer = optimizer  # None for a layer without parameters
+        # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
         self._buffers_before: dict[str, torch.Tensor] | None = None
-        self._loans: list[Loan] = []
+        self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
+        # Whether the optimizer writes into the gradients that it is given; None before its first step has shown it.
+        self._writes_gradients: bool | None = None
 
     @staticmethod
     def build(source: ModelSource, index: int, device: torch.device) -> "HeldLayer":
@@ -70,7 +85,7 @@ class HeldLayer:
 
         A step that is ``SKIPPED`` leaves everything as at its beginning: weights, buffers, the optimizer's state.
         """
-        if scale == SKIPPED:
+        if scale == SKIPPED:  # no parameter changes, so loans go on in live memory
             self._restore(self._buffers_before or {})
             self._drop_gradients()
             self._buffers_before = None
@@ -83,14 +98,33 @@ class HeldLayer:
                 parameter.grad = None
             else:
                 grad = grad.to(parameter.device)
-                parameter.grad = grad * scale if scale != 1.0 else grad
+                # Never changed in place: the outbox keeps the gradient, and other holders may still get it (rule 5).
+                # So it is copied, unless the optimizer has been seen to leave gradients as they are.
+                own = grad * scale if scale != 1.0 else grad if self._writes_gradients is False else grad.clone()
+                parameter.grad = own
+        # An owner's forwards have changed its buffers, a standby's have not, and an heir may have run only some again.
+        # All go back to the step's beginning, and then set what the gradient carries.
         if self._buffers_before is not None:
             self._restore(self._buffers_before)
         self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
         if self.optimizer is not None:
-            self.optimizer.step()
+            self._step(self.optimizer)
         self._drop_gradients()
         self._buffers_before = None
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        """One step of the optimizer, with the gradients that are in place; the first one tells if it changes them."""
+        given = [p.grad for _, p in self._parameters if p.grad is not None]
+        versions = [grad._version for grad in given]
+        before = [grad.clone() for grad in given] if self._writes_gradients is None else []
+        optimizer.step()
+        wrote = any(grad._version != version for grad, version in zip(given, versions, strict=True))
+        if self._writes_gradients is None and given:  # writes through .data count no version
+            self._writes_gradients = wrote or not all(map(_same, before, given))
+        elif wrote and self._writes_gradients is False:
+            name = type(optimizer).__name__
+            what = f"{name} changes the gradients of layer {self.index} in place, but did not at its first step"
+            raise JobError(what, "train.optimizer", "take one that leaves gradients as they are")
 
     def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
         own = dict(self.module.named_buffers())
@@ -166,6 +200,11 @@ class HeldLayer:
         self._restore(buffers)
         self._buffers_before = None
         self._drop_gradients()
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether both have the same values, a NaN being the same as a NaN."""
+    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def all_finite(gradients: list[torch.Tensor]) -> bool:

@@ -12,6 +12,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, parse_job
+from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -172,3 +173,44 @@ def test_one_that_writes_only_now_and_then_is_refused_by_name() -> None:
     job = job_of("sometimes")
     with pytest.raises(JobError, match=r"SometimesDoubled\) changes its input in place, but not always"):
         train(job, (1,), False)
+
+
+class Halving(torch.optim.SGD):
+    """Writes into the gradients that it is given: where autograd looks, or where not even the version is counted."""
+
+    def __init__(self, params: Any, lr: float, unseen: bool = False, from_step: int = 0) -> None:
+        super().__init__(params, lr=lr)
+        self.unseen, self.from_step, self.steps = unseen, from_step, 0
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if self.steps >= self.from_step:
+                    (parameter.grad.data if self.unseen else parameter.grad).mul_(0.5)
+        self.steps += 1
+        return super().step(closure)
+
+
+def layer_with(**options: Any) -> HeldLayer:
+    module = nn.Linear(3, 2)
+    return HeldLayer(0, module, Halving(module.parameters(), lr=0.1, **options))
+
+
+def gradient() -> Value:
+    return Value((("grad.weight", torch.ones(2, 3)), ("grad.bias", torch.full((2,), float("nan")))))
+
+
+@pytest.mark.parametrize("unseen", [False, True])
+def test_a_gradient_that_others_may_still_get_stays_whatever_the_optimizer_writes(unseen: bool) -> None:
+    layer, given = layer_with(unseen=unseen), gradient()
+    for _ in range(3):
+        layer.apply(given, 1.0)
+    assert torch.equal(given.tensors[0][1], torch.ones(2, 3))
+
+
+def test_an_optimizer_that_writes_into_gradients_only_later_is_refused_by_name() -> None:
+    layer = layer_with(from_step=2)
+    for _ in range(2):
+        layer.apply(gradient(), 1.0)
+    with pytest.raises(JobError, match="Halving changes the gradients of layer 0 in place"):
+        layer.apply(gradient(), 1.0)
