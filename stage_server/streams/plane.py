@@ -13,9 +13,24 @@ from google.protobuf.message import DecodeError
 
 from culm.protos import stage_pb2, tensor_pb2
 
+# A DeliverRequest with a chunk, byte by byte as ``encode_chunk`` writes it (``protos/stage.proto``, ``tensor.proto``):
+#
+#     0x12  length  0x0A  size  payload ... key, offset, header, generation, term, slot
+#     └─ DeliverRequest.chunk
+#                   └─ Chunk.payload       └─ the other fields of Chunk, encoded by protobuf
+#
+# Generated code would copy the payload into a message and out of it again, on both sides. Here the sender joins the
+# tensors' own memory into gRPC's bytes, once. The receiver gets a view of gRPC's bytes, and ``Assembler`` copies that
+# once, into the tensor's memory.
+#
+# ``decode`` takes every other valid encoding too: fields in another order, a chunk without payload, a request with
+# unknown fields. It leaves those to protobuf, which costs a copy and nothing else. So a sender that uses generated code
+# is understood as well.
+
 SERVICE = "culm.v1.Stage"
 CHUNK = 0x12  # tag of DeliverRequest.chunk: field 2, length-delimited
 PAYLOAD = 0x0A  # tag of Chunk.payload: field 1, length-delimited
+LONGEST_VARINT = 10  # bytes, of 64 bits: without a bound a message full of 0xFF would take quadratic time
 NOTHING = memoryview(b"")
 
 
@@ -25,7 +40,7 @@ class Received:
 
     request: stage_pb2.DeliverRequest
     chunk: tensor_pb2.Chunk | None = None
-    payload: memoryview = NOTHING
+    payload: memoryview = NOTHING  # keeps gRPC's whole message in memory for as long as somebody has it
     wrong: str = ""  # what is wrong with it, where it is no DeliverRequest at all
 
 
@@ -40,15 +55,12 @@ def varint(number: int) -> bytes:
 
 def read_varint(data: memoryview, at: int) -> tuple[int, int]:
     """The number that begins there, and where it ends. Raises ValueError if it does not end."""
-    number = shift = 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
+    number = 0
+    for place, byte in enumerate(data[at : at + LONGEST_VARINT]):
+        number |= (byte & 0x7F) << (7 * place)
         if byte < 0x80:
-            return number, at
-        shift += 7
-    raise ValueError("a number does not end")
+            return number, at + place + 1
+    raise ValueError("a number in it does not end")
 
 
 def encode_chunk(payload: Sequence[memoryview], rest: tensor_pb2.Chunk) -> bytes:
@@ -72,7 +84,7 @@ def decode(data: bytes) -> Received:
         if at + length == len(data) and length and data[at] == PAYLOAD:
             size, at = read_varint(view, at + 1)
             if at + size > len(data):
-                raise ValueError("a payload is longer than its message")
+                raise ValueError("its payload is longer than the message")
             return Received(EMPTY, tensor_pb2.Chunk.FromString(view[at + size :].tobytes()), view[at : at + size])
     request = stage_pb2.DeliverRequest.FromString(data)
     if request.HasField("chunk"):
@@ -84,15 +96,15 @@ EMPTY = stage_pb2.DeliverRequest()
 
 
 def decode_any(data: bytes) -> Received:
-    """Never raises: gRPC would write a traceback for every message that is none, whoever sends it."""
+    """Never raises: gRPC would log a traceback for each message that cannot be decoded, and anybody may send one."""
     try:
         return decode(data)
     except (DecodeError, ValueError, IndexError) as error:
-        return Received(EMPTY, wrong=f"{len(data)} bytes that are no DeliverRequest ({error})")
+        return Received(EMPTY, wrong=f"a message of {len(data)} bytes cannot be read as a DeliverRequest: {error}")
 
 
 def _fetch_request(data: bytes) -> stage_pb2.FetchRequest:
-    """One that asks for nothing in place of what is none."""
+    """A request that asks for no layer where the bytes are no FetchRequest; the caller gets an empty answer."""
     try:
         return stage_pb2.FetchRequest.FromString(data)
     except DecodeError:
@@ -105,6 +117,7 @@ class DeliverCall(grpc.Call, Iterator[stage_pb2.DeliverResponse]):
 
 def deliver(channel: grpc.Channel, requests: Iterable[bytes]) -> DeliverCall:
     """Opens a Deliver stream with encoded requests."""
+    # No serializer: ``requests`` are bytes already. gRPC takes them on a thread of its own.
     call: Any = channel.stream_stream(f"/{SERVICE}/Deliver", None, stage_pb2.DeliverResponse.FromString)
     answers: DeliverCall = call(iter(requests))
     return answers

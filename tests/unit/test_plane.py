@@ -62,3 +62,8 @@ def test_nonsense_is_an_error_and_no_crash(data: bytes) -> None:
 def test_numbers_come_back(number: int) -> None:
     data = varint(number)
     assert read_varint(memoryview(data), 0) == (number, len(data))
+
+
+def test_a_number_longer_than_64_bits_is_refused_without_being_read() -> None:
+    with pytest.raises(ValueError, match="does not end"):
+        read_varint(memoryview(b"\xff" * (1 << 20)), 0)
