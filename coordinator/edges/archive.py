@@ -1,9 +1,17 @@
 """What the leader does with the storage of checkpoints: off the event loop, and again until the storage answers."""
 
-# A checkpoint comes about in two halves. Nodes write their layers' files and report each with size and hash. When all
-# of a step are on record the decision is to write the manifest, which makes them a checkpoint: without one they are
-# nothing. The manifest is written again until the storage takes it, and a newer step's overtakes it. Whole is told as a
-# report like any other, and only then may an era begin from it (rule 14).
+# A checkpoint is made in two halves. Nodes write their layers' files, and report each with size and hash. When all of a
+# step are on record the coordinator decides to write the manifest, which makes them a checkpoint. That is tried until
+# the storage takes it, or a newer step's manifest is due. That the checkpoint is whole comes back as a report like any
+# other. Only then may an era begin from it (rule 14).
+#
+#     command         what comes back
+#     WriteManifest   Checkpointed; until then CheckpointFault after each attempt, of which one is on record
+#     Retain          nothing: what stays behind goes with the next one
+#     Examine         Examined, with THERE, WRONG or AWAY: only WRONG is a proof against a checkpoint
+#
+# A storage may hang for minutes, and a thread that waits for it cannot be ended. So all I/O is done in threads, and at
+# most one looks at an origin.
 
 import asyncio
 import logging
@@ -27,8 +35,8 @@ from culm.pipeline.origin import Origin
 
 log = logging.getLogger("culm.coordinator")
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to complete a checkpoint
-PATIENCE = 10.0  # seconds that the storage has to show an origin
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to complete a checkpoint; each doubles the pause
+PATIENCE = 10.0  # seconds that the storage has to show an origin; the nodes that cannot read it wait for the answer
 
 
 class Archive:
@@ -37,7 +45,8 @@ class Archive:
     def __init__(self, job: Job, take: Callable[[reports.Report], None], background: Background) -> None:
         self._job = job
         self._take = take
-        self._newest = -1  # the step of the last manifest that was ordered
+        self._newest = -1  # the newest step whose manifest was ordered. Invariant: never falls
+        # The last look at an origin. It may outlast PATIENCE, and no other begins until it is over.
         self._looking: asyncio.Task[tuple[reports.Sight, str]] | None = None
         self._background = background
 
@@ -85,7 +94,7 @@ class Archive:
         try:
             await asyncio.to_thread(retain, self._url, command.step, command.kept)
         except (OSError, JobError) as error:
-            log.warning("could not remove old checkpoints, they stay for now: %s", in_a_line(error))
+            log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 
     async def _examine(self, origin: Origin) -> None:
         sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
@@ -107,7 +116,8 @@ def look(origin: Origin) -> tuple[reports.Sight, str]:
                 return reports.Sight.WRONG, str(unseen)
         except (OSError, JobError) as error:
             return reports.Sight.AWAY, in_a_line(error)
-        return reports.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} shows nothing at all, as without its mount"
+        # An empty mount point looks like this, and so does another machine's folder: no proof (rule 14).
+        return reports.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} is empty: perhaps it is not mounted"
     except CheckpointCorrupt as corrupt:
         return reports.Sight.WRONG, corrupt.problem
     except (OSError, JobError) as error:

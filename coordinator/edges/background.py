@@ -4,6 +4,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+# The event loop keeps tasks by weak references: a task that nobody holds may vanish before it is over. So each is held
+# here. A leader of which one task has died would go on without that part, and nobody would notice. So the process ends,
+# and its nodes wait for the next coordinator (rule 17).
+
 
 class Background:
     """Begins tasks, and keeps them until they are over. ``fail`` is called with what one raises."""

@@ -14,8 +14,10 @@ from culm.pipeline.money.prices import PriceTable, load_prices
 
 log = logging.getLogger("culm.coordinator")
 
-FIRST_SECONDS, LAST_SECONDS = 5.0, 60.0  # between records of usage: more often at the start of a run
-SHARE = 20  # of the run's age that they are apart
+# Usage is on record for each node so often: every twentieth of the run's age, within these bounds. A short run has its
+# figures soon, and a long run with a thousand nodes adds no more than a thousand entries a minute.
+FIRST_SECONDS, LAST_SECONDS = 5.0, 60.0
+SHARE = 20
 LOOK_SECONDS = 1.0  # between looks at all nodes, as long as the same ones are there
 
 
@@ -25,14 +27,16 @@ class Billing:
     def __init__(self, path: str) -> None:
         self._path = path
         self._prices = load_prices(path)
-        self._changed_at = self._file_time()
-        self._tariff: kinds.Tariff | None = None
-        self._seen: Mapping[str, Node] = {}  # the nodes as they were the last time
+        self._changed_at = self._file_time()  # 0: there is no file
+        self._tariff: kinds.Tariff | None = None  # the one on record
+        # The nodes as they were the last time. One that has gone since is billed from here: the state forgot it.
+        self._seen: Mapping[str, Node] = {}
         self._members: object = None  # what changes with them
         self._next_look = 0.0
-        self._reported: dict[tuple[str, int], float] = {}  # finished seconds of the last record, per incarnation
-        self._begun: float | None = None
-        self._next = 0.0
+        # Finished seconds of the last record, per incarnation. Invariant: each record of one says more than the last.
+        self._reported: dict[tuple[str, int], float] = {}
+        self._begun: float | None = None  # when this leader looked first
+        self._next = 0.0  # when usage is due
 
     def records(self, state: State, ledger: Ledger, now: float) -> Iterator[Record]:
         """What is new, at ``now`` in seconds of any clock that never goes back; after the run's end nothing is."""
@@ -80,7 +84,7 @@ class Billing:
         )
         if tariff != self._tariff:
             self._tariff = tariff
-            yield Record(tariff, f"{self._prices.fixed_per_hour:.4f} $/h beside the nodes")
+            yield Record(tariff, f"the run costs {self._prices.fixed_per_hour:.4f} $/h beside its nodes")
         for node in state.nodes.values():
             life = ledger.life_of(node.node)
             if life is None or life.incarnation != node.incarnation or (life.priced and not changed):
@@ -100,7 +104,7 @@ class Billing:
         try:
             self._prices = load_prices(self._path)
         except JobError as error:
-            log.warning("could not read the new prices, the old ones stay: %s", error)
+            log.warning("could not read the changed price table; the old prices stay in use: %s", error)
             return False
         return True
 

@@ -40,6 +40,25 @@ from culm.protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
+# An event's way, and where each number of it stays single:
+#
+#     record    the next number under this leader's term; into the store's queue, and to whoever follows the log
+#     waiting   an own event that came before the history was read: it is kept and counted after the history
+#     take      into memory and into the figures, in the order of numbers
+#     sum up    every thousand events: the figures, and the number of the last event that is in them
+#
+# A term is issued once (rule 15), and two leaders of different terms draw from different ranges. So no number is used
+# twice, though a leader's last events may never have reached the store. The store may hold one entry twice; a reader
+# takes each number once.
+#
+# A commit may be told twice. A leader dies after it has recorded a commit and before its state is persisted: the nodes
+# tell its successor, who records the commit. Or the store has the state and not the event: then the successor records
+# the commit from the state. Two commits in a row that say the same are one. Only after a rollback the same commit may
+# come again.
+#
+# An outage of the store while the history is read costs history and nothing else: after READ_ATTEMPTS the log goes on
+# with what it has.
+
 # Two streams in the store: "events", and "metrics" for kinds of which there is one a step or more. So a long run's
 # commits do not push out what happened to its nodes.
 OFTEN = frozenset(each.kind for each in FREQUENT)
@@ -48,8 +67,8 @@ OFTEN = frozenset(each.kind for each in FREQUENT)
 TERM_BITS = 32
 # What is kept in memory, of a run of any length: events that are no commits and no usage, usage, commits as numbers.
 KEPT = 10_000
-USAGE_KEPT = 1_000
-COMMITS_KEPT = 1 << 16
+USAGE_KEPT = 1_000  # the ledger has added up what is older
+COMMITS_KEPT = 1 << 16  # 3 MiB, and more points of a loss curve than a screen shows
 # Events between two summaries: so many, at most, a successor reads one by one.
 SUMMARY_EVERY = 1_000
 READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
@@ -63,6 +82,7 @@ class Commits:
     """
 
     def __init__(self) -> None:
+        # Invariant: all columns are of one length, and ``sequences`` ascends: ``since`` searches in it.
         self.sequences = array("Q")
         self._generations = array("Q")
         self.steps = array("Q")
@@ -88,6 +108,7 @@ class Commits:
         row = (entry.sequence, entry.generation, said.step, entry.time, said.loss, said.scale)
         for column, value in zip(self._columns(), row, strict=True):
             column.append(value)
+        # The first commit stays, and the newer half as it is.
         if len(self) > COMMITS_KEPT:
             for column in self._columns():
                 del column[1 : COMMITS_KEPT // 2 : 2]
@@ -141,21 +162,26 @@ class EventLog:
     """Of one leader: its own events, and those before as far as they could be read."""
 
     def __init__(self, store: Store, term: int, clock: Callable[[], float]) -> None:
-        self.grown = asyncio.Event()  # set at the next event, and then another one
-        self.whole = asyncio.Event()  # set when the events before are here, or cannot be had
+        self.grown = asyncio.Event()  # set at the next event, and then replaced by another one
+        # Set when the events before are here, or cannot be had. Invariant: until then no own event is in the figures,
+        # and no summary is written.
+        self.whole = asyncio.Event()
         self.ledger = Ledger()
         self.windows: dict[int, Windows] = {}
-        self.last_commit: Committed | None = None  # the last one on record
-        self._taken: Committed | None = None  # the last one that was counted
+        # The last commit on record, by this leader or one before, and the last one that is in the figures. They differ
+        # while own events wait. Both are None after a rollback.
+        self.last_commit: Committed | None = None
+        self._taken: Committed | None = None
         self._store = store
         self._clock = clock  # unix seconds
+        # The number of the newest event. Invariant: within this term's range, and grows with each event.
         self._newest = max(0, term - 1) << TERM_BITS
-        # By number, as bytes: a tenth of what the messages take.
+        # By number, as bytes: a tenth of what the messages take. Invariant: ascending: ``_since`` reads from the end.
         self._notable: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._usage: deque[tuple[int, bytes]] = deque(maxlen=USAGE_KEPT)
         self._commits = Commits()
         self._reader = Reader("the run's figures")
-        self._waiting: list[Event] = []  # own ones, until those before are here
+        self._waiting: list[Event] = []  # own events, until ``whole``
         self._unsummed = 0  # events since the last summary
 
     def record(self, said: Said, text: str, step: int, generation: int) -> None:
@@ -252,16 +278,18 @@ class EventLog:
                 event = before[sequence]
                 if sequence > summed:
                     self._take(event)
-                elif event.kind != Committed.kind:
+                elif event.kind != Committed.kind:  # its figures are in the summary, as all commits are
                     self._keep(event)
+                # A thousand nodes attach meanwhile: the event loop takes turns.
                 if len(self._notable) % 500 == 0:
                     await asyncio.sleep(0)
         except StoreAway as error:
-            log.warning("could not read earlier events from the store, they will be missing: %s", error)
+            log.warning("could not read earlier events from Redis; they will be missing: %s", error)
         except Exception:
-            log.exception("could not read earlier events, they will be missing")
+            log.exception("could not read earlier events; they will be missing")
         self.whole.set()
         own, self._waiting = self._waiting, []
+        # The store may have the last commit in the state and not in the log: it is put on record now.
         known = last is None or last.step in self._commits.steps or any(_is_same(_said(event), last) for event in own)
         for event in own:
             self._take(event)
@@ -286,7 +314,7 @@ class EventLog:
             self._commits.read(summary["commits"])
             sequence = int(summary["sequence"])
         except Exception as error:
-            log.warning("could not read the figures so far (%s): they begin with the events that are kept", error)
+            log.warning("could not read the summary of the run's figures (%s): they begin with the events kept", error)
             self._commits = Commits()
             return 0
         self.ledger, self.windows = ledger, windows

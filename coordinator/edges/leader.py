@@ -2,15 +2,13 @@
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import time
-from collections import deque
 from dataclasses import replace
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import ending, reports, watchdog
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import Archive, in_a_line
@@ -21,31 +19,51 @@ from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
 from culm.coordinator.edges.persistence import Document, from_document, to_document
+from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.pipeline.checkpoints.manifest import Found, newest_whole
 from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import job_to_toml
-from culm.pipeline.messages import machine_to_proto, times_to_proto
 from culm.pipeline.money import kinds
 from culm.pipeline.money.codec import Reader
-from culm.pipeline.plan_codec import plan_to_proto
 from culm.pipeline.text import shown_url
 from culm.protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
-PROBE_SECONDS = 30.0  # that the storage of checkpoints has to take a first file
-RATE_STEPS = 10  # commits over which samples per second are averaged
+# The storage of checkpoints has so long to take a first file. A run waits for it once, before it begins.
+PROBE_SECONDS = 30.0
 
-
-# One asyncio task at a time calls the leader, and ``take`` awaits nothing. So a report is decided and carried out as a
-# whole, and orders reach every stream in the order of decisions. What has to wait, Redis, storage, prices, goes on in
-# the background and comes back as a report.
+# One term, from its lease to its end:
 #
-# Carried out means queued: orders in their streams' queues, writes in the store's. A node may obey an order before the
-# state behind it is in Redis. A successor learns it from the node then (rule 8), so nobody waits for Redis.
+#     acquire    the store issues a term, above every one that the store, its state or the nodes know (rule 15)
+#     load       what the leader before persisted; where that is nothing, what checkpoints and nodes tell
+#     decide     a report comes in, ``advance`` gives commands; no await in between
+#     publish    each order goes into the queues of its nodes' streams, in the order of decisions
+#     record     each event goes into the log, and into the store's queue
+#     persist    the newest state goes into the store's queue, in the next turn of the event loop
+#     end        LeadAnew: every stream ends, and a higher term is acquired. LostLease: the process ends
+#
+# One asyncio task at a time calls the leader, and ``take`` awaits nothing. So a report is decided and carried out as a
+# whole, and orders reach every stream in the order of decisions. What has to wait (Redis, storage) goes on in the
+# background. The storage's answers come back as reports.
+#
+# Publishing comes before persisting, though decisions often name Persist first. No node waits for Redis then, and an
+# outage of Redis stops no step. The price is paid at a takeover: Redis may be older than what nodes obey. So a
+# successor decides nothing until every holder has attached, or has had the patience to. It takes newer plans and
+# commits from the nodes (rule 8). What no node repeats is lost with a write: which incarnations are fenced, and which
+# nodes an operator drained. Events are queued with the decision, so Redis may tell of a commit that its state
+# lacks. ``event_log`` counts such a commit once.
+#
+# What each thing does that fails:
+#
+#     Redis is away          the leader goes on; writes wait in the store's queue (``redis_store``)
+#     a node is away         StreamBroken is a report; orders to it are dropped, it is told anew when it attaches
+#     the storage is away    ``archive`` asks again; a run that would begin over unseen checkpoints does not begin
+#     a decision raises      ``fail``: the process ends at its next tick, and its nodes wait for a successor (rule 17)
+#     the figures raise      they are set aside: what the run has cost decides nothing
 
 
 class Leader:
@@ -53,24 +71,28 @@ class Leader:
 
     def __init__(self, settings: CoordinatorSettings, store: Store) -> None:
         self.settings = settings
+        # 0 before the first lease. Invariant: each ``lead`` ends with a higher one, which the state has too.
         self.term = 0
         self.log = EventLog(store, 0, time.time)
-        self.outranked: cmd.LeadAnew | None = None  # this term is over: nothing is decided before the next
-        self.failure: BaseException | None = None  # what nobody expected: the process is to end with it
+        # Set when this term is over. Invariant: while it is set nothing is decided and no node can attach.
+        self.outranked: cmd.LeadAnew | None = None
+        self.failure: BaseException | None = None  # the first unexpected exception, with which the process ends
         self.background = Background(self.fail)
         self._store = store
-        self._job = job_to_toml(settings.job)  # as a successor compares it with its own
+        self._job = job_to_toml(settings.job)  # persisted with the state: a successor compares its own job (rule 23)
+        # By node. Invariant: of the newest incarnation that has attached; an older stream has ended, or is ending.
         self._streams: dict[str, OrderStream] = {}
+        # Invariant: only ``lead`` and ``take`` change it. Whoever awaits something may find another one afterwards.
         self._state = begin(settings.decisions())
-        self._unwritten = False  # whether a successor needs what is not yet on its way to the store
-        # Not yet decided on, with the time when each came. A thousand nodes beat a thousand times a second: one
-        # decision takes them all, and it comes before any other so that nobody is lost for silence who has just been
+        self._unwritten = False  # whether a decision named Persist, and its state is not in the store's queue yet
+        # Not yet decided on, with the time when each came. A thousand nodes send two thousand heartbeats a second: one
+        # decision takes them all. It comes before any other, so that no node is lost for silence that has just been
         # heard.
         self._heartbeats: list[tuple[float, reports.Heartbeat]] = []
         self._archive = Archive(settings.job, self.take, self.background)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
-        self._commit_times: deque[float] = deque(maxlen=RATE_STEPS + 1)
+        self._status = RunStatus(settings)
         self._validates = os.environ.get("CULM_VALIDATE") == "1"
 
     @property
@@ -86,28 +108,34 @@ class Leader:
         self.end_streams()
         term = await self._store.acquire(above)
         document = await self._store.load()
+        # The number tells this leader's plans from those of another one that was issued the same term, by a Redis that
+        # had lost its memory in between (rule 15).
         settings, number = self.settings.decisions(), secrets.randbits(63)
-        log_of_before = self.log.grown
+        grown_before = self.log.grown
         self.log = EventLog(self._store, term, time.time)
-        log_of_before.set()
+        grown_before.set()  # followers of the log before look again, and find this one
         found = self._state_of(document, settings, term, number)
         if found is None:
-            # Nobody can know more than the store of a run that begins now.
+            # Of a run that begins now no node or checkpoint can know more than the store, so nothing is waited for.
             begun_before = above > 0 or document is not None or not self.settings.new_run
             self._state = begin(settings, term, number, time.monotonic() if begun_before else None)
             if self.settings.job.checkpoint is None:
-                log.warning("no [checkpoint] url in the job: if both copies of a stage are lost, training starts again")
+                log.warning(
+                    "no [checkpoint] url in the job: a run that loses every copy of a stage starts again from step 0"
+                )
             elif not above:
                 await asyncio.to_thread(probe, self.settings.job.checkpoint.url, PROBE_SECONDS)
             self._state = await asyncio.to_thread(self._from_checkpoints, begun_before, above > 0)
         else:
             self._state = found
-            log.info("going on from step %d in term %d", found.committed, term)
+            log.info("took the run over at step %d, in term %d", found.committed, term)
         last = self._state.last_commit
         if last is not None:
             self.log.last_commit = kinds.Committed(step=last.step, loss=last.loss, scale=last.scale)
         self.background.begin(self.log.read_before(self.log.last_commit))
-        self.term, self.outranked = term, None
+        # A write that the term before still owed is of a state that this one has replaced. Were it left standing, no
+        # decision of this term would ask for another.
+        self.term, self.outranked, self._unwritten = term, None, False
 
     def _state_of(self, document: Document | None, settings: co.Settings, term: int, number: int) -> co.State | None:
         """What a leader before persisted; None if nothing, or nothing that this version can read.
@@ -120,9 +148,13 @@ class Leader:
             if document["plan"] is not None:  # else nobody has computed anything yet
                 refuse_other_job(document["job"], self.settings)
             return from_document(document, settings, term, time.monotonic(), number)
-        except (KeyError, ValueError, TypeError, IndexError) as error:
+        except (AttributeError, KeyError, ValueError, TypeError, IndexError) as error:
             why = f"{type(error).__name__}: {error}"
-            log.warning("could not read the persisted state (%s): going by what nodes and checkpoints say", why)
+            log.warning(
+                "could not read the state that the coordinator before persisted (%s): "
+                "the run goes on from what its nodes and checkpoints say",
+                why,
+            )
             return None
 
     def _from_checkpoints(self, begun_before: bool, nodes_know: bool) -> co.State:
@@ -134,7 +166,7 @@ class Leader:
                 ours = left_behind(self.settings)
             except OSError as error:
                 if not nodes_know:
-                    mend = "see that the storage answers; nothing is begun anew over what may be there"
+                    mend = "make the storage answer: the run does not begin anew over checkpoints that may be there"
                     where = f"checkpoint url {shown_url(own.url)}"
                     raise JobError(f"it cannot be read ({in_a_line(error)})", where, mend) from error
         state = self._state
@@ -143,7 +175,7 @@ class Leader:
         except JobError as error:
             if not ours:
                 raise
-            log.warning("%s", error)
+            log.warning("%s: the run goes on from its own checkpoints instead", error)
         return going_on(state, ours, self.settings.allow)
 
     def _resumed(self) -> co.State:
@@ -177,7 +209,10 @@ class Leader:
         return True
 
     def detach(self, stream: OrderStream, why: str) -> None:
-        """The stream ended without a word. One that was replaced says nothing about the node."""
+        """The stream ended without a word. One that was replaced says nothing about the node.
+
+        Both halves of a stream call this; the first call counts, so a break is reported once.
+        """
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
             self.take(reports.StreamBroken(stream.node, stream.incarnation, why))
@@ -201,7 +236,7 @@ class Leader:
         self._streams.clear()
 
     def heard(self, heartbeat: reports.Heartbeat) -> None:
-        """A heartbeat: kept for the next decision, whatever that is on, and told to those who look into Redis."""
+        """Keeps a heartbeat for the next decision, whatever that is on, and shows it in Redis to anybody who looks."""
         self._store.heartbeat(heartbeat.node, self.settings.patience.seconds)
         self._heartbeats.append((time.monotonic(), heartbeat))
 
@@ -227,7 +262,7 @@ class Leader:
                 self._bill()
         except Exception as error:
             self.fail(error)
-            log.exception("a decision raised, on the report %s", report)
+            log.exception("a decision raised, so this coordinator ends; the report was %s", report)
             raise
 
     def _bill(self, done: bool = False) -> None:
@@ -242,7 +277,9 @@ class Leader:
 
     def _carry_out(self, command: cmd.Command) -> None:
         if isinstance(command, cmd.LeadAnew):
-            log.warning("%s: this one takes a higher term, and hears from every node first", command.why)
+            log.warning(
+                "%s: this coordinator takes a higher term, and its nodes are heard before it decides", command.why
+            )
             self.outranked = command
         elif isinstance(command, cmd.Persist):
             self._persist()
@@ -256,7 +293,9 @@ class Leader:
             self._send(command)
 
     def _persist(self) -> None:
-        """Once the orders are on their way: nodes wait for those, and tell a successor what it cannot read (rule 8)."""
+        """Has the state written after the orders are queued: nodes wait for orders, and nobody for the store."""
+        # ``_write`` takes the state as it is then. So it comes whole, and of several decisions in one turn of the event
+        # loop the last one is written.
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._write)
         self._unwritten = True
@@ -278,6 +317,8 @@ class Leader:
 
     def _send(self, command: cmd.Command) -> None:
         """The order goes to whom it is for: one and the same message to all who were sent the same plan last."""
+        # A thousand nodes mostly know the same plan, so the change of it is made once. ``same`` compares its stages and
+        # members by identity: to compare a thousand of them for each node would cost more than the message.
         if isinstance(command, cmd.Dismiss) and not self._attends(command.node, command.incarnation):
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
@@ -292,8 +333,8 @@ class Leader:
                 stream.put(order)
             stream.plan = plan or stream.plan
         if isinstance(command, cmd.Commit):
-            self._commit_times.append(time.monotonic())
-        if isinstance(command, cmd.Dismiss):
+            self._status.committed(time.monotonic())
+        if isinstance(command, cmd.Dismiss):  # after its order: the stream ends once the node has been told why
             self._streams.pop(command.node).queue.put_nowait(None)
 
     def _record(self, record: cmd.Record) -> None:
@@ -302,88 +343,10 @@ class Leader:
 
     # ---- views ------------------------------------------------------------------------------------------------------
 
-    def samples_per_second(self) -> float:
-        times = self._commit_times
-        if len(times) < 2 or times[-1] == times[0]:
-            return 0.0
-        took, open_for = times[-1] - times[0], time.monotonic() - times[-1]
-        # A step that takes longer than two counts as it stands: a run that hangs must not show the speed it had.
-        if self._state.phase is not co.Phase.DONE and open_for > 2 * took / (len(times) - 1):
-            took += open_for
-        return (len(times) - 1) * self.settings.job.samples_per_step / took
-
     def cost(self) -> pb.GetCostResponse:
         return self.log.ledger.figures(time.time())
 
     def status(self) -> pb.GetStatusResponse:
-        now, wall = time.monotonic(), time.time()
+        now = time.monotonic()
         state, _ = advance(self._state, reports.Heard(tuple(self._heartbeats)), now)
-        response = pb.GetStatusResponse(
-            job=self.settings.job.job.name,
-            phase=state.phase.value,
-            detail=ending.in_words(state, now, self.log.ledger.dollars_per_hour()),
-            generation=state.generation,
-            term=state.term,
-            era=state.era,
-            step=state.committed,
-            steps=state.settings.steps,
-            loss=state.last_commit.loss if state.last_commit else math.nan,
-            samples_per_second=self.samples_per_second(),
-            checkpoint=state.checkpoints[-1].step if state.checkpoints else 0,
-            checkpoint_fault=state.storage.fault,
-            checkpoint_folder=state.checkpoints[-1].folder if state.checkpoints else "",
-            kept_seconds=ending.seconds_left(state, now),
-            cost=self.log.ledger.dollars(wall),
-            kill_allowed=self.settings.allow_kill,
-            samples_per_step=state.settings.samples_per_step,
-            tokens_per_step=state.settings.tokens_per_step,
-            stalled_seconds=now - state.watch.at if state.watch.stalled and state.watch.at is not None else 0.0,
-            awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
-        )
-        for s in range(len(state.plan.stages) if state.plan is not None else state.settings.stages):
-            since = state.exposed_since.get(s)
-            over = bool(state.ending.released)  # nothing is left to be lost
-            response.exposure[s] = now - since if since is not None and not over else 0.0
-        for s, windows in self.log.windows.items():
-            known = response.exposure_windows[s]
-            known.count, known.longest_seconds, known.total_seconds = windows.count, windows.longest, windows.total
-        if state.plan is not None:
-            response.plan.CopyFrom(plan_to_proto(state.plan))
-        owned: dict[str, list[int]] = {}
-        standing_by: dict[str, list[int]] = {}
-        for s, stage in enumerate(state.plan.stages if state.plan is not None else ()):
-            for name in dict.fromkeys(stage.owners):
-                owned.setdefault(name, []).append(s)
-            for standby in stage.standbys:
-                standing_by.setdefault(standby.node, []).append(s)
-        for node in state.nodes.values():
-            life = self.log.ledger.life_of(node.node)
-            response.nodes.add(
-                id=node.node,
-                address=node.address,
-                pid=node.pid,
-                zone=node.zone,
-                state=_state_of(node, node.node in owned or node.node in standing_by),
-                stages=owned.get(node.node),
-                standby_of=standing_by.get(node.node),
-                incarnation=node.incarnation,
-                instruction=node.instruction,
-                version=node.version,
-                finished=node.finished,
-                times=times_to_proto(node.times),
-                sent_bytes=node.sent_bytes,
-                machine=machine_to_proto(node.machine),
-                price_per_hour=life.per_hour if life is not None else 0.0,
-                spent=life.dollars(wall) if life is not None else 0.0,
-            )
-        return response
-
-
-def _state_of(node: co.Node, holds: bool) -> str:
-    if node.attached_since is None:
-        return "detached"
-    if not node.available:
-        return "joining"
-    if node.draining:
-        return "draining"
-    return "active" if holds else "spare"
+        return self._status.response(state, self.log, now, time.time())

@@ -10,9 +10,12 @@ from culm.protos import coordinator_pb2 as pb
 
 log = logging.getLogger("culm.coordinator")
 
-# That wait for a node which does not read them. There is an order a commit, so the oldest is that many commits old, and
-# the node would be behind for good; attaching anew it is told where the run stands.
+# Orders that may wait for a node which does not read them. There is an order a commit, so the node would be a thousand
+# commits behind, for good. When it attaches again it is told where the run stands.
 MOST_ORDERS = 1000
+
+# The leader puts orders in, and never waits. The Attend call takes them out and writes them (``attendance``). When the
+# node does not read, gRPC holds the call back: orders pile up here.
 
 
 @dataclass(eq=False, kw_only=True)
@@ -21,16 +24,22 @@ class OrderStream:
 
     node: str
     incarnation: int
+    # Invariant: the Welcome is first, orders follow in the order of decisions, and nothing counts after a None.
     queue: "asyncio.Queue[pb.AttendResponse | None]"
     takes_changes: bool = False  # of the plan before, in place of a whole plan
-    plan: Plan | None = None  # the last one that was sent, which the next may be a change of
-    wrong: str = ""  # what the node said that does not fit
-    cut: Callable[[], object] | None = None  # ends the stream of a node that does not read
-    over: bool = False  # nothing that is still being read counts
+    # The last one in the queue. Invariant: the node has it when it reads the next order, which may be a change of it.
+    plan: Plan | None = None
+    wrong: str = ""  # what the node said that does not fit: the call ends with it
+    cut: Callable[[], object] | None = None  # ends the call of a node that does not read; None: the call is ending
+    over: bool = False  # the call has ended: nothing that is still being read counts
 
     def put(self, order: pb.AttendResponse) -> None:
         if self.queue.qsize() >= MOST_ORDERS and self.cut is not None:
-            log.warning("%s takes no orders: %d wait for it, and its stream is ended", self.node, MOST_ORDERS)
+            log.warning(
+                "%s does not read its orders: %d wait, so its stream ends and it has to attach again",
+                self.node,
+                MOST_ORDERS,
+            )
             self.cut()
             self.cut = None
             return

@@ -20,6 +20,20 @@ from culm.pipeline.text import shown_url, without_secrets
 
 log = logging.getLogger("culm.coordinator")
 
+# Who counts when a coordinator begins, the first that has something to say:
+#
+#     the store's state        it is the run's own (``persistence``); only its job is compared here
+#     nodes that hold state    they have the patience to attach; nothing is decided before (``takeover``)
+#     the newer of these two:
+#       --resume               a whole checkpoint that the user named, of the same bits but for what --allow names
+#       what was left behind   whole checkpoints of this very job at its own [checkpoint] url
+#     step 0                   where none of these has anything
+#
+# --new-run says that nobody led this run before: then nothing is waited for or looked up but the store and --resume.
+#
+# The job file is compared here, and what differs is named by its key. Code, files, versions, hardware and layers only
+# nodes can tell: those are compared as nodes join (rule 23).
+
 
 def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Agreement:
     """What the nodes of the new run have to agree with. Raises JobError for a job that would give other bits.
@@ -32,7 +46,8 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
         what = f"the checkpoint is of step {manifest.step}, and the job has {job.job.steps} steps"
         raise JobError(what, where, "set job.steps to more, or resume from an earlier checkpoint")
     if not manifest.job_toml:
-        log.warning("the checkpoint does not say which job wrote it: only the shapes of its layers are compared")
+        # Nothing tells whether it was this job. The user named the checkpoint, so the user's word counts.
+        log.warning("%s does not say which job wrote it: only the shapes of its layers are compared", shown_url(url))
         return Agreement()
     try:
         then = parse_job(manifest.job_toml, "the checkpoint's job")
@@ -51,7 +66,8 @@ def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
     try:
         then = parse_job(written, "the run's job")
     except JobError as error:
-        log.warning("could not read the job with which %s began, so it is not compared: %s", where, error)
+        # Such as one of another version of Culm, with a setting that this one does not know: no reason to end the run.
+        log.warning("could not read the job with which %s began, so this job is not compared: %s", where, error)
         return
     refuse_changes(then, settings.job, (), where, "the run", "set it back, or begin another run with --run NAME")
 
@@ -71,10 +87,12 @@ def left_behind(settings: CoordinatorSettings) -> list[Found]:
         if found.manifest is None or found.step > job.job.steps:
             continue
         why = _of_another_job(found.manifest, job, allowed)
+        # The newest decides what the run is: an older one of other code would give a later era other bits.
         if not why and ours and _identity(ours[0]).parts != _identity(found).parts:
-            why = f"it was made otherwise than the one of step {ours[0].step}"
+            why = f"its code, files, versions or hardware differ from those of the checkpoint of step {ours[0].step}"
         if why:
-            log.warning("%s is not this run's, which will write over it: %s", shown_url(found.url), why)
+            what = "the checkpoint %s is not this run's, so it is left out and will be written over: %s"
+            log.warning(what, shown_url(found.url), why)
         else:
             ours.append(found)
     return ours[::-1]
@@ -86,8 +104,8 @@ def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> Stat
         return state
     newest = ours[-1]
     log.warning(
-        "the store knows nothing of this run, and %s is a whole checkpoint of this job: unless nodes know more, it goes"
-        " on from step %d; to begin anew, and write over it, start with --new-run, or name another url",
+        "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more the run goes"
+        " on from step %d. To begin anew and write over it, start with --new-run. To keep it, name another url",
         shown_url(newest.url),
         newest.step,
     )

@@ -3,6 +3,17 @@
 # What is left out is learnt from nodes when they attach: who holds what, at which version, what is ready. A fact that
 # was persisted could be older than the node's own word. What is in it counts until nodes know better (``takeover``), so
 # it may be old, but never wrong: it is written after the decision, in one piece, under the leader's term.
+#
+# If the store forgets the document:
+#
+#     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, fingerprint, most of agreement
+#     the storage shows         checkpoints
+#     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
+#
+# No times are written: they are of this process's clock, which says nothing to another process. Every wait begins anew.
+#
+# Keys that came later are read with a default (``document.get``), so a run goes on over an older state. A state that
+# lacks another key cannot be read: the leader then goes by what nodes and checkpoints tell.
 
 from dataclasses import replace
 from typing import Any
@@ -54,6 +65,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
                 address=m.address,
                 pid=0,
                 zone=m.zone,
+                # Until it attaches: as a node whose order stream broke at this moment, so it has the patience to come.
                 available=False,
                 attached_since=None,
                 detached_at=now,
@@ -87,7 +99,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         checkpoints=tuple(map(_origin_from, document["checkpoints"])),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
-        took_over_at=now,
+        took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)
         changed_at=now,
         detail=_detail_of(document),
     )

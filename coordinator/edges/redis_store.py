@@ -4,6 +4,20 @@ Every write goes through a script that checks holder and term, in one queue, so 
 their order and loses none. What waits goes together; heartbeats, which nobody waits for, are gathered beside the queue.
 """
 
+# What lies in Redis, all under ``culm:{run}:``, and who writes it:
+#
+#     leader              string   holder:term, for as long as the lease      ACQUIRE; each write renews it; RELEASE
+#     term                string   the highest term issued (rule 15)          ACQUIRE; a leader puts a lost one back
+#     written             hash     holder:term -> serial number of its last   WRITE, beside what it wrote
+#                                  write that was done
+#     state               string   the JSON of ``persistence``                Leader, after decisions that name Persist
+#     summary             string   the figures so far, as JSON                EventLog, every thousand events
+#     events, metrics     streams  the event log (``event_log``)              EventLog, an entry an event
+#     heartbeat:{node}    string   "1", for as long as the patience           Leader, what it heard in a quarter second
+#
+# Only leaders write. A coordinator reads ``state``, ``term``, ``summary`` and the streams when it begins to lead. No
+# coordinator reads the heartbeats: they show an operator, or another program, which nodes live.
+#
 # An outage, seen from the queue:
 #
 #     writes fail           they wait in the queue, oldest first; of a key that is SET several times the newest
@@ -12,8 +26,13 @@ their order and loses none. What waits goes together; heartbeats, which nobody w
 #     it has lost memory    it learns the term again with the first write, and takes the rest as if nothing had been
 #     another leads         the first write is refused (FENCED): this leader steps down, and its queue with it
 #
+# Training goes on meanwhile: only ``acquire`` and ``load`` wait for Redis. The lease may run out in an outage. It goes
+# on with the next write, if nobody took it. If another coordinator took it, that one has a higher term, and nodes obey
+# the higher one (rule 12).
+#
 # A write whose answer was lost may have been done. Serial numbers tell: Redis keeps that of the last one done, and what
-# is not above it is passed over. So an event is never on record twice.
+# is not above it is passed over. So a term writes an event once. A leader that takes a new term in between begins a new
+# count, and may add the same entry again; ``event_log`` reads entries by their numbers, so such an event counts once.
 
 import asyncio
 import json
@@ -36,9 +55,9 @@ from culm.pipeline.terms import TERM_LIMIT
 log = logging.getLogger("culm.store")
 
 PATIENCE = 1.0  # seconds that an orderly end waits for what is to be written
-TOGETHER = 256  # writes that go at once
+TOGETHER = 256  # writes that go at once: one script, during which Redis serves nobody else
 QUEUED = 20_000  # writes that an outage may delay; beyond that the oldest entries of streams are given up
-BEATS_SECONDS = 0.25  # in which heartbeats are gathered
+BEATS_SECONDS = 0.25  # in which heartbeats are gathered: a thousand nodes cost four writes a second, not two thousand
 
 # A holder that was killed and started again takes its own lease over at once. ARGV: holder, lease in ms, a term to go
 # above, the limit of terms. A kept term that is none of these numbers counts for nothing.
@@ -88,6 +107,15 @@ return 1
 RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
 
 
+def _document_in(text: str | bytes) -> Document:
+    """Empty where the text is no document: then the leader goes by nodes and checkpoints, and says so."""
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
 class RedisStore:
     """One run's keys, all under ``culm:{run}:``."""
 
@@ -100,18 +128,23 @@ class RedisStore:
         self._holder = holder
         self._lease_ms = int(lease_seconds * 1000)
         self._term = 0
-        self._queue: OrderedDict[int, tuple[str, ...]] = OrderedDict()  # by serial number
-        self._serial = 0
-        self._sending = 0  # serial number of the newest write that may be on its way
-        self._texts: dict[str, int] = {}  # key -> serial number of the SET that waits: only the newest counts
-        self._given_up = 0  # entries, since there were too many
-        self._turn = asyncio.Lock()  # of the writer, which is not to meet a change of the term
+        # By serial number. Invariant: ascending. Beyond QUEUED each write that comes drops an entry of a stream.
+        self._queue: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        self._serial = 0  # Invariant: never falls, also from one term to the next
+        # Serial number of the newest write that may be on its way; 0: none is. Invariant: what is not above it stays in
+        # the queue until the answer has come or the attempt has failed.
+        self._sending = 0
+        # Key -> serial number of its newest SET. An older SET stays in the queue only if it was on its way by then.
+        self._texts: dict[str, int] = {}
+        self._given_up = 0  # entries that were dropped in this outage, to be told at its end
+        # Held while a batch is sent, and by ``acquire``: no batch goes out under a term that changes meanwhile.
+        self._turn = asyncio.Lock()
         self._beats: dict[str, float] = {}  # node -> seconds for which it counts as heard
-        self._beats_due = False
-        self._wake = asyncio.Event()
-        self._drained = asyncio.Event()
-        self._lost: LostLease | None = None
-        self._away = False
+        self._beats_due = False  # they have been gathered for long enough
+        self._wake = asyncio.Event()  # the writer has something to do, or is to end
+        self._drained = asyncio.Event()  # nothing waits any more
+        self._lost: LostLease | None = None  # a write was refused: ``renew`` raises it
+        self._away = False  # the last attempt failed: only the first write is tried, and heartbeats are dropped
         self._writer: asyncio.Task[None] | None = None
         self._closing = False
 
@@ -121,7 +154,7 @@ class RedisStore:
 
     async def acquire(self, above: int = 0) -> int:
         async with self._turn:
-            # What waits was decided under the term before: of that only what happened counts.
+            # Texts that wait were decided under the term before: they go. Entries tell what happened: they stay.
             for serial in self._texts.values():
                 self._queue.pop(serial, None)
             self._texts.clear()
@@ -141,12 +174,13 @@ class RedisStore:
                 obstacle = "another coordinator leads this run: waiting for its lease to end"
             except (RedisConnectionError, RedisTimeoutError) as error:
                 kept, term, obstacle = None, 0, f"waiting for Redis: {error}"
+            # Whoever closes has cancelled this task. In Python 3.11 the client may have lost that, as ``close`` tells.
             if self._closing:
-                raise asyncio.CancelledError  # it was, and that was lost, as in close
+                raise asyncio.CancelledError
             if term:
                 if kept is not None and not (kept.isascii() and kept.isdigit() and int(kept) + 1 < TERM_LIMIT):
                     key = self._keys[1]
-                    log.warning("%s in Redis was %.40r, which is no term: it is %d from now on", key, kept, term)
+                    log.warning("%s in Redis was %.40r, which is no term: it was set to %d", key, kept, term)
                 return int(term)
             if obstacle != told:
                 log.warning("%s", obstacle)
@@ -158,18 +192,21 @@ class RedisStore:
             raise self._lost
         if self._writer is not None and self._writer.done():
             self._writer.result()  # it raised what nobody expected
-        if not self._queue:
-            self._put(())
+        if not self._queue:  # else the next write renews the lease
+            self._put(())  # a write of no words: the script checks and renews, and does nothing more
 
     async def load(self) -> Document | None:
+        said = ""
         while True:
             try:
                 text = await self._redis.get(f"{self._prefix}state")
                 break
             except (RedisConnectionError, RedisTimeoutError) as error:
-                log.warning("waiting for Redis, to read the state: %s", error)
+                if str(error) != said:  # each obstacle once, however long it lasts
+                    said = str(error)
+                    log.warning("waiting for Redis, to read the state: %s", error)
                 await asyncio.sleep(0.2)
-        return json.loads(text) if text else None
+        return _document_in(text) if text else None
 
     def save(self, document: Document) -> None:
         self.put("state", json.dumps(document))
@@ -223,7 +260,7 @@ class RedisStore:
         self._wake.set()
 
     def _give_up(self) -> None:
-        """The oldest entry that is surely not on its way."""
+        """Drops the oldest entry that is surely not on its way."""
         for serial, command in self._queue.items():
             if serial > self._sending and command[:1] == ("XADD",):
                 del self._queue[serial]
@@ -231,6 +268,7 @@ class RedisStore:
                 return
 
     async def _write(self) -> None:
+        # The only task that sends. One batch is under way at a time: that keeps the order.
         while True:
             await self._wake.wait()
             while (self._queue or self._beats_due) and not (self._closing and self._away):
@@ -243,7 +281,7 @@ class RedisStore:
             self._wake.clear()
 
     async def _send_writes(self) -> None:
-        """What waits, in its order; while Redis is away the first of it alone, to see whether it is back."""
+        """Sends what waits, in its order; while Redis is away the first of it alone, to see whether it is back."""
         writes = list(islice(self._queue.items(), 1 if self._away else TOGETHER))
         if not writes:
             return
@@ -251,7 +289,7 @@ class RedisStore:
         words = [word for serial, command in writes for word in (str(serial), str(len(command)), *command)]
         done = await self._evaluate(WRITE, self._keys, words)
         self._sending = 0
-        if done:
+        if done:  # some of it may have gone from the queue meanwhile
             for serial, _ in writes:
                 self._queue.pop(serial, None)
 
@@ -273,13 +311,14 @@ class RedisStore:
         except RedisError as error:
             if isinstance(error, ResponseError) and "FENCED" in str(error):
                 self._lost = LostLease("another coordinator leads with a higher term")
+                # The other leader's state counts now.
                 self._queue.clear()
                 self._texts.clear()
                 self._beats.clear()
                 self._beats_due = False
                 return False
             if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
-                log.warning("Redis does not take writes; they wait in a queue: %s", error)
+                log.warning("Redis takes no writes; they wait in a queue, and training goes on: %s", error)
             self._away = True
             await asyncio.sleep(0.1)
             return False
@@ -303,7 +342,7 @@ class RedisStore:
         try:
             await self._redis.eval(RELEASE, 1, self._keys[0], self._lease)
         except RedisError:
-            log.info("could not give the lease back, Redis is away: it runs out by itself")
+            log.info("could not give the lease back, since Redis is away: it runs out by itself")
         await self._redis.aclose()
 
 

@@ -12,6 +12,10 @@ from culm.pipeline.money.codec import Entry, Reader
 from culm.pipeline.money.kinds import Committed, Lost, Planned, Recovered, RolledBack
 from culm.protos import coordinator_pb2 as pb
 
+# Prometheus asks now and then, on a thread of the metrics' own server. ``look`` asks the event loop, where the leader
+# lives. Of the event log only what is new is read, and added up here: a scrape costs as much as what has happened since
+# the one before. A coordinator that takes over reads the log from its beginning, as far as it is kept.
+
 NODE_STATES = ("joining", "spare", "active", "draining", "detached")
 STEP_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
 RESUME_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -72,7 +76,7 @@ class RunCollector(Collector):
         self._look = look
         self._tally = Tally()
         self._reader = Reader("the run's metrics")
-        self._seen = 0  # the number of the last event
+        self._seen = 0  # the number of the last event that was added up. Invariant: never falls, so none counts twice
         self._turn = threading.Lock()  # two may ask at once
 
     def collect(self) -> Iterator[Metric]:

@@ -1,5 +1,16 @@
 """The coordinator process: the gRPC service over the leader, its clock and its lease."""
 
+# The life of the process:
+#
+#     listen     the port is taken first: a coordinator that cannot be reached is no use as a leader
+#     lead       waits for the lease. Another coordinator may hold it for hours: this one is then in reserve
+#     serve      only a leader answers. Nodes that dial one in reserve get no answer, and dial again
+#     tick       20 times a second: time for the decisions, and now and then the lease and the garbage
+#     end        told to stop: exit code 0, the nodes are told nothing and wait (rule 17)
+#                another one leads, or a decision raised: exit code 1; the nodes' streams end, and they dial again
+#
+# Neither end tells a node to go. At both the last state goes to the store, which has a moment to take it.
+
 import asyncio
 import errno
 import gc
@@ -14,41 +25,32 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from culm.coordinator import reports
+from culm.coordinator.edges.attend_call import AttendCalls
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
-from culm.coordinator.edges.joining import Joining
 from culm.coordinator.edges.leader import Leader
-from culm.coordinator.edges.order_stream import OrderStream
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
-from culm.coordinator.edges.translation import report_of
-from culm.coordinator.report_bounds import drain_problem, join_problem, kill_problem, problem
+from culm.coordinator.report_bounds import drain_problem, kill_problem
 from culm.coordinator.state import Phase
-from culm.pipeline.job import job_to_toml
-from culm.pipeline.messages import machine_from_proto
 from culm.pipeline.places import parse_place
 from culm.pipeline.rpc.admission import MOST_STREAMS, AioAdmissionInterceptor
 from culm.pipeline.rpc.channel import server_options
 from culm.pipeline.rpc.exposition import Exposition
-from culm.pipeline.rpc.roles import AioRoleInterceptor, peer_of, stranger
+from culm.pipeline.rpc.roles import AioRoleInterceptor
 from culm.pipeline.rpc.rpc_metrics import AioInterceptor, RpcMetrics
-from culm.pipeline.rpc.seldom import Seldom
 from culm.pipeline.rpc.tls import add_port
-from culm.pipeline.terms import is_believable
-from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 
 log = logging.getLogger("culm.coordinator")
-SELDOM = Seldom(log)
 
 TICK_SECONDS = 0.05  # how late time is looked at; a part of every time to detect a lost node
-GARBAGE_SECONDS = 60.0  # between two whole collections
+# Between two whole collections: what refers to itself may wait so long, and each costs 0.15 s with a thousand nodes.
+GARBAGE_SECONDS = 60.0
 # Objects made and not freed since the last collection: a flood of short streams makes a hundred each.
 MOST_YOUNG = 5_000
-GRACE_SECONDS = 1.0
-JOIN_SECONDS = 10.0  # from a stream's beginning to its first message
-MOST_SAID = 500  # characters of a refusal: what came may be long
+GRACE_SECONDS = 1.0  # that open calls get to end by themselves when the process stops
 WHO_LENGTH = 200  # characters of a text that a caller may add to the event log
 SCRAPE_SECONDS = 5.0  # that whoever asks for the metrics waits for the event loop
 
@@ -59,116 +61,12 @@ class Service(CoordinatorServicer):
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self._settings = leader.settings
-        self._joining = Joining()
-        self._job_toml = job_to_toml(leader.settings.job)
-
-    def _welcome(self) -> pb.AttendResponse:
-        patience = self._settings.patience
-        welcome = pb.Welcome(job_toml=self._job_toml, term=self._leader.term, heartbeat_seconds=patience.heartbeat)
-        welcome.patience_seconds = patience.seconds
-        return pb.AttendResponse(welcome=welcome)
+        self._attendance = AttendCalls(leader)
 
     async def Attend(  # type: ignore[override]  # noqa: N802
         self, request_iterator: AsyncIterator[pb.AttendRequest], context: grpc.aio.ServicerContext[object, object]
     ) -> None:
-        try:
-            async with asyncio.timeout(JOIN_SECONDS):
-                first = await context.read()
-        except TimeoutError:
-            await self._refuse(context, f"no join within {JOIN_SECONDS:g} s")
-        if first is grpc.aio.EOF or not isinstance(first, pb.AttendRequest) or not first.HasField("join"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an Attend stream begins with Join")
-        assert isinstance(first, pb.AttendRequest)
-        join = first.join
-        if wrong := join_problem(join) or stranger(context.auth_context(), join.node):
-            await self._refuse(context, f"a join: {wrong}")
-        if join.protocol_version != PROTOCOL_VERSION:
-            why = (
-                f"{join.node} speaks protocol {join.protocol_version}, this coordinator {PROTOCOL_VERSION}: "
-                "install the same version of culm on both"
-            )
-            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
-            return
-        if join.run and join.run != self._settings.run:
-            why = f"{join.node} is for the run {join.run}, the coordinator there serves {self._settings.run}"
-            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
-            return
-        if self._leader.outranked is not None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "this coordinator waits for a higher term")
-        if not is_believable(join.term, self._leader.term):
-            await self._refuse(context, self._unbelievable(join))
-        stream = OrderStream(
-            node=join.node, incarnation=join.incarnation, queue=asyncio.Queue(), takes_changes=join.takes_changes
-        )
-        stream.put(self._welcome())
-        if not self._leader.attach(stream):
-            why = f"another process already runs as {join.node}: give this one its own --name"
-            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
-            return
-        if wait := self._joining.problem(self._leader.state, join.node, peer_of(context)):
-            self._leader.detach(stream, "it has to wait")
-            SELDOM.say(peer_of(context), f"{join.node} has to wait: {wait}")
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, wait)
-        machine = machine_from_proto(join.machine)
-        joined = reports.Joined(
-            node=join.node,
-            incarnation=join.incarnation,
-            address=join.address,
-            pid=join.pid,
-            zone=join.zone,
-            machine=machine,
-            term=join.term,
-        )
-        task = asyncio.current_task()
-        assert task is not None
-        stream.cut = task.cancel
-        # Not cancelled at the end: gRPC would keep what it was about to read for ever. It ends with the call.
-        self._leader.background.begin(self._read(stream, joined, context))
-        try:
-            while (order := await stream.queue.get()) is not None:
-                await context.write(order)
-        finally:
-            stream.cut, stream.over = None, True
-            self._leader.detach(stream, "it broke")
-        if stream.wrong:
-            await self._refuse(context, f"{join.node}: {stream.wrong}")
-
-    async def _refuse(self, context: "grpc.aio.ServicerContext[object, object]", wrong: str) -> None:
-        """Ends the call, which changes nothing else (rule 18)."""
-        SELDOM.say(peer_of(context), f"its stream is ended: {wrong}")
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong[:MOST_SAID])
-
-    def _unbelievable(self, join: pb.Join) -> str:
-        said = f"{join.node!r} says that it has seen term {join.term}, and this run is at {self._leader.term}"
-        mend = f"if it is right, set culm:{self._settings.run}:term in Redis to that and start the coordinator again"
-        return f"{said}: that is too far ahead to be believed; {mend}"
-
-    async def _read(
-        self, stream: OrderStream, joined: reports.Joined, context: grpc.aio.ServicerContext[object, object]
-    ) -> None:
-        """Turns the node's messages into reports, until its stream ends."""
-        why = "it broke"
-        try:
-            self._leader.take(joined)
-            while (request := await context.read()) is not grpc.aio.EOF and not stream.over:
-                if not isinstance(request, pb.AttendRequest):
-                    stream.wrong = "bytes that are no AttendRequest"
-                    return
-                stream.wrong = problem(self._leader.state, request)
-                if stream.wrong:
-                    why = "what it said fits no node of this run"
-                    return
-                report = report_of(stream.node, stream.incarnation, request)
-                if isinstance(report, reports.Heartbeat):
-                    self._leader.heard(report)
-                elif report is not None:
-                    self._leader.take(report)
-            why = "it ended"
-        except (grpc.RpcError, grpc.aio.UsageError):
-            log.debug("the order stream of %s broke", stream.node)
-        finally:
-            self._leader.detach(stream, why)
-            stream.queue.put_nowait(None)
+        await self._attendance.serve(context)
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[object, object]
@@ -178,6 +76,8 @@ class Service(CoordinatorServicer):
     async def ListEvents(  # noqa: N802
         self, request: pb.ListEventsRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncIterator[pb.ListEventsResponse]:
+        # ``grown`` is taken before the events are read: one that comes in between sets it, and none is missed. A new
+        # term has a new log, in which numbers go on above those of the old one, so a follower just looks again.
         following = request.from_sequence
         while True:
             log_of_now = self._leader.log
@@ -201,8 +101,8 @@ class Service(CoordinatorServicer):
         if wrong := kill_problem(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
         if not self._settings.allow_kill:
-            mend = "start the coordinator with --allow-kill"
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this coordinator does not kill nodes: {mend}")
+            mend = "start it with --allow-kill"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"this coordinator may not kill nodes: {mend}")
         try:
             at_once = not request.at or not parse_place(request.at)
         except ValueError as error:
@@ -212,7 +112,7 @@ class Service(CoordinatorServicer):
             known = ", ".join(self._leader.state.nodes) or "none"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {request.node!r} is attached; there are: {known}")
         assert node is not None
-        if at_once:
+        if at_once:  # a node that was ordered to die and lives on is declared lost after the patience
             self._leader.take(reports.Condemned(node.node, node.incarnation))
         return pb.KillResponse(pid=node.pid)
 
@@ -231,7 +131,7 @@ class Service(CoordinatorServicer):
         self, request: pb.NoteFetchedRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> pb.NoteFetchedResponse:
         if self._leader.state.phase is not Phase.DONE:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is not done: there are no final weights")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is not done: it has no final weights yet")
         self._leader.take(reports.Fetched(request.who[:WHO_LENGTH] or "by somebody who did not say"))
         return pb.NoteFetchedResponse()
 
@@ -279,7 +179,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         leading.cancel()
         await leader.close()
         return 0
-    await leading
+    await leading  # raises what kept it from leading, such as a job that may not go on
     add_CoordinatorServicer_to_server(Service(leader), server)
     servicer = health.aio.HealthServicer()
     await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -301,7 +201,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     else:
         lead.cancel()
         # A stop is not an end (rule 17): the nodes are told nothing, keep what they hold and wait for the next one.
-        log.info("told to stop: the nodes keep their state and wait for a coordinator of the run %s", settings.run)
+        log.info("told to stop: its nodes keep their state and wait for another coordinator of run %s", settings.run)
         leader.end_streams()
     await server.stop(GRACE_SECONDS)
     await leader.close()
@@ -328,8 +228,8 @@ async def _lead(leader: Leader, store: Store) -> None:
     """Time passes and the lease is kept, until another leads. A decision that raised ends it too."""
     loop = asyncio.get_running_loop()
     last, collected = 0.0, loop.time()
-    # A whole collection takes 0.15 s with a thousand nodes, and Python's own comes when most objects are
-    # made: while a plan answers a lost node.
+    # A whole collection takes 0.15 s with a thousand nodes. Python's own comes when most objects are made: while a plan
+    # answers a lost node. So this loop collects, between two ticks.
     gc.disable()
     try:
         while True:
@@ -339,6 +239,8 @@ async def _lead(leader: Leader, store: Store) -> None:
             if leader.outranked is not None:
                 await leader.lead()
             leader.take(reports.Tick())
+            # Every write renews the lease, so this matters while nothing is written. A fenced leader hears of it here,
+            # up to a quarter of the lease late. Its nodes obey the higher term as soon as they see it (rule 12).
             if loop.time() - last > leader.settings.patience.lease / 4:
                 last = loop.time()
                 await store.renew()

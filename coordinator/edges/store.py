@@ -1,11 +1,21 @@
 """Where the coordinator keeps what must outlive it, and the port that both stores fill."""
 
+# What a leader may count on, whichever store it has:
+#
+# - Writes never wait and never fail. A write is done later, or never if the process dies first: nothing may be decided
+#   because something was written. What is not yet written the nodes tell a successor (rule 8).
+# - Writes are done in order, each once. A leader that another one has replaced writes nothing more: a store refuses
+#   every write under a lower term, and ``renew`` tells the leader.
+# - A store may lose its memory, or come back with an older one. It learns the leader's term again with the next write
+#   (rule 15), and the state with the next decision that names Persist.
+
 from typing import Any, Protocol
 
 from culm.coordinator.edges.persistence import Document
 
-PAGE = 1_000  # entries that are read at once
-LENGTHS = {"events": 10_000, "metrics": 5_000}  # entries of a stream: the summary has counted those before
+PAGE = 1_000  # entries that are read at once: a reader never holds up the event loop, or Redis, for a whole stream
+# Entries of a stream; older ones go. A summary comes every thousand events, so it has counted what goes.
+LENGTHS = {"events": 10_000, "metrics": 5_000}
 
 
 class LostLease(Exception):
@@ -33,10 +43,12 @@ class Store(Protocol):
     async def load(self) -> Document | None: ...
 
     def save(self, document: Document) -> None:
-        """Persists the state; of several that wait the last."""
+        """Persists the state; of several that wait only the last is written."""
         ...
 
-    def heartbeat(self, node: str, ttl_seconds: float) -> None: ...
+    def heartbeat(self, node: str, ttl_seconds: float) -> None:
+        """Shows for so long that the node was heard. Dropped while the store is away: nobody decides by it."""
+        ...
 
     def append(self, stream: str, entry: dict[str, Any]) -> None:
         """Adds to the stream "events" or "metrics"."""
@@ -47,7 +59,7 @@ class Store(Protocol):
         ...
 
     def put(self, name: str, text: str) -> None:
-        """Keeps a text under a name; of several that wait the last."""
+        """Keeps a text under a name; of several that wait only the last is written."""
         ...
 
     async def get(self, name: str) -> str | None:
@@ -63,9 +75,9 @@ class MemoryStore:
     """A store that ends with the process."""
 
     def __init__(self) -> None:
-        self.term = 0
+        self.term = 0  # Invariant: each ``acquire`` returns a higher one
         self.document: Document | None = None
-        self.streams: dict[str, list[dict[str, Any]]] = {}
+        self.streams: dict[str, list[dict[str, Any]]] = {}  # Invariant: each as long as LENGTHS says, at most
         self.texts: dict[str, str] = {}
 
     async def acquire(self, above: int = 0) -> int:

@@ -1,5 +1,11 @@
 """From the decisions' commands to orders on the wire, and from nodes' messages to reports."""
 
+# Both directions are here, so decisions know no messages. What a node says is checked before it comes here (rule 18:
+# ``report_bounds``). A node's own words go through ``told``, since they end up in logs and on screens. A message that
+# this version does not know becomes None and is passed over: a node of a later version may send it.
+#
+# A number that a node may leave out is 0 in its message. In the report it is None, or the value that says nothing.
+
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -37,6 +43,7 @@ def plan_in(command: cmd.Command) -> Plan | None:
 
 
 def commit_order(commit: cmd.Commit, before: Plan | None = None) -> pb.AttendResponse:
+    # The plan that comes with a commit travels within it: no node can adopt that plan before it applies the step.
     order = commit_to_proto(replace(commit, next_plan=None))
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(_plan(commit.next_plan, before))
@@ -44,6 +51,7 @@ def commit_order(commit: cmd.Commit, before: Plan | None = None) -> pb.AttendRes
 
 
 def _plan(plan: Plan, before: Plan | None) -> pb.Plan:
+    # Of a thousand stages a lost node moves two or three; a whole plan of them would go to every node.
     change = change_of(plan, before) if before is not None else None
     return change if change is not None else plan_to_proto(plan)
 
@@ -61,12 +69,12 @@ def order_of(command: cmd.Command, before: Plan | None = None) -> pb.AttendRespo
     if isinstance(command, cmd.Dismiss):
         dismiss = pb.Dismiss(why=command.why, join_anew=command.join_anew, goodbye=command.goodbye)
         return pb.AttendResponse(dismiss=dismiss)
-    return None
+    return None  # carried out here, such as Persist
 
 
 def _failed(node: str, incarnation: int, failed: pb.Failed) -> reports.NodeFailed:
     if not failed.HasField("work"):
-        return reports.NodeFailed(node, incarnation, told(failed.why))
+        return reports.NodeFailed(node, incarnation, told(failed.why))  # ends this node alone (rule 16)
     w = failed.work
     work = Work(w.what, w.step if w.HasField("step") else None, w.first_layer, w.end_layer) if w.what else None
     return reports.NodeFailed(node, incarnation, told(failed.why), work)
@@ -104,7 +112,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             median_seconds=h.median_seconds,
             deviation_seconds=h.deviation_seconds,
             samples=h.samples,
-            slowness=h.slowness or 1.0,
+            slowness=h.slowness or 1.0,  # not said: as fast as it was
             times=times_from_proto(h.times),
             sent_bytes=dict(h.sent_bytes),
             bytes_per_second=h.bytes_per_second,
@@ -149,6 +157,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
     if body == "warned":
         return reports.Warned(node, told(request.warned.why))
     if body == "saved":
+        # By layer: one file of the model and one of the rest, in the order in which the node names them.
         files: dict[int, tuple[File, ...]] = {}
         for f in request.saved.files:
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))

@@ -128,6 +128,16 @@ def test_a_successor_loads_what_the_leader_before_saved(server: Server) -> None:
     in_time(scenario)
 
 
+@pytest.mark.parametrize("text", ["{half a docu", "[1, 2]", "7"])
+def test_a_state_that_is_no_document_is_loaded_as_an_empty_one(server: Server, text: str) -> None:
+    async def scenario() -> None:
+        server.client.set("culm:r:state", text)
+        async with leading(server) as store:
+            assert await store.load() == {}, "the leader finds nothing in it, and goes by its nodes and checkpoints"
+
+    in_time(scenario)
+
+
 def test_a_second_coordinator_waits_until_the_leader_gives_its_lease_back(server: Server) -> None:
     async def scenario() -> None:
         second = RedisStore(server.process.url, "r", "b", LEASE_SECONDS)

@@ -61,7 +61,7 @@ def test_another_job_s_are_no_origin_and_that_is_said(
     leave(settings_for(tmp_path, other), 40)
     with caplog.at_level(logging.WARNING):
         assert origins.left_behind(settings_for(tmp_path)) == []
-    assert "step-00000040 is not this run's, which will write over it" in caplog.text
+    assert "step-00000040 is not this run's, so it is left out and will be written over" in caplog.text
 
 
 def test_those_that_other_code_made_do_not_follow_the_newest(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_nodes_that_hold_nothing_go_on_from_the_newest_once_those_that_may_hold_
 
 def test_who_waits_for_nodes_says_from_where_the_run_goes_on() -> None:
     state, _ = after(going_on(), Tick(), now=PATIENCE + 1.0)
-    assert "0 of 2 are there; it goes on from step 40, by the checkpoint u/step-00000040" in state.detail
+    assert "0 of 2 are there; the run goes on from step 40, which is in the checkpoint u/step-00000040" in state.detail
     state, _ = after(going_on(90), Tick(), now=PATIENCE + 1.0)
     assert "0 of 2 are there; all 90 steps are in the checkpoint u/step-00000090" in state.detail
 
