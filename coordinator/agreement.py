@@ -1,9 +1,17 @@
-"""What all nodes of a run agree on, and the run with the checkpoint that it goes on from: else bits would differ.
+"""What all nodes of a run agree on, and the run with the checkpoint that it goes on from: else bits would differ."""
 
-A fact is kept: the first node's word counts, and a node that differs from it takes no part (rule 23). A layer's initial
-state is told by whoever builds it, before any gradient of it: so a weights file that a constructor reads counts too,
-and a model too large for one node is never read whole on one.
-"""
+# A fact is kept: the first node's word counts, and a node that differs from it takes no part (rule 23). Three things
+# are compared, in the order in which they become known:
+#
+#     Available    the parts of the identity: files, code, versions, hardware; and the outline of every layer
+#     Available    the same with the checkpoint that the run goes on from, but for parts that ``--allow`` names
+#     Built        a hash of each layer's initial state
+#
+# A layer's initial state is told by whoever builds it, before any gradient of it: so a weights file that a constructor
+# reads counts too, and a model too large for one node is never read whole on one. A node whose layer differs takes part
+# already, and is dismissed; no step was committed by its values, since Built comes before any Ready over the layer.
+#
+# A part that one side does not tell is not compared: hardware that may differ, or a checkpoint of an older version.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +20,7 @@ from typing import Any
 from culm.pipeline.identity import Identity, identity_from, identity_to
 from culm.pipeline.identity_parts import PARTS
 
+# Each refusal ends in what to do: the reader starts machines, and has not read this code.
 _FILES = "the files that [{0}] names in its arguments have other content on {1} than {2}"
 _MENDS = {
     "model": "give every node the same files",
@@ -25,12 +34,13 @@ _MENDS = {
 
 @dataclass(frozen=True)
 class Agreement:
-    """``checkpoint``: that of the run that wrote it, without the parts that may differ; ``initial``: by layer, a hash
-    of the state that the first node built.
-    """
+    """What the first node said of each thing, and what the checkpoint says."""
 
+    # Invariant: a part or an outline that is there never changes. Persisted, so it holds across coordinators.
     nodes: Identity = field(default_factory=Identity)
+    # That of the run that wrote the checkpoint, without the parts that may differ; empty in a run that was not resumed.
     checkpoint: Identity = field(default_factory=Identity)
+    # Layer -> hash of the state that the first node built. Invariant: what is there never changes.
     initial: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -61,30 +71,31 @@ def _in_words(part: str, node: str, whose: str, there: str, here: str) -> str:
     if part == "code":
         return f"{node} runs other code for this job than {whose} ({here[:12]}, not {there[:12]})"
     if part == "versions":
-        return f"{node} has {here}, and {whose} it is {there}"
+        return f"{node} has {here}, but {whose} it is {there}"
     if part == "hardware":
-        return f"{node} computes on {here}, and {whose} it is {there}"
+        return f"{node} computes on {here}, but {whose} it is {there}"
     return _FILES.format(part, node, whose)
 
 
 def _layers_differ(node: str, whose: str, there: tuple[str, ...], here: tuple[str, ...]) -> str:
     if len(there) != len(here):
-        return f"the model has {len(here)} layers on {node}, and {len(there)} {whose}"
+        return f"the model has {len(here)} layers on {node}, but {len(there)} {whose}"
     layer = next((i for i, (a, b) in enumerate(zip(there, here, strict=True)) if a != b), None)
     if layer is None:
         return ""
     before = there[layer].split(", ")
     other = [tensor for tensor in here[layer].split(", ") if tensor not in before]
     gone = [tensor for tensor in before if tensor not in here[layer].split(", ")]
+    # One tensor is enough to see what differs: a layer may have thousands.
     shown = other[0] if other else "other tensors"
-    return f"layer {layer} has {shown} on {node}, and {gone[0] if gone else 'none'} {whose}"
+    return f"layer {layer} has {shown} on {node}, but {gone[0] if gone else 'none'} {whose}"
 
 
 def joined(agreement: Agreement, identity: Identity, same_hardware: bool) -> Agreement:
     """With a node that takes part. Hardware that may differ is nobody's identity."""
     if not same_hardware:
         identity = identity.without(["hardware"])
-    parts = {**identity.parts, **agreement.nodes.parts}
+    parts = {**identity.parts, **agreement.nodes.parts}  # a part that is known stays as it was told first
     return replace(agreement, nodes=Identity(parts, agreement.nodes.outlines or identity.outlines))
 
 

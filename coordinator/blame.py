@@ -1,5 +1,17 @@
 """What follows when something raises on a node: it ends that node; or the run, if it is the job's fault (rule 16)."""
 
+# Whose fault it is ``failures`` tells, from its record. Here is what follows:
+#
+#     the node had not been available             it ends, and nobody depends on it; the job's fault only while the job
+#                                                 has started nowhere
+#     it raised at work of the job's              its duties move to heirs, who do the same work: where it raises on the
+#                                                 second machine too, the run fails
+#     it raised elsewhere (a thread of its own)   it is lost; no work is to blame
+#     it ended without a word                     ``membership.lose`` counts a death at what it owned; ``judged`` looks
+#                                                 at the counts after every decision
+#
+# So a fault of the job that leaves a word costs two nodes, and the run fails. A fault of one machine costs that node.
+
 from dataclasses import replace
 
 from culm.coordinator import membership
@@ -20,7 +32,9 @@ from culm.coordinator.reports import NodeFailed
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.money import kinds
 
-CODES = {START: 2}  # with which whoever started the run ends: the job file is at fault; 1 for all else
+# With which whoever started the run ends. 2 is for what a user mends in the job file, as for every command; 1 for all
+# else.
+CODES = {START: 2}
 
 
 def node_failed(state: State, report: NodeFailed, now: float) -> Decision:
@@ -28,18 +42,20 @@ def node_failed(state: State, report: NodeFailed, now: float) -> Decision:
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation or state.phase is Phase.FAILED:
         return state, ()
-    why = report.why[:TEXT]
+    why = report.why[:TEXT]  # it goes into the state, the event log and every status
     holds = state.plan is not None and state.plan.held_by(node.node)  # one that has not attached to a new leader yet
     if not node.available and not holds:
         return _start_failed(state, node, report.work or START, why)
+    # A thread of the node's own that breaks: what the node was at meanwhile is not to blame.
     if report.work is None:
         return membership.lose(state, {node.node: f"it failed: {why}"}, now)
+    # First on record, then judged: this failure may be the second one.
     machine = machine_of(node.node, node.pid)
     state = replace(state, failures=noted(state.failures, report.work, machine))
     if _is_the_jobs(state, report.work):
         where = " and ".join(machines_at(state.failures, report.work))
         return fail(state, report.work, f"{report.work} raised on {where}: {why}", node.node)
-    return membership.lose(state, {node.node: f"{report.work} raised there: {why}"}, now)
+    return membership.lose(state, {node.node: f"{report.work} raised an exception there: {why}"}, now)
 
 
 def _start_failed(state: State, node: Node, work: Work, why: str) -> Decision:

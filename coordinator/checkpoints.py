@@ -1,12 +1,22 @@
-"""When a checkpoint is whole, which ones stay, and what follows where the origin of an era cannot be read (rule 14).
+"""When a checkpoint is whole, which ones stay, and what follows where the origin of an era cannot be read (rule 14)."""
 
-A node that cannot read the origin asks again for as long as it takes. Three things are told apart:
-
-- content that is wrong under the origin's own manifest is a proof: another era begins (``bad``);
-- a storage that does not answer proves nothing: the nodes wait, and the run says so (``unread``);
-- a manifest that a node does not see proves nothing either: its mount may be gone, or its folder be another machine's.
-  The coordinator looks itself (``Examine``); only a storage that shows other things, and not this manifest, is a proof.
-"""
+# A checkpoint comes to be in this order, and exists from its manifest on:
+#
+#     Saved            each stage's standby has written its layers' files; ``saved`` collects them by layer
+#     WriteManifest    every layer is there: the coordinator looks at each file, and writes the manifest
+#     Checkpointed     the manifest is there: an era may begin from it, and older ones may go
+#     Retain           what is deleted is off the record first, so no era begins from what is about to go
+#
+# A node that cannot read the origin asks again for as long as it takes. Three things are told apart:
+#
+# - content that is wrong under the origin's own manifest is a proof: another era begins (``bad``);
+# - a storage that does not answer proves nothing: the nodes wait, and the run says so (``unread``);
+# - a manifest that a node does not see proves nothing either: its mount may be gone, or its folder be that of another
+#   machine. The coordinator looks itself (``Examine``); only a storage that shows other things, and not this manifest,
+#   is a proof.
+#
+# All of that counts only while the origin is being read, which is until the era's first commit. Later every holder has
+# its state, and a checkpoint that turns out bad is merely struck off.
 
 from dataclasses import replace
 
@@ -18,11 +28,14 @@ from culm.coordinator.state import State
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.money import kinds
 
-SHARES_KEPT = 3  # steps whose files are on record though the checkpoint is not whole: a node may have died in between
+# Steps whose files are on record though the checkpoint is not whole. A node may have died before it wrote its share:
+# then that checkpoint never becomes whole, and the record of it has to go when newer ones come.
+SHARES_KEPT = 3
 
 
 def saved(state: State, report: Saved) -> Decision:
     """Files of one step, layer by layer: all holders write the same, so it does not matter whose they are."""
+    # A share that comes late, of a checkpoint that is whole: another manifest for it would make another origin.
     known = any(report.step == c.step and c.folder == _folder(state, c.step) for c in state.checkpoints)
     if report.era != state.era or known or report.step > state.committed:
         return state, ()
@@ -30,6 +43,7 @@ def saved(state: State, report: Saved) -> Decision:
     files = {**before, **report.files}
     newest = sorted({*state.saved, report.step})[-SHARES_KEPT:]
     state = replace(state, saved={s: f for s, f in {**state.saved, report.step: files}.items() if s in newest})
+    # Written once: when the last layer came, and not with a share that repeats what was there.
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
     commit = state.last_commit
@@ -39,11 +53,13 @@ def saved(state: State, report: Saved) -> Decision:
 
 def checkpointed(state: State, report: Checkpointed) -> Decision:
     """Another origin for eras to come. What retention takes away is known no longer before it goes."""
+    # Only what is in this run's own folders is counted and deleted. A checkpoint that the run was resumed from is
+    # another run's: it stays on record, and where it is.
     new = report.checkpoint
     known = sorted({*(c for c in state.checkpoints if c.folder != new.folder), new})
     own = [c for c in known if c.folder == _folder(state, c.step)]
     kept = {*own[-state.settings.checkpoints_kept :], new}
-    if _is_being_read(state):
+    if _is_being_read(state):  # retention deleted the origin while nodes read it (rule 14)
         kept.add(state.origin)
     left = tuple(c for c in known if c in kept or c not in own)
     state = replace(
@@ -74,7 +90,7 @@ def bad(state: State, report: CheckpointBad) -> Decision:
     state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != report.origin))
     if report.origin != state.origin or not _is_being_read(state):
         return state, (Persist(),) if known else ()
-    return roll_back(state, f"{report.node} cannot read the checkpoint of step {report.origin.step}: {report.why}")
+    return roll_back(state, f"{report.node} cannot use the checkpoint of step {report.origin.step}: {report.why}")
 
 
 def unread(state: State, report: Unread) -> Decision:
@@ -86,11 +102,11 @@ def unread(state: State, report: Unread) -> Decision:
         return state, ()
     first = report.node not in state.storage.unread
     waiting = {**state.storage.unread, report.node: report.why}
-    text = f"{report.node} cannot read {state.origin}: {report.why}; it asks again, and the other holders as well"
+    text = f"{report.node} cannot read {state.origin}: {report.why}; it tries again, and asks the other holders too"
     commands: list[Command] = []
     if first:
         commands.append(Record(kinds.Waiting(node=report.node, why=report.why), text))
-    looks = report.absent and not state.storage.examined
+    looks = report.absent and not state.storage.examined  # one look at a time, whoever asks for it
     if looks:
         commands.append(Examine(state.origin))
     storage = replace(state.storage, unread=waiting, examined=state.storage.examined or looks)
@@ -106,11 +122,12 @@ def examined(state: State, report: Examined) -> Decision:
         return bad(state, CheckpointBad("the coordinator", report.origin, report.why))
     names = ", ".join(sorted(state.storage.unread))
     if report.sight is Sight.THERE:
-        why = f"{names} sees no manifest in {state.origin.folder}, and the coordinator does"
-        text = f"{why}: it has to be one folder for all machines, such as a mount or s3://; it is asked again"
+        why = f"{names} cannot see the manifest in {state.origin.folder}, but the coordinator can"
+        text = f"{why}: it has to be one folder for all machines, such as a mount or s3://; the nodes try again"
     else:
-        gone = f"if it is gone for good, make {state.origin.folder} again, empty: the run then goes back further"
-        text = f"nobody sees {state.origin}: {report.why}; it is asked again; {gone}"
+        # To a coordinator a folder that shows nothing at all looks like a mount that is gone. A user can tell.
+        gone = f"if it is gone for good, create {state.origin.folder} again, empty: the run then goes back further"
+        text = f"nobody sees {state.origin}: {report.why}; the nodes try again; {gone}"
     if text == state.detail:
         return state, ()
     return replace(state, detail=text), ()

@@ -1,5 +1,17 @@
 """What the coordinator can order, and have done: plain frozen data."""
 
+# The commands of a decision are carried out in their order, and before those of the next decision. So a node hears of a
+# commit before it hears of its goodbye.
+#
+#     to all that attend     Publish, Commit
+#     to one node            SendPlan, SendCommit, Ask, Dismiss
+#     to the store           Persist, Record; neither is waited for
+#     to the storage         WriteManifest, Examine, whose results come back as reports; Retain
+#     to the leader itself   LeadAnew
+#
+# Persist is done once the orders are on their way, wherever it stands: nodes wait for orders, and none waits for Redis.
+# If the coordinator dies in between, the nodes that obeyed tell its successor what was ordered (rule 8).
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -41,8 +53,9 @@ class Dismiss:
     node: str
     incarnation: int
     why: str
-    join_anew: bool = False
-    goodbye: bool = False  # nothing is wrong with the node
+    # Neither: the process ends, with ``why`` as its error. Invariant: not both.
+    join_anew: bool = False  # it starts again as another incarnation, without state
+    goodbye: bool = False  # nothing is wrong with the node: it ends with exit code 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +94,7 @@ class Retain:
     """Delete what is older than the checkpoint of this step, whole or not, but for the checkpoints of these steps."""
 
     step: int
-    kept: frozenset[int]
+    kept: frozenset[int]  # steps; the origin that nodes may still be reading is among them
 
 
 @dataclass(frozen=True, slots=True)

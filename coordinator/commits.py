@@ -14,7 +14,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from culm.coordinator import failures, links, membership, redundancy, settling, takeover
+from culm.coordinator import draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, commit_record, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import natural_order, release, settle
@@ -23,6 +23,15 @@ from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
+
+# The steps of one commit, as the coordinator sees them; s0 .. s2 are stages, n3 is being seeded with s2:
+#
+#     Ready  s0:n0 s0:n2 s1:n1 s1:n0 s2:n2 s2:n1      all that the plan requires: commit t
+#     Ready  s2:n3                                    too late for t, so it has caught up: commit t + 1 waits for it
+#     commit t + 1                                    with a plan in which n3 is a hot standby of s2
+#
+# A commit is decided before it is persisted: no node waits for Redis. If this coordinator dies in between, nodes that
+# have applied the commit tell its successor (rule 8).
 
 # How long before its machine goes a node is let go, replaced or not: a goodbye is cheaper than a lost node, which costs
 # its stage's work of the running step.
@@ -43,6 +52,8 @@ def missing(state: State, plan: Plan) -> tuple[str, ...]:
                 continue
             if not layers <= state.facts.get(node, nothing):
                 out.append(f"{s}:{node}")
+    # Of a target only what has caught up is waited for, and layer by layer: a holder of the stages to be reports in the
+    # pieces in which the present stages cut its layers.
     for stage in plan.target:
         for node in stage.holders():
             awaited = frozenset(stage.layers) & state.following.get(node, nothing)
@@ -68,13 +79,15 @@ def commit_if_ready(state: State, now: float) -> Decision:
     scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm)
     loss = mean(state.losses)
     recovered = tuple(_recovered(state, lost, now) for lost in state.lost_owners)
+    # Before the facts go: a copy is hot by the same facts that make the step count. Owners are among these as well;
+    # ``settle`` asks for standbys alone.
     seeded = {
         (s, node)
         for s, stage in enumerate(plan.stages)
         for node in stage.holders()
         if frozenset(stage.layers) <= state.facts.get(node, frozenset())
     }
-    state = links.carried(state, plan, now)
+    state = links.carried(state, plan, now)  # by the plan of the step that is over, not by the next one
     before = state  # its facts are about the step that is committed now; what follows begins without any
     state = replace(
         state, committed=step + 1, facts={}, norms={}, losses=(), lost_owners=(), detail="training", waits={}
@@ -84,14 +97,14 @@ def commit_if_ready(state: State, now: float) -> Decision:
     records: list[Command] = []
     ended: list[Command] = []
     if fault:
-        left_out = f"step {step} changes nothing: {fault}"
+        left_out = f"step {step} is skipped, so no weight changes: {fault}"
         records.append(Record(kinds.Skipped(step=step, why=fault), left_out))
     facts = before.facts
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     target: Stages = ()
     why, chosen, pays = "", None, ""
     if state.committed >= settings.steps:
-        why = "the run is done: the stages to be are given up" if plan.target else ""
+        why = "the run is done: the new cut that was being prepared is given up" if plan.target else ""
         ended.append(Record(kinds.Done(step=state.committed), f"all {settings.steps} steps are committed"))
     else:
         target, why = _target(state, plan, stages, facts, now)
@@ -99,14 +112,16 @@ def commit_if_ready(state: State, now: float) -> Decision:
             stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
             state = replace(state, changed_at=now)
         state, chosen, pays = redundancy.reviewed(state, plan, now)
+    # Most commits change nothing of who holds what. A plan with each would make every node derive its program anew.
     if stages != plan.stages or target != plan.target or pays:
         reason = reason_of([*reasons, *filter(None, [why, pays])])
         state, next_plan, planned = with_plan(state, stages, reason, now, target, chosen)
         records.extend(planned)
-    state, farewell = membership.let_go(state, released)
+    state, farewell = draining.let_go(state, released)
     ended.extend(farewell)
     if state.committed >= settings.steps:
         state = done(state, now)
+    # A last checkpoint is asked for once, by the first commit after every node was told to go.
     saves = state.stopping is not None and state.stopping.step is None
     if state.stopping is not None and saves:
         state = replace(state, stopping=replace(state.stopping, step=state.committed))
@@ -141,10 +156,10 @@ def keep(state: State, now: float) -> Decision:
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     commands: list[Command] = []
     if stages != plan.stages or plan.target:
-        reason = reason_of(reasons or ["the run is done: the stages to be are given up"])
+        reason = reason_of(reasons or ["the run is done: the new cut that was being prepared is given up"])
         state, kept, records = with_plan(state, stages, reason, now)
         commands += [Persist(), Publish(kept), *records]
-    state, farewell = membership.let_go(state, released)
+    state, farewell = draining.let_go(state, released)
     return state, (*commands, *farewell)
 
 
@@ -153,7 +168,7 @@ def _rearranged(
 ) -> tuple[Stages, list[str], list[str]]:
     """The stages from the next step on, the reasons, and the nodes that can go now."""
     settings = state.settings
-    leaving = membership.leaving(state)
+    leaving = draining.leaving(state)
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
@@ -162,6 +177,7 @@ def _rearranged(
     for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]
         duties = [s for s, stage in enumerate(stages) if name in stage.holders()]
+        # Nobody has its stage's state yet: it stays to the end of its machine, and is lost then, if it has to be.
         if any(stages[s].owner == name for s in duties):
             continue
         replaced = all(any(not b.hot for b in stages[s].standbys) for s in duties)  # by one that is being seeded
@@ -170,7 +186,7 @@ def _rearranged(
             continue
         stages = release(stages, name)
         released.append(name)
-        reasons.append(f"{name} has handed over and goes")
+        reasons.append(f"{name} has handed over what it held, and goes")
     return stages, reasons, released
 
 
@@ -192,7 +208,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     if plan.target:
         there = {(n, state.nodes[n].incarnation) for n in usable}
         stay = all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
-        return (plan.target, "") if stay else ((), "a node of the stages to be goes: they are given up")
+        return (plan.target, "") if stay else ((), "a node that the prepared cut needs goes: that cut is given up")
+    # One thing at a time: while copies are seeded, or a node hands over, a new cut would compete for the same link.
     settings = state.settings
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())
     asked = settings.stages
@@ -227,6 +244,6 @@ def _recovered(state: State, lost: LostOwner, now: float) -> Record:
         resume_ms=round(resumed * 1e3, 1),
         redone=lost.redone,
     )
-    done = f"{lost.redone} instructions of stage {lost.stage} redone"
-    text = f"step {state.committed} survived losing {lost.node}: {done}"
+    done = f"{lost.redone} instructions of stage {lost.stage} were redone"
+    text = f"step {state.committed} is committed in spite of the lost node {lost.node}: {done}"
     return Record(recovered, text)

@@ -14,15 +14,21 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 #
 # So whatever makes the gate's condition true, be it a Ready, a lost node or another plan, it is looked at (rule 6).
 #
+# Any report may be late, repeated, or of a process that is gone: streams break, and nodes say their facts again. So a
+# handler first asks whether the report still holds: of this incarnation, this era, this step. Where it does not it
+# changes nothing, and raises nothing. What cannot be true at all was refused before (``report_bounds``).
+#
 # The phases:
 #
 #     WAITING --enough nodes are available--> RUNNING --the last commit--> DONE
 #        ^                                       |                          |
 #        +---- a stage has no copy left: a new era, from a checkpoint -----+
 #
-# FAILED is reached from everywhere, by the job's own fault alone. Only a coordinator that starts again leaves it.
+# FAILED is reached from everywhere, by the job's own fault, or where a resumed run has no checkpoint left to go back
+# to. Only a coordinator that starts again leaves it.
 #
-# Time comes in with Tick: what is due, silent, stuck or overdue is looked for there, and nowhere else.
+# Time comes in with Tick: what is due, silent, stuck or overdue is looked for there, and nowhere else. Heartbeats come
+# a thousand at a time and decide nothing: they only leave what the next Tick looks at.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,18 +37,18 @@ from culm.coordinator import (
     agreement,
     blame,
     checkpoints,
+    draining,
     ending,
     failures,
+    heartbeats,
     membership,
-    slowness,
     takeover,
-    waiting,
     watchdog,
 )
-from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
+from culm.coordinator.commands import Command, Dismiss, Persist, Record
 from culm.coordinator.commits import commit_if_ready, keep
-from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
-from culm.coordinator.placement import place
+from culm.coordinator.decisions import Decision
+from culm.coordinator.eras import begin_era
 from culm.coordinator.reports import (
     Available,
     Built,
@@ -70,10 +76,7 @@ from culm.coordinator.reports import (
     Warned,
 )
 from culm.coordinator.state import Layers, Phase, Settings, State
-from culm.coordinator.zones import in_words
 from culm.pipeline.money import kinds
-
-SLOW_FOR = 1 / 3  # of the time that nodes are left alone before a new cut: so long a node is slow before it counts
 
 
 def begin(settings: Settings, term: int = 1, leader: int = 0, now: float | None = None) -> State:
@@ -103,13 +106,17 @@ def _available(state: State, report: Available, now: float) -> Decision:
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation:
         return state, ()
+    # First of all: under another leader nodes may have applied commits that this one does not know, and a decision
+    # without those could only repeat them otherwise (rule 15).
     ahead = takeover.led_by_another(state, report)
     if ahead is not None:
         return state, (ahead,)
     state = takeover.before_checkpoints(state, report)
+    # Before anything that it says becomes the run's own: costs, fingerprint, identity (rule 23).
     refusal = membership.refusal(state, report)
     if refusal:
         return membership.dismiss(state, report.node, refusal)
+    # One that could not start again and again joined without a word in the log: now it can be told of.
     unannounced = () if node.announced else (membership.joined_record(node),)
     node = replace(node, available=True, announced=True, version=report.version, heard_at=now)
     state = replace(
@@ -120,6 +127,8 @@ def _available(state: State, report: Available, now: float) -> Decision:
         fingerprint=state.fingerprint or report.fingerprint,
         agreement=agreement.joined(state.agreement, report.identity, state.settings.same_hardware),
     )
+    # The plan that it obeys may be newer than the one that was persisted. So learn first, and only then ask whether the
+    # node is what the plan takes it for.
     state, learnt = takeover.learn(state, report, now)
     learnt = (*unannounced, *learnt)
     if state.plan is None:
@@ -149,41 +158,6 @@ def _built(state: State, report: Built, now: float) -> Decision:
     return chain((state, (*gone, *commands)), now)
 
 
-def _heartbeat(state: State, report: Heartbeat, now: float) -> Decision:
-    return _heard(state, Heard(((now, report),)))
-
-
-def _heard(state: State, report: Heard) -> Decision:
-    nodes = dict(state.nodes)
-    records: list[Command] = []
-    for at, beat in report.heartbeats:
-        node = nodes.get(beat.node)
-        if node is None or node.incarnation != beat.incarnation:
-            continue
-        pace, changed = slowness.told(node.pace, beat.slowness, at, state.settings.settle_seconds * SLOW_FOR)
-        if changed:
-            text = f"{beat.node} takes {beat.slowness:.1f} times what it took at first"
-            slow = kinds.Slow(node=beat.node, slowness=round(beat.slowness, 2))
-            records.append(Record(slow, f"{text}: the cut is reconsidered, it goes on"))
-        nodes[beat.node] = replace(
-            node,
-            heard_at=at,
-            version=beat.version,
-            instruction=beat.instruction,
-            finished=beat.finished,
-            running_seconds=beat.running_seconds,
-            loading_seconds=beat.loading_seconds,
-            median_seconds=beat.median_seconds,
-            deviation_seconds=beat.deviation_seconds,
-            samples=beat.samples,
-            pace=pace,
-            times=beat.times,
-            sent_bytes=beat.sent_bytes,
-            bytes_per_second=beat.bytes_per_second,
-        )
-    return replace(state, nodes=nodes), tuple(records)
-
-
 def _ready(state: State, report: Ready, now: float) -> Decision:
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation:
@@ -191,12 +165,15 @@ def _ready(state: State, report: Ready, now: float) -> Decision:
     if report.era != state.era or state.plan is None or report.step > state.committed:
         return state, ()
     if report.step < state.committed:
+        # History: a standby that is being seeded is late in every step, and is never made hot.
         # Too late for its step. A node being seeded has caught up all the same: the next commit waits for it, since
         # a node that nobody waits for may never be in time. After the last commit only CaughtUp tells who has.
         if state.phase is Phase.DONE:
             return state, ()
         return replace(state, following=_with_layers(state.following, report.node, report.layers)), ()
-    losses = state.losses or report.losses  # first value wins: a fact is kept by key, never added up twice (rule 7)
+    # First value wins: a fact is kept by key, never added up twice. An heir reports a stage that its owner had reported
+    # already (rule 7).
+    losses = state.losses or report.losses
     norms = {**dict(zip(report.layers, report.squared_norms, strict=True)), **state.norms}
     lost_owners = tuple(
         replace(x, redone=report.redone) if (x.stage, x.heir) == (report.stage, report.node) else x
@@ -219,10 +196,12 @@ def _caught_up(state: State, report: CaughtUp, now: float) -> Decision:
         return state, ()
     layers = range(report.first_layer, report.end_layer)
     if state.phase is Phase.DONE:
-        # No commit will show that it still holds: it counts for the last version and the present plan alone.
+        # No commit will show that it still holds: it counts for the last version and the present plan alone. A report
+        # under the plan before may be of a copy that the node has given up since (rule 17).
         if (report.version, report.order) != (state.committed, (state.term, state.generation)):
             return state, ()
         return keep(replace(state, following=_with_layers(state.following, report.node, layers)), now)
+    # While steps go on this only adds to whom the gate waits for: it never makes a commit due.
     return replace(state, following=_with_layers(state.following, report.node, layers)), ()
 
 
@@ -238,7 +217,8 @@ def _resumed(state: State, report: Resumed, now: float) -> Decision:
             lost = replace(lost, resumed_at=now)
             ms = round((now - lost.at) * 1e3, 1)
             resumed = kinds.Resumed(node=lost.node, heir=lost.heir, stage=lost.stage, resume_ms=ms)
-            commands.append(Record(resumed, f"{lost.heir} resumed stage {lost.stage} after {ms:.1f} ms"))
+            text = f"{lost.heir} resumed stage {lost.stage}, {ms:.1f} ms after {lost.node} was declared lost"
+            commands.append(Record(resumed, text))
         owners.append(lost)
     return replace(state, lost_owners=tuple(owners)), tuple(commands)
 
@@ -255,7 +235,7 @@ def _left(state: State, report: Left, now: float) -> Decision:
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation:
         return state, ()
-    return chain(membership.lose(state, {report.node: f"it left: {report.why}"}, now), now)
+    return chain(membership.lose(state, {report.node: f"it ended without handing over: {report.why}"}, now), now)
 
 
 def _condemned(state: State, report: Condemned, now: float) -> Decision:
@@ -266,18 +246,22 @@ def _condemned(state: State, report: Condemned, now: float) -> Decision:
 
 
 def _tick(state: State, report: Tick, now: float) -> Decision:
+    # A takeover that ends now loses in this very tick who did not come back. The watchdog comes last: it has to see the
+    # commit that this tick may have led to.
     state, ended = takeover.complete(state, now)
     state, commands = chain(membership.tick(state, now), now)
     state, watched = watchdog.look(state, now)
     return state, (*ended, *commands, *watched)
 
 
+# Chained is what may change who is there, which plan holds, or what an era can begin from. Not chained is what decides
+# the rest itself (Ready, CaughtUp, Built) or leaves all of that as it is; a warning waits for a commit, or a Tick.
 _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Joined: lambda s, e, n: chain(_joined(s, e, n), n),
     Available: lambda s, e, n: chain(_available(s, e, n), n),
     Built: _built,
-    Heartbeat: _heartbeat,
-    Heard: lambda s, e, n: _heard(s, e),
+    Heartbeat: lambda s, e, n: heartbeats.heard(s, Heard(((n, e),))),
+    Heard: lambda s, e, n: heartbeats.heard(s, e),
     Ready: _ready,
     CaughtUp: _caught_up,
     Resumed: _resumed,
@@ -285,8 +269,8 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     StreamBroken: _stream_broken,
     Left: _left,
     Fetched: lambda s, e, n: ending.fetched(s, e),
-    Draining: lambda s, e, n: chain(membership.drain(s, e, n), n),
-    Warned: lambda s, e, n: membership.warn(s, e),
+    Draining: lambda s, e, n: chain(draining.drain(s, e, n), n),
+    Warned: lambda s, e, n: draining.warn(s, e),
     Saved: lambda s, e, n: checkpoints.saved(s, e),
     Checkpointed: lambda s, e, n: chain(checkpoints.checkpointed(s, e), n),
     CheckpointBad: lambda s, e, n: chain(checkpoints.bad(s, e), n),
@@ -303,6 +287,7 @@ def chain(decision: Decision, now: float) -> Decision:
     """What follows at once from a change of members: the end of a run whose job is at fault, a new era if a stage has
     no copy, or a commit that is now due.
     """
+    # A run that failed here is not placed anew and commits nothing: both ask for the phase.
     state, commands = blame.judged(decision)
     state, looked = ending.look(state, now)
     if state.phase is Phase.WAITING and state.plan is None:
@@ -312,45 +297,6 @@ def chain(decision: Decision, now: float) -> Decision:
     else:
         state, more = commit_if_ready(state, now)
     return state, (*commands, *looked, *more)
-
-
-def begin_era(state: State, now: float) -> Decision:
-    """Places the model from its beginning once enough nodes are there."""
-    if state.phase is not Phase.WAITING or state.plan is not None or takeover.recovering(state):
-        return state, ()
-    settings = state.settings
-    # Who is to go has nothing left to hand over: it held its part until the era ended.
-    state, gone = membership.let_go(state, sorted(n.node for n in state.nodes.values() if n.draining))
-    nodes = [n.node for n in state.nodes.values() if n.available]
-    needed = settings.nodes or settings.stages
-    least = min(needed, 2 if settings.redundancy and settings.stages > 1 else 1)
-    # After a rollback what is left goes on, but not without a standby while there may be one. Machines on which the
-    # job does not start are not waited for.
-    needed = least if state.era > 0 else max(least, needed - len(state.failures.starts))
-    if len(nodes) < needed:
-        text = f"waiting for {needed - len(nodes)} more node(s): {len(nodes)} of {needed} are there"
-        if state.origin.folder:
-            over = state.committed >= settings.steps
-            text += f"; all {settings.steps} steps are in" if over else f"; it goes on from step {state.committed}, by"
-            text += f" {state.origin}"
-        if state.failures.newest_start:
-            text += f"; the last that could not start is {state.failures.newest_start}"
-        state, waits = waiting.wait(state, waiting.NODES, text)
-        return state, (*([Persist()] if gone else []), *gone, *waits)
-    zones = zones_of(state)
-    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy, zones)
-    reason = f"{len(nodes)} nodes for {settings.stages} stages, from step {state.committed}"
-    if state.origin.folder:
-        reason += f", by {state.origin}"
-    crossing = in_words(stages, zones, state.layer_costs)
-    reason = reason_of([reason, crossing] if crossing else [reason])
-    state, plan, records = with_plan(state, stages, reason, now)
-    reading = f"the nodes read {state.origin}"
-    state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
-    if state.committed >= settings.steps:  # nothing is left to be trained: the holders read the final weights
-        state = done(state, now)
-        records = (*records, Record(kinds.Done(), f"the weights of all {settings.steps} steps are read again"))
-    return state, (*gone, Persist(), Publish(plan), *records)
 
 
 def validate(state: State) -> None:
@@ -373,7 +319,9 @@ def validate(state: State) -> None:
         return
     assert plan.era == state.era, f"the plan is of era {plan.era}, the state of {state.era}"
     assert plan.origin == state.origin, f"the plan is by {plan.origin}, the era by {state.origin} (rule 14)"
-    assert plan.generation == state.generation or plan.order < (state.term, state.generation), "the newest is present"
+    assert plan.generation == state.generation or plan.order < (state.term, state.generation), (
+        f"the plan is {plan.order}, of a state that made no more than ({state.term}, {state.generation})"
+    )
     assert [r for s in plan.stages for r in s.layers] == list(range(plan.stages[-1].end_layer)), "layers in order, once"
     for s, stage in enumerate(plan.stages):
         holders = [*stage.owners, *(b.node for b in stage.standbys)]

@@ -1,5 +1,13 @@
 """How a decision about placement becomes a plan, with its consequences for exposure on record."""
 
+# ``placement`` says who holds what, and why. ``with_plan`` makes a plan of that. There is one other way to a plan: a
+# leader that takes over adopts the one that nodes obey. What each new plan changes of the state, in one place:
+#
+#     generation       one more: nodes obey the newest plan that they have seen
+#     members          every node that can be given work, and whoever has some
+#     exposed_since    begins for stages that have no hot standby now, and ends, with a record, for those that have one
+#     following        is kept only for layers that a node held before and holds now
+
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,6 +22,7 @@ Decision = tuple[State, tuple[Command, ...]]
 
 def members_of(state: State) -> Mapping[str, Member]:
     """Every node that can be given work, or has some: after a takeover it may not have reported yet."""
+    # After a rollback the members are taken anew: the address or the zone of one may be another now.
     before = state.plan.members if state.plan is not None and state.plan.era == state.era else {}
     members: dict[str, Member] = {}
     for name, node in state.nodes.items():
@@ -24,7 +33,7 @@ def members_of(state: State) -> Mapping[str, Member]:
             node.zone,
         )
         if known is not None and same:
-            members[name] = known
+            members[name] = known  # of a thousand members a lost node changes one
         elif node.available:
             members[name] = Member(name, node.incarnation, node.address, node.zone)
     return members
@@ -43,6 +52,7 @@ def with_plan(
     state: State, stages: Stages, reason: str, now: float, target: Stages = (), redundancy: Redundancy | None = None
 ) -> tuple[State, Plan, tuple[Command, ...]]:
     """The state under the next plan, the plan, and what to record of it. The redundancy stays as it is by default."""
+    # Above every generation of this term, published or not: two plans never share a number (rule 3).
     generation = state.generation + 1
     before = state.plan
     if redundancy is None and before is not None:
@@ -63,11 +73,12 @@ def with_plan(
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
     records: list[Command] = [plan_record(state, plan)]
+    # A new cut has other stages under the same numbers: whose number is gone is exposed no more, and nothing is told.
     for s, start in state.exposed_since.items():
         if s not in since and s < len(stages):
             node = stages[s].hot_standby() or ""
             ms = round((now - start) * 1e3, 1)
-            text = f"stage {s} has a hot standby again, {node}, after {ms:.1f} ms"
+            text = f"stage {s} has a hot standby again: {node}, after {ms:.1f} ms without one"
             records.append(Record(kinds.Hot(node=node, stage=s, exposure_ms=ms), text))
     state = replace(
         state, generation=generation, exposed_since=since, following=_still_following(state, plan), plan=plan
@@ -98,6 +109,7 @@ def done(state: State, now: float) -> State:
 
 def plan_record(state: State, plan: Plan) -> Record:
     """What the event log says of a plan: who does what, and what a step trains on."""
+    # Whole, though most of it is as before: whoever reads the log from the middle has to know who does what.
     planned = kinds.Planned(
         generation=plan.generation,
         steps=state.settings.steps,

@@ -1,19 +1,19 @@
-"""Nodes that live and are of no use all the same: stuck, or loading for ever. Each verdict has its reason.
+"""Nodes that live and are of no use all the same: stuck, or loading for ever. Each verdict has its reason."""
 
-Dead and silent nodes are found in ``coordinator.membership``, by broken streams and missing heartbeats; those that a
-neighbour does not reach in ``coordinator.links``.
-
-Loading is a state of its own: storage that stalls says nothing about the node, and nobody computes faster for having
-lost it. A node that loads is waited for much longer, and not lost while another one waits for storage as well: then
-it is the storage.
-"""
+# Dead and silent nodes are found in ``coordinator.membership``, by broken streams and missing heartbeats; those that a
+# neighbour does not reach in ``coordinator.links``.
+#
+# Loading is a state of its own: storage that stalls says nothing about the node, and nobody computes faster for having
+# lost it. A node that loads is waited for much longer, and not lost while another one waits for storage as well: then
+# it is the storage.
 
 from culm.coordinator.state import State
 
 # A node is held against its own history, not against others': layers differ, and so do machines. Ten deviations beyond
 # its median and longer than the patience besides: a machine that swaps or shares its cores is slow, and not lost.
 DEVIATIONS = 10.0
-SAMPLES = 8  # instructions before a node's own history says anything
+# Instructions before a node's own history says anything: the first ones of all compile, allocate and page in.
+SAMPLES = 8
 
 
 def of_no_use(state: State, now: float) -> dict[str, str]:
@@ -31,8 +31,8 @@ def _stuck(state: State) -> dict[str, str]:
             continue
         if node.running_seconds > node.median_seconds + DEVIATIONS * node.deviation_seconds:
             lost[node.node] = (
-                f"stuck: {node.instruction or 'its work'} has been running for {node.running_seconds:.1f} s, "
-                f"usual are {node.median_seconds:.3f} s with a deviation of {node.deviation_seconds:.3f} s"
+                f"it is stuck: {node.instruction or 'its work'} has been running for {node.running_seconds:.1f} s; "
+                f"usually that takes {node.median_seconds:.3f} s, with a deviation of {node.deviation_seconds:.3f} s"
             )
     return lost
 
@@ -42,14 +42,15 @@ def _loading(state: State) -> dict[str, str]:
     loading = [n for n in state.nodes.values() if n.loading_seconds > 0.0 and n.attached_since is not None]
     if len(loading) != 1 or loading[0].loading_seconds <= state.settings.patience.loading:
         return {}
-    return {loading[0].node: f"it has been loading samples for {loading[0].loading_seconds:.0f} s"}
+    seconds = loading[0].loading_seconds
+    return {loading[0].node: f"it has been loading samples for {seconds:.0f} s, and no other node waits for storage"}
 
 
 def _ordered_to_die(state: State, now: float) -> dict[str, str]:
     """Those that were ordered to die and live: whatever they still say, they are not relied on."""
     patience = state.settings.patience.seconds
     return {
-        n.node: "it was ordered to die, and lives: it is not relied on any longer"
+        n.node: f"it was ordered to die {now - n.condemned_at:.1f} s ago, and still lives"
         for n in state.nodes.values()
         if n.condemned_at is not None and now - n.condemned_at > patience
     }

@@ -1,20 +1,25 @@
-"""When a run is over, and when its nodes may go (rule 17): after the last commit, and when every node is to stop.
+"""When a run is over, and when its nodes may go (rule 17): after the last commit, and when every node is to stop."""
 
-After the last commit the final weights are in the nodes' memory alone. So the nodes stay, and their redundancy is kept
-and repaired as before (see ``commits.keep``), until the weights are elsewhere: in a checkpoint of the last step, or
-fetched by somebody who said so. Without either they stay for ``[job] keep_after_done`` seconds. Then they are
-*released*: dismissed for good, and the run has no plan any more. That is persisted: a node that comes later is sent
-away, and a coordinator that starts again neither waits for nodes nor trains again.
-
-A coordinator that is told to stop decides nothing here: its nodes wait for the next one.
-
-Where every node is to go at once, as when a whole cluster is stopped, nobody is left to hand over to. They are let go
-as soon as a last checkpoint is whole, or at once if the job has none.
-"""
+# After the last commit the final weights are in the nodes' memory alone. So the nodes stay, and redundancy is kept and
+# repaired as before (see ``commits.keep``), until the weights are elsewhere:
+#
+#     somebody has fetched them, and said so         the nodes go at once
+#     a checkpoint of the last step is whole         they go SAVED_SECONDS after the last commit
+#     neither                                        they go ``[job] keep_after_done`` seconds after it
+#
+# Then they are *released*: dismissed for good, and the run has no plan any more. That is persisted: a node that comes
+# later is sent away, and a coordinator that starts again neither waits for nodes nor trains again. One that takes over
+# before that counts the seconds from its own start: no clock outlives a coordinator.
+#
+# A coordinator that is told to stop decides nothing here: its nodes wait for the next one.
+#
+# Where every node is to go at once, as when a whole cluster is stopped, nobody is left to hand over to. They are let go
+# as soon as a last checkpoint is whole, or at once if the job has none. A run that was not done then waits for nodes,
+# to begin a new era.
 
 from dataclasses import replace
 
-from culm.coordinator import membership
+from culm.coordinator import draining, membership
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import Fetched
@@ -24,8 +29,12 @@ from culm.pipeline.money import kinds
 # How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
 # memory than from the storage.
 SAVED_SECONDS = 30.0
-LAST_CHECKPOINT_SECONDS = 8.0  # that nodes which are all to go are kept for a last checkpoint; docker kills after 10
-SPARE_SECONDS = 2.0  # before the first of their machines may be gone
+# For so long nodes that are all to go are kept for a last checkpoint: docker kills a container 10 s after it told it to
+# stop, and the goodbye needs its time.
+LAST_CHECKPOINT_SECONDS = 8.0
+# And no longer than until so many seconds before the first of their machines may be gone: a machine that is taken is a
+# lost node, whose work would move to nodes that are to go as well.
+SPARE_SECONDS = 2.0
 
 
 def is_saved(state: State) -> bool:
@@ -49,6 +58,7 @@ def look(state: State, now: float) -> Decision:
         return state, ()
     if state.nodes and all(node.draining for node in state.nodes.values()):
         return _everyone_stops(state, now)
+    # A node has joined: the others hand over to it after all.
     state = replace(state, stopping=None) if state.stopping is not None else state
     if state.phase is not Phase.DONE or state.plan is None:
         return state, ()
@@ -69,7 +79,7 @@ def release(state: State, why: str) -> Decision:
     """Lets every node go for good: the run is over."""
     commands: list[Command] = []
     for name in state.nodes:
-        state, farewell = membership.farewell(state, name, why)
+        state, farewell = draining.farewell(state, name, why)
         commands.extend(farewell)
     state = replace(
         state,
@@ -104,7 +114,7 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
     minutes = f"{left / 60.0:.0f} min" if left >= 120.0 else f"{left:.0f} s"
     costs = f", which costs {dollars_per_hour * left / 3600.0:.2f} $" if dollars_per_hour else ""
     return (
-        f"{done}; the weights are on the nodes alone, which stay for {minutes} yet{costs}: "
+        f"{done}; the weights are on the nodes alone, which stay for {minutes} more{costs}: "
         "fetch them with culm weights --out FILE"
     )
 
@@ -112,7 +122,7 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
 def _left_of(state: State) -> str:
     """What there is of a run whose nodes are gone."""
     if not state.checkpoints:
-        return "without a checkpoint nothing is left of them" if state.phase is Phase.DONE else "nothing is left"
+        return "they are in no checkpoint, and lost" if state.phase is Phase.DONE else "there is no checkpoint"
     newest = state.checkpoints[-1]
     return f"the newest checkpoint is of step {newest.step}: {newest.folder}"
 
@@ -124,10 +134,11 @@ def _everyone_stops(state: State, now: float) -> Decision:
     """
     saves = state.phase is Phase.RUNNING and state.plan is not None and bool(state.settings.checkpoint_url)
     told = all(node.told for node in state.nodes.values())
+    # A leader that is still hearing from nodes commits nothing: there will be no last checkpoint by it.
     if told and (not saves or state.took_over_at is not None):
         return _everyone_goes(state)
     if state.stopping is None and saves:
-        text = "every node is to go: a last checkpoint is written first"
+        text = "every node is to go: the next commit asks for a last checkpoint"
         return replace(state, stopping=Stopping(now)), (Record(kinds.Stopping(), text),)
     if state.stopping is None or not told:
         return state, ()
@@ -143,13 +154,13 @@ def _everyone_goes(state: State) -> Decision:
         return release(state, "the run is done, its weights are safe, and every node was told to stop")
     commands: list[Command] = []
     for name in state.nodes:
-        state, farewell = membership.farewell(state, name, f"drained: {state.nodes[name].draining}")
+        state, farewell = draining.farewell(state, name, f"drained, since {state.nodes[name].draining}")
         commands.extend(farewell)
     state = replace(state, stopping=None)
     if state.phase is Phase.FAILED:
         return replace(state, plan=None, exposed_since={}), tuple(commands)
     if state.plan is None:
         return state, tuple(commands)
-    why = "every node was told to stop, and none was left to hand over to"
+    why = "every node was told to stop, so none was left to hand over to"
     state, rolled_back = membership.roll_back(state, f"{why}; {_left_of(state)}")
     return state, (*commands, *rolled_back)

@@ -1,22 +1,21 @@
-"""Whose fault it is when something raises on a node: that node's, or the job's (rule 16).
+"""Whose fault it is when something raises on a node: that node's, or the job's (rule 16)."""
 
-One node may lack a module, a GPU or room on its disk; that ends this node and nothing else. What raises on two nodes
-alike is the job's fault. Three kinds of evidence, each about *work*, whoever did it:
-
-- **Raised.** The same instruction of the same step, on layers that overlap, raised on two nodes. So did the building
-  of the same layer, which belongs to no step.
-- **The start.** The job's start raised on two nodes, and has worked on none. A node that is available shows that the
-  job does start; from then on whoever cannot start it is at fault itself.
-- **Deaths.** A process that the user's code ends at once leaves no word: it looks as if its machine had been taken.
-  Machines are taken at any moment, also several at the same instruction, and that must not fail a run. So it takes
-  ``DEATHS`` lost owners of the same layers in the same step, with no commit of that step in between, also across
-  rollbacks; and no single machine counts for more than half of them.
-
-Where there is no other machine its own failures are enough: one, where the run waits for one node only, else two.
-
-A machine may run several processes one after the other: a supervisor starts what has ended again. Its name tells, but
-where the node made it from host and process id; then the host does.
-"""
+# One machine may lack a module, a GPU or room on its disk; that ends this node and nothing else. What raises on two
+# machines alike is the job's fault. Three kinds of evidence, each about *work*, whoever did it:
+#
+# - *Raised.* The same instruction of the same step, on layers that overlap, raised on two machines. So did the building
+#   of the same layer, which belongs to no step.
+# - *The start.* The job's start raised on two machines, and has worked on none. A node that is available shows that the
+#   job does start; from then on whoever cannot start it is at fault itself.
+# - *Deaths.* A process that the user's code ends at once leaves no word: it looks as if its machine had been taken.
+#   Machines are taken at any moment, also several at the same instruction, and that must not fail a run. So it takes
+#   ``DEATHS`` lost owners of the same layers in the same step, with no commit of that step in between, also across
+#   rollbacks; and no single machine counts for more than half of them.
+#
+# Where there is no other machine its own failures are enough: one, where the run waits for one node only, else two.
+#
+# A machine may run several processes one after the other: a supervisor starts what has ended again. The node's name
+# tells the machine. Where the node made its name from host and process id, the host alone does.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,9 +24,12 @@ from typing import TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-DEATHS = 8  # of owners of the same layers, in the same step
-REMEMBERED = 64  # pieces of work, and machines, that are kept on record: the newest
-TEXT = 500  # characters of a reason
+# Of owners of the same layers, in the same step. High, since to be wrong ends a healthy run, and a market rarely takes
+# so many owners of one stage within one step. Not higher: each of them costs a takeover, or a rollback.
+DEATHS = 8
+# Pieces of work, and machines, that are kept on record: the newest. In a run of months many machines come and go.
+REMEMBERED = 64
+TEXT = 500  # characters of a reason: users' exceptions may hold whole tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Work:
         )
 
 
-START = Work("start", None, 0, 1)
+START = Work("start", None, 0, 1)  # of no layer in truth: the first one, so that all starts are the same work
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,8 @@ def noted(failures: Failures, work: Work, machine: str) -> Failures:
 
 def died(failures: Failures, works: Iterable[Work], machine: str) -> Failures:
     """With one more death of this machine, which did all of these; it counts once for each that is on record."""
+    # A node that owned two stages counts at both. Where both overlap one work on record, from a cut before, it counts
+    # there once.
     counted: list[Work] = []
     for work in works:
         if not any(work.is_same(other) for other in counted):

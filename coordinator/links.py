@@ -1,8 +1,19 @@
-"""Links between neighbours that stay broken while both ends attend the coordinator: whom to do without.
+"""Links between neighbours that stay broken while both ends attend the coordinator: whom to do without."""
 
-Nodes repeat their report for as long as a stream stays broken, and fall silent when it works again. A link that is
-broken for longer than the patience for links holds up every commit: one of its ends has to go, though it lives.
-"""
+# Nodes repeat their report for as long as a stream stays broken, and fall silent when it works again. A link that is
+# broken for longer than the patience for links holds up every commit: one of its ends has to go, though it lives. Who
+# goes is decided by the first of these that tells the two apart (``judge``):
+#
+#     an end holds the only copy of a stage      the other one goes; if both do, the link is waited for six times longer
+#     more nodes do not reach one of them        that one: several broken links at one node are most likely its own
+#     less depends on one of them                that one (``price``)
+#     neither                                    the second in natural order: two coordinators choose alike
+#
+# The end that had to go joins anew, and would be placed beside the same peer at once. So it is *parted* from it: given
+# no work until the quarantine is over, or the peer has gone.
+#
+# A commit shows that the nodes it needed have reached each other within the step, whatever was reported (``carried``).
+# So a link that breaks now and then, while steps commit, costs nobody a node.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,10 +23,10 @@ from culm.coordinator.reports import PeerLost
 from culm.coordinator.state import Missed, Parted, Phase, Settings, State
 from culm.pipeline.plan import Plan
 
-# In link timeouts, which are a part of the patience. QUARANTINE: so long an end that had to go is given no work. Sooner
-# it would be placed beside the same peer, and cost another lost node. ONLY_COPIES: so long a link between two only
-# copies has to mend, since to go on without either of them is to roll back.
+# Both in units of the patience for links. For so long an end that had to go is given no work: sooner it would be placed
+# beside the same peer, and cost another lost node.
 QUARANTINE = 12
+# For so long a link between two only copies may take to mend: to go on without either of them is to roll back.
 ONLY_COPIES = 6
 
 
@@ -42,6 +53,7 @@ def carried(state: State, plan: Plan, now: float) -> State:
 
 def _stands(state: State, report: Missed, now: float) -> bool:
     """Whether the report is still being repeated."""
+    # Half the patience for links is several attempts to connect: whoever is silent for longer has got through.
     return now - report.last <= state.settings.patience.link / 2
 
 
@@ -85,7 +97,7 @@ def judge(state: State, now: float) -> Verdict | None:
     if not due:
         why = f"{one} and {other} do not reach each other, and each holds the only copy of a stage"
         return Verdict("", "", f"{why}: waiting for the link between them")
-    reached = f"{one} and {other} have not reached each other for {links[one, other]:.1f} s"
+    reached = f"{one} and {other} have not reached each other for {links[one, other]:.1f} s, so one of them has to go"
     if len(spared) == 1:
         gone = other if spared == [one] else one
         because = f"{spared[0]} holds the only copy of a stage"
@@ -96,7 +108,7 @@ def judge(state: State, now: float) -> Verdict | None:
         gone = min(one, other, key=lambda n: prices[n])
         because = f"less depends on {gone}"
     else:
-        gone, because = other, "as much depends on either"
+        gone, because = other, f"as much depends on {one} as on {other}"
     return Verdict(gone, other if gone == one else one, f"{reached}, and {because}")
 
 

@@ -13,8 +13,18 @@
 #
 # What follows is decided at once and in one plan: heirs for its stages, an end of its standby duties (rule 10), and new
 # standbys to be seeded. Where a stage has no copy left, every other decision is void, and a new era begins.
+#
+# An incarnation, as this module sees it:
+#
+#     Joined -----> known -----> available -----> lost, or left -----> fenced: refused for good
+#                     |              ^
+#                     |  refused     |  Available: its model is built, and its identity is that of the others
+#                     v
+#                 dismissed: it cannot take part; it holds nothing, so nobody has to take over
+#
+# While a new leader hears from the nodes (``recovering``) nobody is lost: each of them may just not have attached yet.
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 
 from culm.coordinator import agreement, links, waiting
@@ -23,16 +33,19 @@ from culm.coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
 from culm.coordinator.failures import Work, died, is_told, machine_of
 from culm.coordinator.placement import promote, repair
-from culm.coordinator.reports import Available, Draining, Joined, PeerLost, StreamBroken, Warned
+from culm.coordinator.reports import Available, Joined, PeerLost, StreamBroken
 from culm.coordinator.state import Ending, LostOwner, Node, Phase, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
 from culm.pipeline.terms import ERAS_BITS
 
-NOBODY = "no node answers: waiting for nodes to attach or to join"
-FENCED_KEPT = 1_024  # incarnations; of more the older half is refused by number
-LOST_REMEMBERED = 20  # for the mean time between them
+NOBODY = "no heartbeat comes from any node: waiting for nodes to attach or to join"
+# Incarnations; of more the older half is refused by number. The set is persisted with every plan: it must not grow with
+# a run of months on spot machines.
+FENCED_KEPT = 1_024
+# Enough for a mean time between lost nodes (``settling``), and few enough to follow a market that changes.
+LOST_REMEMBERED = 20
 
 
 def join(state: State, report: Joined, now: float) -> Decision:
@@ -40,16 +53,22 @@ def join(state: State, report: Joined, now: float) -> Decision:
     if state.ending.released:
         return state, (Dismiss(report.node, report.incarnation, state.ending.released, goodbye=True),)
     if is_fenced(state, report.node, report.incarnation):
-        why = f"{report.node} was declared lost: it joins anew, holding nothing"
+        why = f"{report.node} was declared lost or has left: its process has to join anew, without state"
         return state, (Dismiss(report.node, report.incarnation, why, join_anew=True),)
     commands: list[Command] = []
     known = state.nodes.get(report.node)
+    # Incarnations are microseconds since 1970: the lower one is older, and not the successor of the other.
     if known is not None and known.incarnation > report.incarnation:
         why = f"another process already runs as {report.node}: give this one its own --name"
         return state, (Dismiss(report.node, report.incarnation, why),)
+    # The older process may still be the holder that the plan counts on: nothing says yet that it is gone.
     if known is not None and known.incarnation != report.incarnation and recovering(state):
-        why = "the coordinator has just taken over and must hear from the nodes before it first"
+        why = (
+            f"the coordinator has just taken over and still waits for an earlier process of {report.node}: "
+            "this one joins anew"
+        )
         return state, (Dismiss(report.node, report.incarnation, why, join_anew=True),)
+    # A name comes back with a new process before anything else showed that the old one died (rule 13).
     if known is not None and known.incarnation != report.incarnation:
         state, lost = lose(state, {report.node: "its process was started again"}, now)
         commands.extend(lost)
@@ -74,7 +93,9 @@ def join(state: State, report: Joined, now: float) -> Decision:
     else:
         node = replace(known, address=report.address, pid=report.pid, machine=report.machine)
         node = replace(node, attached_since=now, detached_at=None, heard_at=now)
-        commands.append(Record(kinds.Attached(node=report.node), f"{report.node} is back on its order stream"))
+        text = f"{report.node} is back: its order stream is open again"
+        commands.append(Record(kinds.Attached(node=report.node), text))
+    # Whoever missed it before says so again if that is still so: a report from before the break is no evidence.
     evidence = {k: v for k, v in state.evidence.items() if k != report.node}
     changed_at = state.changed_at if known is not None else now
     state = replace(state, nodes={**state.nodes, report.node: node}, evidence=evidence, changed_at=changed_at)
@@ -84,6 +105,7 @@ def join(state: State, report: Joined, now: float) -> Decision:
 def is_fenced(state: State, node: str, incarnation: int) -> bool:
     """Whether it was declared lost, or is older than so many that were that nobody knows any more."""
     known = state.nodes.get(node)
+    # An adopted plan may count on an incarnation that this leader had thought lost: a member here is never fenced.
     if known is not None and known.incarnation == incarnation:
         return False
     return (node, incarnation) in state.fenced or incarnation <= state.fenced_up_to
@@ -93,6 +115,8 @@ def fence(state: State, gone: Collection[tuple[str, int]]) -> State:
     """Refuses these incarnations from now on (rule 13)."""
     fenced = sorted(state.fenced | set(gone), key=lambda each: each[1])
     up_to = state.fenced_up_to
+    # The oldest go first. A member that is as old and was never lost stays; a stranger that old joins anew, under a
+    # newer number.
     if len(fenced) > FENCED_KEPT:
         up_to = max(up_to, fenced[FENCED_KEPT // 2 - 1][1])
         fenced = fenced[FENCED_KEPT // 2 :]
@@ -101,6 +125,7 @@ def fence(state: State, gone: Collection[tuple[str, int]]) -> State:
 
 def joined_record(node: Node) -> Record:
     """What the event log says of a newcomer."""
+    # The node's own word on its zone counts, also where its machine says another one.
     machine = {**asdict(node.machine), "zone": node.zone}
     joined = kinds.Joined(node=node.node, incarnation=node.incarnation, address=node.address, **machine)
     return Record(joined, f"{node.node} joined from {node.address}")
@@ -108,6 +133,8 @@ def joined_record(node: Node) -> Record:
 
 def refusal(state: State, report: Available) -> str:
     """Why the node cannot take part, or nothing."""
+    # The first node's word counts (rule 23). The parts come first, since they name what to mend; the fingerprint only
+    # tells that something differs.
     settings = state.settings
     identity = report.identity if settings.same_hardware else report.identity.without(["hardware"])
     differs = agreement.refusal(state.agreement, report.node, identity)
@@ -137,77 +164,15 @@ def usable(state: State) -> list[str]:
     """The nodes that can be given work; those that were warned only while the others are not enough."""
     nodes = [n for n in state.nodes.values() if n.available and n.attached_since is not None]
     nodes = [n for n in nodes if not n.draining and n.node not in state.parted]
+    # Two at least: with one node there is nobody to stand by.
     safe = [n.node for n in nodes if not n.warning]
     return safe if len(safe) >= max(state.settings.stages, 2) else [n.node for n in nodes]
 
 
-def leaving(state: State) -> set[str]:
-    """The nodes whose work is to be handed over: those that are to go, and those that can be done without."""
-    given = set(usable(state))
-    return {n.node for n in state.nodes.values() if n.draining or (n.warning and n.available and n.node not in given)}
-
-
-def warn(state: State, report: Warned) -> Decision:
-    """Notes that a node may have to go soon; what it holds is handed over at a commit, and it stays as a spare."""
-    node = state.nodes.get(report.node)
-    if node is None or node.draining or node.warning:
-        return state, ()
-    state = replace(state, nodes={**state.nodes, node.node: replace(node, warning=report.why)})
-    enough = node.node not in usable(state)
-    then = "the others are enough to take over" if enough else "it works on until there are others to take over"
-    return state, (Record(kinds.Warned(node=node.node, why=report.why), f"{node.node}: {report.why}; {then}"),)
-
-
-def drain(state: State, report: Draining, now: float) -> Decision:
-    """Notes that a node is to go; one that holds nothing goes at once, the others at a commit."""
-    node = state.nodes.get(report.node)
-    if node is None:
-        return state, ()
-    leaves_at = now + report.seconds_left if report.seconds_left is not None else None
-    if node.draining:  # said again, to a leader that knows of it from the one before, which knew another clock
-        leaves_at = leaves_at if node.leaves_at is None else node.leaves_at
-        return replace(state, nodes={**state.nodes, node.node: replace(node, leaves_at=leaves_at)}), ()
-    state = replace(
-        state,
-        nodes={**state.nodes, node.node: replace(node, draining=report.why, leaves_at=leaves_at, told=report.told)},
-    )
-    left = f", {report.seconds_left:.0f} s are left" if report.seconds_left is not None else ""
-    draining = kinds.Draining(node=node.node, why=report.why, seconds_left=round(report.seconds_left or 0.0, 1))
-    noted = Record(draining, f"{node.node} is to go: {report.why}{left}")
-    last = all(n.draining for n in state.nodes.values())  # nobody is left to hand over to: see culm.coordinator.ending
-    if (last and report.told) or (state.plan is not None and state.plan.held_by(node.node)):
-        return state, (noted, Persist())
-    state, farewell = let_go(state, [node.node])
-    return state, (noted, Persist(), *farewell)
-
-
-def let_go(state: State, names: Sequence[str]) -> Decision:
-    """Dismisses nodes that hold nothing any more, for good."""
-    commands: list[Command] = []
-    for name in names:
-        state, gone = farewell(state, name, f"drained: {state.nodes[name].draining}")
-        commands.extend(gone)
-    return state, tuple(commands)
-
-
-def farewell(state: State, name: str, why: str) -> Decision:
-    """Dismisses one node for good: nothing is wrong with it."""
-    node = state.nodes[name]
-    left = Record(kinds.Left(node=name, why=node.draining or why), f"{name} has left, {why}")
-    commands = (Dismiss(name, node.incarnation, why, goodbye=True), left)
-    state = fence(state, {(name, node.incarnation)})
-    state = replace(
-        state,
-        nodes={k: v for k, v in state.nodes.items() if k != name},
-        evidence={k: v for k, v in state.evidence.items() if k != name},
-        facts={k: v for k, v in state.facts.items() if k != name},
-        following={k: v for k, v in state.following.items() if k != name},
-    )
-    return state, commands
-
-
 def send_away(state: State, name: str, why: str, now: float) -> Decision:
     """A holder that has lost its state joins anew; it is declared lost when that is due."""
+    # Not at once: this leader may still be hearing from the nodes, and loses nobody before it has (rule 8). Its new
+    # incarnation, or the patience, settles it.
     node = state.nodes[name]
     state = replace(state, nodes={**state.nodes, name: replace(node, attached_since=None, detached_at=now)})
     return state, (Dismiss(name, node.incarnation, why, join_anew=True), Record(kinds.Dismissed(node=name), why))
@@ -220,7 +185,8 @@ def peer_lost(state: State, report: PeerLost, now: float) -> Decision:
         return state, ()
     state = links.report(state, report, now)
     if node.attached_since is None and not recovering(state):
-        return lose(state, {report.suspect: f"its order stream broke and {report.node} misses it: {report.why}"}, now)
+        why = f"its order stream broke, and {report.node} cannot reach it either: {report.why}"
+        return lose(state, {report.suspect: why}, now)
     return state, ()
 
 
@@ -231,10 +197,12 @@ def stream_broken(state: State, report: StreamBroken, now: float) -> Decision:
     state = replace(state, nodes={**state.nodes, report.node: replace(node, attached_since=None, detached_at=now)})
     if recovering(state):
         return state, ()
+    # A report that is older than the patience may be of a fault that has mended since.
     reports = state.evidence.get(report.node, {})
     recent = [name for name, x in reports.items() if now - x.last <= state.settings.patience.seconds]
     if recent:
-        return lose(state, {report.node: f"its order stream broke and {', '.join(recent)} misses it"}, now)
+        why = f"its order stream broke, and {', '.join(recent)} cannot reach it either"
+        return lose(state, {report.node: why}, now)
     return state, ()
 
 
@@ -244,6 +212,7 @@ def tick(state: State, now: float) -> Decision:
     Time in which the coordinator itself stood still, or heard nobody at all, counts for nobody's silence: then it is
     rather the coordinator that is cut off.
     """
+    # A coordinator that was stopped for a minute would else declare every node lost at its first tick afterwards.
     patience = state.settings.patience
     passed = now - state.last_tick if state.last_tick is not None else 0.0
     newest = max((n.heard_at for n in state.nodes.values()), default=now)
@@ -267,7 +236,10 @@ def tick(state: State, now: float) -> Decision:
         if node.attached_since is not None and silence > (patience.seconds if node.available else patience.joining):
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
         elif node.detached_at is not None and now - node.detached_at > patience.seconds:
-            lost[node.node] = f"its order stream broke and it did not come back for {now - node.detached_at:.1f} s"
+            away = now - node.detached_at
+            lost[node.node] = f"its order stream broke, and it did not attach again within {away:.1f} s"
+    # One kind of evidence at a time, the plainest first: a node that is gone may be why another one seems stuck, or is
+    # not reached.
     lost = lost or of_no_use(state, now)
     verdict = links.judge(state, now) if not lost else None
     if verdict is not None and not verdict.gone:
@@ -293,7 +265,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     gone = {name: state.nodes[name] for name in lost if name in state.nodes}
     if not gone:
         return state, ()
-    state = _with_deaths(state, gone.values())
+    state = _with_deaths(state, gone.values())  # by the present plan: later nobody knows what they were at
     state = fence(state, {(n.node, n.incarnation) for n in gone.values()})
     state = replace(
         state,
@@ -320,7 +292,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
             evidence=lost[node.node],
         )
         commands.append(Record(noted, f"{node.node} is lost: {lost[node.node]}"))
-        why = f"{node.node} was declared lost ({lost[node.node]}): it joins anew, holding nothing"
+        why = f"{node.node} was declared lost ({lost[node.node]}): its process has to join anew, without state"
         commands.append(Dismiss(node.node, node.incarnation, why, join_anew=True))
     plan = state.plan
     if plan is None or not any(plan.held_by(name) for name in gone):
@@ -329,7 +301,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         return replace(state, plan=None, exposed_since={}), (*commands, Persist())
     stages_left, reasons = promote(plan.stages, list(gone))
     if stages_left is None:
-        done = ["every step was committed, but its weights were neither saved nor fetched"]
+        done = ["every step was committed, but the weights were neither saved nor fetched"]
         reasons = [*(done if state.phase is Phase.DONE else []), *reasons]
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
@@ -345,6 +317,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         for s, (before, after) in enumerate(zip(plan.stages, stages_left, strict=True))
         if begun and before.owner in gone
     )
+    # An heir that is lost as well: what counts is how long its own heir takes, so its record stands for both.
     kept = tuple(x for x in state.lost_owners if x.heir not in gone)
     state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
     state = replace(state, lost_owners=(*kept, *moved))
@@ -371,9 +344,10 @@ def roll_back(state: State, why: str) -> Decision:
     """
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
     if state.resumed and not origin.folder:
-        text = f"{why}; no checkpoint is left of those that the run was resumed from: resume from another one"
+        text = f"{why}; no checkpoint is left to go back to, and a resumed run never begins at step 0: "
+        text += "resume from another one"
         return replace(state, phase=Phase.FAILED, detail=text), (Record(kinds.Failed(), text), Persist())
-    text = f"{why}; a new era begins from step {origin.step}, by {origin}"
+    text = f"{why}; a new era begins at step {origin.step}, from {origin}"
     state = replace(
         state,
         # Two leaders at once may roll back without knowing of each other: an era names the term that began it.
@@ -383,6 +357,8 @@ def roll_back(state: State, why: str) -> Decision:
         plan=None,
         phase=Phase.WAITING,
         detail=text,
+        # All that follows was said of the era before, which nobody goes on with. ``failures`` stays: the same work may
+        # end processes in every era.
         facts={},
         following={},
         norms={},

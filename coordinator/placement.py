@@ -1,8 +1,4 @@
-"""Who holds what: the first placement, promotion after a node is lost, repair of redundancy, and relief at a commit.
-
-Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time. Where
-there are several zones a stage and its standby are kept in different ones, so that no zone holds the only copies.
-"""
+"""Who holds what: the first placement, promotion after a node is lost, repair of redundancy, and relief at a commit."""
 
 # What a placement is made of:
 #
@@ -13,7 +9,17 @@ there are several zones a stage and its standby are kept in different ones, so t
 #
 # After a node is lost nothing is placed anew: ``promote`` moves as little as it can, since whatever moves has to be
 # seeded or redone. ``repair`` then asks for new standbys. Only at commits are duties evened out again (``settle``), one
-# move at a time, and every move has to make something better, so that moves come to an end.
+# move at a time, and every move has to make something better, so that moves come to an end:
+#
+#     relieve      a node that owns several stages gives one to a node that owns none
+#     separate     a standby in its owner's zone is replaced by one elsewhere that holds no more copies
+#     spread       of several standby duties of one node one goes to a node that holds two copies less
+#
+# A move takes two commits or more. At the first the new holder is named, not hot, and is seeded while training goes on.
+# At the one at which its copy is at the committed version it becomes hot, and the stage gives up the standby that it
+# does not need (``_kept_standby``). So at no moment does a move leave a stage with fewer copies than before it.
+#
+# Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time.
 
 import re
 from collections import Counter
@@ -54,6 +60,7 @@ def place(
     from the same initial state, so every standby is hot at once.
     """
     order = ring(natural_order(nodes), zones, min(len(nodes), stages), redundancy)
+    # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
     owners = [order[s * len(order) // stages] for s in range(stages)]
     return with_standbys(owners, partition(costs, stages), redundancy, nodes, zones)
 
@@ -68,8 +75,10 @@ def with_standbys(
     """Stages with their standbys, all hot: by the ring, and where it stays in a zone by one of ``nodes`` elsewhere."""
     alone: list[StagePlan] = []
     for s, (first, end) in enumerate(ranges):
+        # None where one node owns everything: then there is one copy, and the stage is exposed.
         standby = ring_standby(owners, s) if redundancy else None
         alone.append(StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
+    # Ends: each move takes one stage out of those that share a zone with their standby.
     placed = tuple(alone)
     while (move := find_apart(placed, nodes, zones)) is not None:
         placed = _with(placed, move[0], standbys=(Standby(move[1], True),))
@@ -81,10 +90,13 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
 
     Returns None in place of the stages when a stage has no copy left.
     """
+    # A standby that is still being seeded is no heir: its layers may be of different versions (rule 11). So a stage
+    # whose owner and hot standby are lost has no copy left, though a node is halfway to one.
     reasons: list[str] = []
     moved: list[StagePlan] = []
     gone = frozenset(lost)
     for s, stage in enumerate(stages):
+        # With a thousand stages a lost node concerns two or three: all others keep their very objects.
         if gone.isdisjoint(stage.holders()):
             moved.append(stage)
             continue
@@ -96,9 +108,10 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
                 return None, [f"stage {s} was held by {', '.join(stage.required())} alone: no copy is left"]
             owners = (heir,)
             standbys = tuple(b for b in standbys if b.node != heir)
-            reasons.append(f"{heir} runs stage {s} for {stage.owner}, whose standby it was")
+            reasons.append(f"{heir}, the hot standby, runs stage {s} in place of {stage.owner}")
         elif len(standbys) < len(stage.standbys):
-            reasons.append(f"stage {s} lost a standby")
+            names = ", ".join(b.node for b in stage.standbys if b.node in lost)
+            reasons.append(f"stage {s} lost its standby {names}")
         moved.append(replace(stage, owners=owners, standbys=standbys))
     return tuple(moved), reasons
 
@@ -106,6 +119,7 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
 class Burdens:
     """How much each node carries: ``burdens[node]`` is (copies held, stages owned). Counted once for all nodes."""
 
+    # Copies come before stages when nodes are compared: memory is what a holder runs out of.
     def __init__(self, stages: Stages) -> None:
         self.copies = Counter(node for stage in stages for node in stage.holders())
         self.owned = Counter(stage.owner for stage in stages)
@@ -134,14 +148,15 @@ def repair(
         if not candidates:
             continue
         owner = stage.owner
+        # A spare comes first, also one in the owner's zone: as heir it has this stage alone to run.
         spares = [n for n in candidates if carried[n] == (0, 0)]
         elsewhere = [n for n in spares or candidates if apart(zones, owner, n)] if zoned else []
         chosen = min(elsewhere or spares or candidates, key=carried.__getitem__)
-        kind = "a spare" if spares else "holding least"
+        kind = "a spare" if spares else "which holds the fewest copies"
         if elsewhere:
-            kind += " in another zone than its owner"
+            kind += " in another zone than the owner" if spares else " of those in another zone than the owner"
         elif zoned:
-            kind += " though not known to be in another zone than its owner"
+            kind += " though not known to be in another zone than the owner"
         reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
         stages = _with(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
         carried.copies[chosen] += 1
@@ -150,6 +165,8 @@ def repair(
 
 def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[str]]:
     """Swaps the roles of owners that are about to leave and their hot standbys, and ends duties that others have."""
+    # The owner that leaves stays on as a hot standby until others have been seeded: it holds the newest state anyhow,
+    # and if its heir is lost before, nothing is lost with it.
     reasons: list[str] = []
     for s, stage in enumerate(stages):
         staying = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
@@ -157,7 +174,7 @@ def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[st
             heir, *others = staying
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != heir))
             stages = _with(stages, s, owners=(heir,), standbys=standbys)
-            reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which hands over")
+            reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which hands over what it holds")
             staying = others
         if staying:
             kept = tuple(b for b in stages[s].standbys if b.node not in leaving)
@@ -190,7 +207,7 @@ def settle(
         if fresh:
             standbys = tuple(Standby(b.node, b.hot or b.node in fresh) for b in stage.standbys)
             stages = _with(stages, s, standbys=standbys)
-            reasons.append(f"{', '.join(fresh)} holds stage {s} at the committed version and is hot")
+            reasons.extend(f"{n} is a hot standby of stage {s} from now on: its copy is complete" for n in fresh)
     stages, handed = hand_over(stages, leaving)
     reasons.extend(handed)
     if not redundancy:  # standbys exist only to hand over to
@@ -200,6 +217,7 @@ def settle(
                 stages, asked = repair(stages, nodes, leaving, zones)
                 reasons.extend(asked)
         return stages, reasons
+    # A difference of two, not of one: with one the roles would swap back at the next commit.
     owning = Burdens(stages).owned
     for s, stage in enumerate(stages):
         hot = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
@@ -209,13 +227,15 @@ def settle(
             owning[relief] += 1
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != relief))
             stages = _with(stages, s, owners=(relief,), standbys=standbys)
-            reasons.append(f"{relief} takes stage {s} over from {stage.owner}, which ran several and now stands by")
+            reasons.append(
+                f"{relief} takes stage {s} over from {stage.owner}, which ran several stages and now stands by for it"
+            )
     for s, stage in enumerate(stages):
         hot = [b.node for b in stage.standbys if b.hot]
         if len(hot) > 1:
             kept = _kept_standby(stages, s, hot, zones)
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
-            reasons.append(f"stage {s} needs one standby and keeps {kept}")
+            reasons.append(f"stage {s} needs only one standby and keeps {kept}")
     stages, repaired = repair(stages, nodes, leaving, zones)
     stages, relieved = relieve(stages, nodes, zones)
     stages, separated = separate(stages, nodes, zones)
@@ -263,8 +283,9 @@ def separate(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[Stag
     if move is None:
         return stages, []
     s, chosen = move
-    reason = f"{chosen} is seeded as standby of stage {s}, in another zone than its owner, which shares one with"
-    reason += f" {stages[s].standbys[0].node}"
+    owner, standby = stages[s].owner, stages[s].standbys[0].node
+    reason = f"{chosen}, in another zone than the owner {owner}, is seeded as standby of stage {s} in place of"
+    reason += f" {standby}, which is not known to be in another one"
     return _with(stages, s, standbys=(*stages[s].standbys, Standby(chosen, False))), [reason]
 
 
@@ -278,6 +299,7 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
     owner = stages[busiest].owner
     if carried.owned[owner] < 2 or any(not b.hot for b in stages[busiest].standbys):
         return stages, []
+    # Who is being seeded for something else gets no second stage: seeding shares one limit of bytes a second.
     seeding = {b.node for stage in stages for b in stage.standbys if not b.hot}
     idle = [n for n in natural_order(nodes) if carried.owned[n] == 0 and n not in seeding]
     if not idle:
@@ -286,7 +308,10 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
     if chosen in stages[busiest].holders():
         return stages, []
     standbys = (*stages[busiest].standbys, Standby(chosen, False))
-    return _with(stages, busiest, standbys=standbys), [f"{chosen} is seeded with stage {busiest} to relieve {owner}"]
+    return _with(stages, busiest, standbys=standbys), [
+        f"{chosen}, which runs no stage, is seeded with stage {busiest} to take it over from {owner}, which runs "
+        f"{carried.owned[owner]}"
+    ]
 
 
 def spread(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
@@ -303,11 +328,12 @@ def spread(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> t
     for s, stage, standby in sorted(single, key=lambda each: -carried.copies[each[2]]):
         duties = carried.copies[standby] - carried.owned[standby]
         lighter = [n for n in lightest if carried.copies[n] <= carried.copies[standby] - 2 and n not in stage.holders()]
+        # An even load is worth less than a copy that survives the zone.
         if apart(zones, stage.owner, standby):
             lighter = [n for n in lighter if apart(zones, stage.owner, n)]
         if duties > 1 and lighter:
-            reason = f"{lighter[0]}, holding least, is seeded as standby of stage {s} in place of {standby}"
-            reason += f", which stands by for {duties}"
+            reason = f"{lighter[0]}, which holds the fewest copies, is seeded as standby of stage {s} in place of"
+            reason += f" {standby}, which stands by for {duties} stages"
             return _with(stages, s, standbys=(*stage.standbys, Standby(lighter[0], False))), [reason]
     return stages, []
 

@@ -16,8 +16,10 @@ from culm.pipeline.plan import Plan, Redundancy
 from culm.pipeline.times import TimeSplit
 
 REVIEW_STEPS = 20  # between two looks: so many steps tell times that are not one step's luck
-GRADIENT_BYTES = 4  # of a parameter
-WORTHWHILE = 0.001  # of a step that another choice has to save: below that the present one stays
+GRADIENT_BYTES = 4  # of a parameter, in float32
+# Of a step that another choice has to save: below that the present one stays, or two that cost the same would take
+# turns, each with a plan of its own.
+WORTHWHILE = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,20 @@
-"""What may reach the coordinator: a node's reports, and what operators ask (rule 18).
+"""What may reach the coordinator: a node's reports, and what operators ask (rule 18)."""
 
-Pure: each function gives what is wrong in words, or nothing, from the state and the message alone. What is late, or of
-an era or a plan before, is not wrong: ``advance`` knows what to do with it. Wrong is what no node of this run says.
-Losses and norms may be no numbers: that is a fact of the job, and decided at the commit.
-"""
+# Pure: each function gives what is wrong in words, or nothing, from the state and the message alone. The stream of
+# whoever sent a wrong message ends with those words, which are logged behind the node's name; nothing else changes.
+#
+# Three kinds of messages, and what becomes of them:
+#
+#     what no node of this run says                     refused here, before memory is set aside or anything is decided
+#     what is late, or of an era or a plan before       taken, and changes nothing: ``advance`` tells by itself
+#     losses and gradients that are not finite          taken: a fact of the job, which the commit decides
+#
+# A bound is what the run knows (layers, steps, microbatches), or else a number that no run comes near. It is never what
+# is usual: to refuse an honest node is to lose it. Every field that becomes an index, a count or a size has one of the
+# two.
+#
+# History, of one message each: ``CaughtUp`` up to layer 2^32 - 1 took 17 GB; a last commit of step 2^60 hung the
+# coordinator; a squared norm of -1 ended it.
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -24,25 +35,26 @@ from culm.pipeline.plan_bounds import (
 from culm.pipeline.text import is_name
 from culm.protos import coordinator_pb2 as pb
 
-MOST_PARAMETERS = 1 << 48  # of a layer
-MOST_SECONDS = 1e9
-MOST_BYTES = 1 << 60
+MOST_PARAMETERS = 1 << 48  # of a layer: more than any machine holds
+MOST_SECONDS = 1e9  # 30 years: sums of them stay finite
+MOST_BYTES = 1 << 60  # of a file, or sent to a peer: more than a link carries in a run's life
 MOST_COUNT = 1 << 53  # of anything: what a float still counts one by one
-MOST_FILES = 8  # of a layer in a checkpoint
-MOST_PARTS = 16  # of a node's identity
-LONGEST_WORD = 256
-LONGEST_OUTLINE = 1 << 20  # of a layer with some ten thousand tensors
+MOST_FILES = 8  # of a layer in a checkpoint; today there are two
+MOST_PARTS = 16  # of a node's identity; today there are six, and a later version may tell more
+LONGEST_WORD = 256  # characters of a name, a hash or an instruction: they are kept for every node
+LONGEST_OUTLINE = 1 << 20  # characters, of a layer with some ten thousand tensors
 HEX = "0123456789abcdef"
 
 
 def join_problem(join: pb.Join) -> str:
     """Of the first message of a node. What its term means for this coordinator is decided elsewhere."""
+    # All of these are shown on terminals and dashboards: an address with an escape sequence is no address.
     machine = join.machine
     words = (join.zone, join.run, machine.provider, machine.instance_type, machine.region, machine.zone, machine.market)
     if join.incarnation > MOST_INCARNATION:
-        return f"incarnation {join.incarnation}"
+        return f"its incarnation is {join.incarnation}; {MOST_INCARNATION} is the highest"
     if hidden := next((word for word in (join.address, *words) if not word.isprintable()), ""):
-        return f"{hidden[:80]!r} holds what cannot be printed"
+        return f"{hidden[:80]!r} holds characters that cannot be printed"
     return (
         name_problem("the node", join.node)
         or (name_problem("the zone", join.zone) if join.zone else "")
@@ -55,7 +67,8 @@ def problem(state: State, request: pb.AttendRequest) -> str:
     """Of a report on a stream that has begun; what this version does not know is no problem."""
     body = request.WhichOneof("body")
     if body == "join":
-        return "a second join: a stream begins with it"
+        return "it joins a second time on one stream"
+    # A node of a newer version may say more than this coordinator knows: that is no reason to end its stream.
     check = _CHECKS.get(body or "")
     return check(state, getattr(request, body)) if check is not None and body is not None else ""
 
@@ -66,21 +79,24 @@ def _layers(state: State) -> int:
 
 
 def _available(state: State, said: pb.Available) -> str:
+    # Another fingerprint means other code, whose model may have any number of layers: it is refused by name later, in
+    # words that say what to do (``membership.refusal``).
     known, count, steps = state.layer_costs, len(said.layer_parameters), state.settings.steps
     if not 0 < count <= MOST_LAYERS:
-        return f"a model of {count} layers; at most {MOST_LAYERS} are taken"
+        return f"its model has {count} layers; 1 to {MOST_LAYERS} are accepted"
     if known and said.fingerprint == state.fingerprint and count != len(known):
-        return f"a model of {count} layers, where the same code has {len(known)}"
+        return f"its model has {count} layers, but the same code has {len(known)} on other nodes"
     if max(said.layer_parameters) > MOST_PARAMETERS:
-        return f"a layer of {max(said.layer_parameters)} parameters"
+        return f"a layer has {max(said.layer_parameters)} parameters; {MOST_PARAMETERS} at most are accepted"
     if said.version > steps or _is_ahead(state, said):
-        return f"version {said.version}, when {state.committed} steps are committed of {steps}"
+        return f"it is at version {said.version}, but {state.committed} of {steps} steps are committed"
     if len(said.layers) > count or len(set(said.layers)) != len(said.layers) or max(said.layers, default=0) >= count:
-        return f"{len(said.layers)} layers held of {count}, some of them twice or beyond the last"
+        return f"it names {len(said.layers)} layers that it holds, of {count}: one is named twice or does not exist"
     if said.HasField("last_commit"):
+        # To apply step t makes the version t + 1.
         commit = said.last_commit
         if commit.step >= max(said.version, 1):
-            return f"step {commit.step} applied, at version {said.version}"
+            return f"it has applied step {commit.step}, but is at version {said.version}"
         if wrong := commit_problem(commit, count, steps):
             return wrong
     if said.HasField("plan") and (wrong := plan_problem(said.plan, count, steps)):
@@ -90,11 +106,13 @@ def _available(state: State, said: pb.Available) -> str:
 
 def _identity(said: pb.Available, layers: int) -> str:
     if len(said.parts) > MOST_PARTS or len(said.outlines) > layers:
-        return f"{len(said.parts)} parts of its identity, {len(said.outlines)} outlines of {layers} layers"
+        return f"its identity has {len(said.parts)} parts, and {len(said.outlines)} outlines for {layers} layers"
+    # Each distinct outline comes once, and each layer names its own by index: a model of a thousand equal layers stays
+    # one outline.
     if said.outline_of_layer and len(said.outline_of_layer) != layers:
-        return f"outlines of {len(said.outline_of_layer)} layers of {layers}"
+        return f"it tells the outlines of {len(said.outline_of_layer)} layers, of {layers}"
     if max(said.outline_of_layer, default=-1) >= len(said.outlines):
-        return "a layer whose outline is missing"
+        return "the outline that one of its layers names is missing"
     texts = [*said.parts.keys(), *said.parts.values()]
     problems = [text_problem("a part of its identity", text, LONGEST_PLACE) for text in texts]
     problems += [text_problem("an outline", text, LONGEST_OUTLINE) for text in said.outlines]
@@ -103,13 +121,14 @@ def _identity(said: pb.Available, layers: int) -> str:
 
 def _built(state: State, said: pb.Built) -> str:
     if len(said.initial) > _layers(state) or max(said.initial, default=0) >= _layers(state):
-        return f"{len(said.initial)} layers built of {_layers(state)}"
+        return f"it has built {len(said.initial)} layers of {_layers(state)}, or one that does not exist"
     wrong = [digest for digest in said.initial.values() if len(digest) != 16 or not set(digest) <= set(HEX)]
-    return f"a hash {wrong[0][:80]!r} of a layer" if wrong else ""
+    return f"the hash of a layer that it built is {wrong[0][:80]!r}" if wrong else ""
 
 
 def _is_ahead(state: State, said: pb.Available) -> bool:
     """Whether the version is above what this leader has committed, though every commit of the era was its own."""
+    # While a takeover lasts the store may be behind the nodes: then a higher version is news, and no lie (rule 8).
     plan = state.plan
     own = plan is not None and plan.term == state.term and state.took_over_at is None
     if said.HasField("plan") and said.plan.leader != state.leader:
@@ -133,9 +152,9 @@ def _heartbeat(state: State, beat: pb.Heartbeat) -> str:
         "idle": times.idle,
     }
     if beat.version > state.settings.steps:
-        return f"version {beat.version} of {state.settings.steps}"
+        return f"it is at version {beat.version}, but the run has {state.settings.steps} steps"
     if len(beat.sent_bytes) > MOST_MEMBERS or not all(map(is_name, beat.sent_bytes)):
-        return f"bytes sent to {len(beat.sent_bytes)} peers, or to one without a name"
+        return f"it has sent bytes to {len(beat.sent_bytes)} peers, or to one whose name is not valid"
     return (
         _numbers(numbers.items(), MOST_SECONDS)
         or _numbers((("bytes_per_second", beat.bytes_per_second), ("finished", beat.finished)), MOST_COUNT)
@@ -149,35 +168,41 @@ def _numbers(named: Iterable[tuple[str, float]], most: float) -> str:
 
 
 def _ready(state: State, said: pb.Ready) -> str:
+    # The stage is not held against the plan: under the next one the same layers may be of another stage.
     layers, count = _layers(state), len(said.squared_norms)
     if said.step >= state.settings.steps or said.stage >= layers:
-        return f"ready for stage {said.stage} in step {said.step}, of {layers} layers and {state.settings.steps} steps"
+        return (
+            f"it is ready with stage {said.stage} of step {said.step}, but the run has {layers} layers "
+            f"and {state.settings.steps} steps"
+        )
     if not count or said.first_layer + count > layers:
-        return f"ready for {count} layers from {said.first_layer} on, of {layers}"
+        return f"it is ready with {count} layers from layer {said.first_layer} on, of {layers}"
+    # A NaN is not below zero: it passes, as the job's own fault.
     if any(norm < 0.0 for norm in said.squared_norms):
-        return f"a squared norm of {min(said.squared_norms)}"
+        return f"a squared norm is {min(said.squared_norms)}, which is negative"
     if len(said.losses) not in (0, state.settings.microbatches):
-        return f"{len(said.losses)} losses of {state.settings.microbatches} microbatches"
+        return f"it tells {len(said.losses)} losses for {state.settings.microbatches} microbatches"
+    # An heir may run each microbatch's forward, backward and, with zb-h1, the backward's second half again.
     most = 3 * state.settings.microbatches
-    return f"{said.redone} instructions redone of {most}" if said.redone > most else ""
+    return f"it has redone {said.redone} instructions of a stage with at most {most}" if said.redone > most else ""
 
 
 def _caught_up(state: State, said: pb.CaughtUp) -> str:
     layers = _layers(state)
     if said.first_layer < said.end_layer <= layers:
         return ""
-    return f"caught up with the layers {said.first_layer} to {said.end_layer}, of {layers}"
+    return f"it has caught up with the layers from {said.first_layer} up to {said.end_layer}, of {layers}"
 
 
 def _resumed(state: State, said: pb.Resumed) -> str:
     if said.stage >= _layers(state) or said.generation > MOST_GENERATION:
-        return f"stage {said.stage} resumed in generation {said.generation}"
+        return f"it has resumed stage {said.stage} in generation {said.generation}, which cannot exist"
     return ""
 
 
 def _peer_lost(state: State, said: pb.PeerLost) -> str:
     if said.incarnation > MOST_INCARNATION:
-        return f"the end of incarnation {said.incarnation}"
+        return f"its lost peer's incarnation is {said.incarnation}; {MOST_INCARNATION} is the highest"
     return name_problem("the peer", said.node) or text_problem("why", said.why)
 
 
@@ -188,22 +213,22 @@ def _draining(state: State, said: pb.Draining) -> str:
 def _saved(state: State, said: pb.Saved) -> str:
     layers = _layers(state)
     if said.step > state.settings.steps:
-        return f"a checkpoint of step {said.step} of {state.settings.steps}"
+        return _beyond("a checkpoint", said.step, state)
     if len(said.files) > MOST_FILES * layers:
-        return f"{len(said.files)} files for {layers} layers"
+        return f"it has written {len(said.files)} files for {layers} layers; {MOST_FILES} a layer are accepted"
     for file in said.files:
         if file.layer >= layers or file.size > MOST_BYTES:
-            return f"a file of layer {file.layer} with {file.size} bytes"
+            return f"a file of layer {file.layer} has {file.size} bytes; there are {layers} layers"
         if len(file.sha256) != 64 or not set(file.sha256) <= set(HEX):
-            return "a file without a sha256"
+            return "a file has no valid sha256"
         if not is_name(file.name):
-            return f"a file named {file.name[:80]!r}"
+            return f"a file is named {file.name[:80]!r}, which is not a valid name"  # it becomes part of a path
     return ""
 
 
 def _checkpoint(state: State, said: pb.CheckpointBad | pb.Unread) -> str:
     if said.step > state.settings.steps:
-        return f"a checkpoint of step {said.step} of {state.settings.steps}"
+        return _beyond("a checkpoint", said.step, state)
     return (
         text_problem("the folder", said.folder, LONGEST_PLACE)
         or text_problem("the manifest's hash", said.sha256, LONGEST_WORD)
@@ -213,16 +238,20 @@ def _checkpoint(state: State, said: pb.CheckpointBad | pb.Unread) -> str:
 
 def _checkpoint_fault(state: State, said: pb.CheckpointFault) -> str:
     if said.step > state.settings.steps:
-        return f"a checkpoint of step {said.step} of {state.settings.steps}"
+        return _beyond("a checkpoint", said.step, state)
     return text_problem("why", said.why)
+
+
+def _beyond(what: str, step: int, state: State) -> str:
+    return f"{what} is of step {step}, but the run has {state.settings.steps} steps"
 
 
 def _failed(state: State, said: pb.Failed) -> str:
     layers, work = _layers(state), said.work
     if work.first_layer >= layers or work.end_layer > layers:
-        return f"work of the layers {work.first_layer} to {work.end_layer} failed, of {layers}"
+        return f"work that failed is of the layers from {work.first_layer} up to {work.end_layer}, of {layers}"
     if work.step > state.settings.steps:
-        return f"work of step {work.step} of {state.settings.steps} failed"
+        return _beyond("work that failed", work.step, state)
     return text_problem("why", said.why) or text_problem("what", work.what, LONGEST_WORD)
 
 

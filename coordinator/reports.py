@@ -1,5 +1,15 @@
 """What the coordinator is told: by nodes, operators, its clock, its store and its storage. Plain frozen data."""
 
+# Most reports are a node's word. An operator's are Fetched and, beside nodes' own, Draining; Condemned is a demo's or a
+# test's. StreamBroken, Checkpointed, Examined and Tick come from the coordinator's own edges, as a CheckpointFault may.
+#
+# Reports of one node come in the order in which it sent them, as long as its stream stands. So it is Joined before all
+# else, and Built before any Ready over the same layers. When a stream breaks the newest reports may be lost: a node
+# says on the next one what still counts, Available and its facts first (rule 6). Between nodes there is no order.
+#
+# ``incarnation`` is in every report that must not count for another process of the same name (rule 13). What a node
+# says was held against the run before it became a report (``report_bounds``): indices and counts fit, texts are short.
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,8 +29,10 @@ class Joined:
     """A node opened its order stream, for the first time or again."""
 
     node: str
+    # Rises with every start of the process, and whenever it was declared lost. Microseconds since 1970, so that no
+    # store has to remember the last one.
     incarnation: int
-    address: str
+    address: str  # HOST:PORT where its peers reach it
     pid: int = 0
     zone: str = ""
     machine: Machine = field(default_factory=Machine)
@@ -33,14 +45,16 @@ class Available:
 
     node: str
     incarnation: int
-    layer_costs: tuple[float, ...]
+    layer_costs: tuple[float, ...]  # parameters of each layer: they decide where the model is cut
     fingerprint: str = ""
+    # Of a node that holds layers this proves that so many steps were committed; of a spare it is that of its plan, and
+    # proves nothing (rule 8).
     era: int = 0
     version: int = 0
     holds_state: bool = False
-    plan: Plan | None = None  # the newest that it has seen
-    last_commit: Commit | None = None  # the newest that it has applied
-    layers: frozenset[int] = frozenset()  # whose state is there
+    plan: Plan | None = None  # the newest that it has seen: a new leader may not know it
+    last_commit: Commit | None = None  # the newest that it has applied: a leader that does not know it tells the others
+    layers: frozenset[int] = frozenset()  # whose state is there, or on its way from a checkpoint
     identity: Identity = field(default_factory=Identity)
 
 
@@ -55,19 +69,24 @@ class Built:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
+    """The node lives, and what it is at. Only the newest counts: a lost one is made good by the next."""
+
     node: str
     incarnation: int
     version: int = 0
-    instruction: str = ""
+    instruction: str = ""  # such as "2B3"; empty while it waits
+    # Since the process started. Invariant: never falls within an incarnation; the same holds for times and bytes.
     finished: int = 0
+    # Of the present instruction, and what is usual for one like it on this node: see culm.coordinator.detection.
     running_seconds: float = 0.0
     median_seconds: float = 0.0
     deviation_seconds: float = 0.0
     samples: int = 0
-    slowness: float = 1.0
+    slowness: float = 1.0  # against this node's own first steps; 1.0 as long as that is not beyond doubt
     times: TimeSplit = field(default_factory=TimeSplit)
-    sent_bytes: Mapping[str, int] = field(default_factory=dict)
-    bytes_per_second: float = 0.0
+    sent_bytes: Mapping[str, int] = field(default_factory=dict)  # by peer
+    bytes_per_second: float = 0.0  # at which large tensors went lately; 0.0: none did
+    # Beside running_seconds, not part of it: storage that stalls says nothing about the node.
     loading_seconds: float = 0.0
 
 
@@ -80,15 +99,22 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
+    """A fact: this incarnation holds the whole reduced gradient of these layers for (era, step), and the state that it
+    is to be applied to. It stays true whatever the plan, and is repeated as it was said (rule 6).
+    """
+
     node: str
     incarnation: int
     era: int
     step: int
+    # Of the plan under which it was said. What counts are the layers: under the next plan they may be another stage's.
     stage: int
     first_layer: int
-    squared_norms: tuple[float, ...]  # of the layers from first_layer on
-    losses: tuple[float, ...] = ()
-    redone: int = 0
+    # Of the layers from first_layer on. Whoever holds the gradient has the same norms, to the last bit: they came with
+    # it (rule 4). One that is not finite says that the gradient is not (rule 18).
+    squared_norms: tuple[float, ...]
+    losses: tuple[float, ...] = ()  # of every microbatch, in order, from holders of the last stage; else empty
+    redone: int = 0  # instructions that an heir ran though the lost owner had finished them
 
     @property
     def layers(self) -> range:
@@ -104,8 +130,10 @@ class CaughtUp:
     era: int
     first_layer: int
     end_layer: int
-    version: int = 0  # the one that the node knows to be committed
-    order: PlanOrder = (0, 0)  # of the plan that it obeys
+    # The version that the node knows to be committed, and the plan that it obeys. They count after the last commit
+    # alone: then no further one shows that the copy follows (rule 17).
+    version: int = 0
+    order: PlanOrder = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +155,12 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A neighbour's stream to the suspect broke."""
+    """A neighbour's stream to or from the suspect broke. Said again for as long as it stays broken."""
 
     node: str
     incarnation: int
     suspect: str
-    suspect_incarnation: int
+    suspect_incarnation: int  # to which the stream was: of a successor the neighbour knows nothing yet
     why: str = ""
 
 
@@ -156,11 +184,11 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The node is to go: its work is handed over at the next commit. ``seconds_left``: None if nobody knows."""
+    """The node is to go: its work is handed over at the next commit. Said again on every stream."""
 
     node: str
     why: str
-    seconds_left: float | None = None
+    seconds_left: float | None = None  # from now on, until its machine may be gone; None if nobody knows
     told: bool = False  # to stop: it waits for nobody to come
 
 
@@ -180,7 +208,7 @@ class Saved:
     incarnation: int
     era: int
     step: int
-    files: Mapping[int, tuple[File, ...]]
+    files: Mapping[int, tuple[File, ...]]  # by layer; whoever else holds the layer writes the very same
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,15 @@
-"""How long the nodes have been left alone, and how often nodes are lost: what a new cut of the model waits for. Pure.
+"""How long the nodes have been left alone, and how often nodes are lost: what a new cut waits for. Pure."""
 
-Both change in jumps: whoever passes over calm steps, as the simulator does, need look again at ``next_look`` only.
-"""
+# Both change in jumps: whoever passes over calm steps, as the simulator does, need look again at ``next_look`` only.
 
 import math
 
 from culm.coordinator.state import State
 
-HOUR = 3600.0  # until the next node is lost, as long as none tells better
+HOUR = 3600.0  # until the next node is lost, as long as fewer than two have shown another rate
 BULK_SECONDS = 1.0  # nodes lost so close together are one bulk: in a day of AWS spot 77 % of 167 removals were
-GROWS_AFTER = 4  # a run with fewer stages than the job asks for waits this part of the usual time
+# A run with fewer stages than the job asks for waits a fourth of the usual time: every step until then is a slow one.
+GROWS_AFTER = 4
 
 
 def quiet(state: State, now: float) -> float:

@@ -1,7 +1,6 @@
-"""When a node counts as slower, or faster, than it did: only what lasts is believed. Pure.
+"""When a node counts as slower, or faster, than it did: only what lasts is believed. Pure."""
 
-A busy machine makes a node slow for seconds; a cut that followed every such swing would cost more than it saves.
-"""
+# A busy machine makes a node slow for seconds; a cut that followed every such swing would cost more than it saves.
 
 from dataclasses import dataclass, replace
 

@@ -40,6 +40,7 @@ class Phase(StrEnum):
 class Settings:
     """The parts of the job and of the service's settings that decisions depend on. Times in seconds."""
 
+    # What the job asks for. The present plan may have fewer, after a new cut for fewer nodes, or up to ``most_stages``.
     stages: int
     microbatches: int
     steps: int
@@ -73,7 +74,8 @@ class Node:
     pid: int = 0
     zone: str = ""
     available: bool = False  # has built the model
-    attached_since: float | None = 0.0  # None while its order stream is broken
+    # None while its order stream is broken. Invariant: of this and the next one exactly one is None.
+    attached_since: float | None = 0.0
     detached_at: float | None = None
     heard_at: float = 0.0
     version: int = 0
@@ -91,8 +93,8 @@ class Node:
     machine: Machine = field(default_factory=Machine)  # what it runs on
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
-    leaves_at: float | None = None  # when its machine may be gone
-    told: bool = False  # its process was told to stop: it waits for nobody to come
+    leaves_at: float | None = None  # when its machine may be gone. Invariant: None unless ``draining``
+    told: bool = False  # its process was told to stop: it waits for nobody to come. Invariant: only if ``draining``
     condemned_at: float | None = None  # when it was ordered to die
     announced: bool = True  # the event log knows that it has joined
 
@@ -101,6 +103,7 @@ class Node:
 class Missed:
     """Since when a node has been saying that it does not reach another, and when it said so last."""
 
+    # ``first`` is moved on by every commit that needed both nodes, also beyond ``last``: see culm.coordinator.links.
     first: float
     last: float
 
@@ -155,7 +158,7 @@ class Storage:
     """How it stands with the storage of checkpoints, as far as it does not do what is asked of it."""
 
     unread: Mapping[str, str] = field(default_factory=dict)  # node -> why it cannot read the era's origin so far
-    examined: bool = False  # whether the coordinator is looking at the origin itself
+    examined: bool = False  # whether the coordinator is looking at the origin itself. Invariant: one look at a time
     fault: str = ""  # why no checkpoint can be written at present: told once, until one is whole again
 
 
@@ -165,7 +168,8 @@ class Ending:
 
     done_at: float | None = None  # since when every step is committed
     fetched: str = ""  # who has the final weights whole, in words; empty: nobody has fetched them
-    released: str = ""  # why the nodes were let go, after which the run has no plan; empty: they were not
+    # Why the nodes were let go; empty: they were not. Invariant: if they were the run is DONE, and without a plan.
+    released: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,8 @@ class State:
     agreement: Agreement = field(default_factory=Agreement)
     # -- who is there
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    fenced: frozenset[tuple[str, int]] = frozenset()  # incarnations declared lost: refused for good
+    # Incarnations that were declared lost, or left: refused for good. Invariant: none of them is in ``nodes``; bounded.
+    fenced: frozenset[tuple[str, int]] = frozenset()
     fenced_up_to: int = 0  # the newest of those that were left out: incarnations are microseconds since 1970
     evidence: Mapping[str, Mapping[str, Missed]] = field(default_factory=dict)  # suspect -> reporter
     parted: Mapping[str, Parted] = field(default_factory=dict)
@@ -212,15 +217,19 @@ class State:
     norms: Mapping[int, float] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     last_commit: Commit | None = None
+    # Invariant: empty after every commit, and added to only while the run is RUNNING.
     lost_owners: tuple[LostOwner, ...] = ()
     # When time was last looked at. A gap means that this process stood still: nobody's silence counts then.
     last_tick: float | None = None
     # -- copies
-    exposed_since: Mapping[int, float] = field(default_factory=dict)  # stage -> since when without a hot standby
+    # Stage -> since when it is without a hot standby. Invariant: just those stages of the present plan.
+    exposed_since: Mapping[int, float] = field(default_factory=dict)
     origin: Origin = field(default_factory=Origin)  # what the present era begins from (rule 14)
     resumed: bool = False  # whether the run began from a checkpoint
-    checkpoints: tuple[Origin, ...] = ()  # whole ones, oldest first: what a later era may begin from
-    saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)  # step -> layer -> files, so far
+    # Whole ones, oldest first: what a later era may begin from. Invariant: what is about to be deleted is not here.
+    checkpoints: tuple[Origin, ...] = ()
+    # Step -> layer -> files, so far. Invariant: of few steps, the newest (checkpoints.SHARES_KEPT).
+    saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)
     storage: Storage = field(default_factory=Storage)
     # -- what decisions about the shape go by
     changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last

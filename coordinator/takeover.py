@@ -1,12 +1,11 @@
-"""Taking over from a coordinator that died: what was persisted, made good by what the nodes report (rules 8 and 12).
+"""Taking over from a coordinator that died: what was persisted, made good by what the nodes report (rules 8 and 12)."""
 
-Until every holder of the plan has attached again, or had the time to, nothing is decided: what was persisted may be
-older than what the nodes were told, since Redis may have been away, or may have lost or restored something.
-
-Rule 15 begins here: a leader whose term is not above all that the nodes have seen gives it up before it decides. It
-leads anew under a term above them, which the store learns with it.
-"""
-
+# Until every holder of the plan has attached again, or had the time to, nothing is decided: what was persisted may be
+# older than what the nodes were told, since Redis may have been away, or may have lost or restored something.
+#
+# Rule 15 begins here: a leader whose term is not above all that the nodes have seen gives it up before it decides. It
+# leads anew under a term above them, which the store learns with it.
+#
 # What a new leader believes, and when:
 #
 # - *The plan.* The newest by (term, generation) among what was persisted and what nodes obey. Nodes may obey a plan
@@ -16,8 +15,18 @@ leads anew under a term above them, which the store learns with it.
 # - *Who holds what.* Nodes alone know. So a holder of the plan that attaches without its state is sent away, and one
 #   that does not attach in time is lost.
 #
-# A node that has applied commit t while another one has not is told the missing commit first, and the plan after it: a
-# plan alone would make it drop gradients that the commit needs.
+# Where one node has applied commit t and another one has not, the other is told the missing commit first, and the plan
+# after it: a plan alone would make it drop gradients that the commit needs.
+#
+# A node that attaches, by what it reports (``_available`` in ``decide`` asks in this order):
+#
+#     a plan of another leader, of this term or above     this leader gives its term up: LeadAnew
+#     a plan newer than the one known                     it is adopted, under a generation of this leader's own
+#     a version above what is committed                   so much is committed; whoever came before is asked again
+#     an era, or a version, that nobody here leads to     it joins anew: it obeyed a leader that lost
+#     a holder without the layers that it should hold     it joins anew
+#     one commit behind                                   the commit, with the plan inside
+#     anything else                                       the plan
 
 from dataclasses import replace
 
@@ -42,7 +51,7 @@ def ahead(state: State, node: str, term: int) -> Command | None:
     """What to do about a node that has seen a term above this leader's."""
     if term <= state.term:
         return None
-    return LeadAnew(term, f"{node} has seen a coordinator of term {term}, and this one had term {state.term}")
+    return LeadAnew(term, f"{node} has seen a coordinator of term {term}, and this one leads with term {state.term}")
 
 
 def led_by_another(state: State, report: Available) -> Command | None:
@@ -53,7 +62,8 @@ def led_by_another(state: State, report: Available) -> Command | None:
         return LeadAnew(state.term, why)
     if plan is not None and not is_believable(plan.term, state.term):
         why = (
-            f"{report.node} tells of a plan of term {plan.term}, and this run is at {state.term}: nobody can follow it"
+            f"{report.node} obeys a plan of term {plan.term}, and this run is at term {state.term}: "
+            "that is too far ahead to be believed, so the node joins anew"
         )
         return Dismiss(report.node, report.incarnation, why, join_anew=True)
     return ahead(state, report.node, plan.term) if plan is not None else None
@@ -88,11 +98,12 @@ def learn(state: State, report: Available, now: float) -> Decision:
         # A leader in between published it again, under its own term.
         state = replace(state, plan=max(state.plan, report.plan, key=lambda plan: plan.order))
     elif _is_newer(report.plan, state):
+        # The plan counts on the process before. Until that is declared lost its successor must not stand in for it.
         too_early = _started_again(state, report.plan)
         state = _adopted(state, report.plan, now)
-        why = "another incarnation of it is in the plan, and has to be declared lost first"
-        commands += [Dismiss(n.node, n.incarnation, why, join_anew=True) for n in too_early]
-        text = f"{report.node} obeys generation {report.plan.generation}, which was not persisted: it is taken over"
+        why = "the plan names an earlier process of {}, which has to be declared lost first: this one joins anew"
+        commands += [Dismiss(n.node, n.incarnation, why.format(n.node), join_anew=True) for n in too_early]
+        text = f"{report.node} obeys plan {report.plan.generation}, which was not persisted: the coordinator adopts it"
         commands += [Persist(), Record(kinds.Adopted(node=report.node), text), plan_record(state, report.plan)]
     if report.era != state.era:
         return state, tuple(commands)
@@ -130,6 +141,7 @@ def _ask_others(state: State, name: str) -> Decision:
 
 
 def _is_same(plan: Plan, known: Plan) -> bool:
+    # All that decides who does what. The reason, the step and who published it may differ.
     content = [(p.era, p.stages, p.target, dict(p.members), p.origin) for p in (plan, known)]
     return content[0] == content[1]
 
@@ -143,7 +155,10 @@ def _is_newer(plan: Plan, state: State) -> bool:
     return state.plan.term < state.term and plan.order > state.plan.order
 
 
-_FORGOTTEN = "{} was lost or let go by a coordinator that Redis has forgotten: it joins anew, holding nothing"
+_FORGOTTEN = (
+    "{} was declared lost, or let go, by a coordinator that Redis has forgotten: its process has to join anew, without "
+    "state"
+)
 
 
 def _was_member(report: Available, present: Plan) -> bool:
@@ -157,12 +172,13 @@ def _was_member(report: Available, present: Plan) -> bool:
 
 def without_its_state(state: State, report: Available) -> str:
     """Why the node cannot be what the plan takes it for, or nothing: it obeyed another leader meanwhile."""
+    # A node that has seen no plan yet holds nothing that could be of another history.
     plan = state.plan
     if report.plan is not None and report.era > state.era:
         # It may have been in this era before, and has dropped what it had acknowledged there.
-        return f"{report.node} is in era {report.era}, which another leader began and nobody goes on with"
+        return f"{report.node} is in era {report.era}, which another coordinator began and this run does not go on with"
     if report.plan is not None and report.era == state.era and report.version > state.committed:
-        return f"{report.node} is at step {report.version}, by commits of a coordinator that nobody here goes on from"
+        return f"{report.node} is at step {report.version}, by commits of a coordinator that this run does not follow"
     member = plan.members.get(report.node) if plan is not None else None
     if plan is None or member is None or member.incarnation != report.incarnation:
         return "" if plan is None or not _was_member(report, plan) else _FORGOTTEN.format(report.node)
@@ -172,9 +188,7 @@ def without_its_state(state: State, report: Available) -> str:
     if report.era < state.era and state.committed == plan.origin.step:
         return ""  # it begins the era when it gets the plan
     if report.era != state.era or report.version < state.committed - 1:
-        return (
-            f"{report.node} is at step {report.version} of era {report.era}, without the state that the plan counts on"
-        )
+        return f"{report.node} is at step {report.version} of era {report.era}: the plan counts on newer state"
     lacking = needed - report.layers
     return f"{report.node} lacks layers that the plan counts on: {sorted(lacking)}" if lacking else ""
 
@@ -187,6 +201,7 @@ def _started_again(state: State, plan: Plan) -> list[Node]:
 
 
 def _adopted(state: State, plan: Plan, now: float) -> State:
+    # Members that have not attached yet are nodes all the same, detached since now: they have the patience to come.
     anew = state.plan is None or plan.era != state.era
     nodes = dict(state.nodes)
     for member in plan.members.values():
@@ -204,6 +219,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
                 heard_at=now,
             )
     exposed = plan.exposed() if state.settings.redundancy else ()
+    # The plan was made when its step was current: every step before it is committed.
     if anew or plan.step > state.committed:
         state = replace(state, committed=plan.step, facts={}, following={}, norms={}, losses=())
     return replace(
@@ -242,6 +258,7 @@ def _missed(state: State, node: str) -> SendCommit:
 
 def catch_up(state: State, report: Available) -> tuple[Command, ...]:
     """What a node that attached has to be told: the commit that it missed, if it missed one, then the plan."""
+    # A node that is further behind gets the plan alone: no commit is kept for it, and it is seeded again.
     last = state.last_commit
     if last is not None and report.holds_state and report.era == state.era and report.version == last.step:
         return (_missed(state, report.node),)
@@ -270,5 +287,6 @@ def complete(state: State, now: float) -> Decision:
     away = [n for n in {n for stage in state.plan.stages for n in stage.holders()} if not _is_back(state, n)]
     if away and in_time:
         return state, ()
+    # From now on silence counts and commits are decided: whoever is away is declared lost by this tick or the next.
     text = "every node is back" if not away else f"{', '.join(sorted(away))} did not come back in time"
     return replace(state, took_over_at=None), (Record(kinds.TookOver(), f"the coordinator took over: {text}"),)

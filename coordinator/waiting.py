@@ -1,5 +1,8 @@
 """What the run waits for, by topic, each said once until it changes: two topics at once do not take turns."""
 
+# Every tick finds again what is waited for. By topic, and not only by the newest text: a broken link and silence, found
+# in turn, would put two lines into the event log with every tick.
+
 from dataclasses import replace
 
 from culm.coordinator.commands import Record

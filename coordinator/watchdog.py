@@ -1,8 +1,10 @@
-"""Tells a run that stands still from one that waits for nodes: no commit for many usual steps, and for whom. Pure.
+"""Tells a run that stands still from one that waits for nodes: no commit for many usual steps, and for whom. Pure."""
 
-It decides nothing else. Every detector has its own evidence and its own patience; what they all miss (a node that
-lives, beats and does no work; a device that hangs; a defect of ours) shows as steps that do not come.
-"""
+# It decides nothing else. Every detector has its own evidence and its own patience; what they all miss (a node that
+# lives, beats and does no work; a device that hangs; a defect of ours) shows as steps that do not come.
+#
+# Time counts only while the run is RUNNING under a plan, and from when this step was first seen. A rollback, a takeover
+# and waiting for nodes begin the count anew: each of those says by itself what is waited for.
 
 from dataclasses import replace
 from statistics import median
@@ -13,12 +15,13 @@ from culm.coordinator.decisions import Decision
 from culm.coordinator.state import Phase, State, Watch
 from culm.pipeline.money import kinds
 
-# Usual steps without a commit before a run counts as stalled, and heartbeat timeouts: a lost node may take one to be
-# seen, and its heir up to a step. Sooner would tell of every lost node as of a stall.
+# So many usual steps, and not less than so many times the patience, without a commit before a run counts as stalled: a
+# lost node may take the patience once to be seen, and its heir up to a step. Sooner every lost node would look like a
+# stall.
 STALLED_STEPS = 10
 PATIENCE = 3.0
-FIRST_SECONDS = 120.0  # that a step may take before any other has told what is usual
-REMEMBERED = 16  # steps that tell what is usual
+FIRST_SECONDS = 120.0  # that a step may take before any other has shown what is usual: the first one takes longest
+REMEMBERED = 16  # steps that show what is usual: the median of so many passes over one with a lost node
 
 
 def look(state: State, now: float) -> Decision:
@@ -33,13 +36,13 @@ def look(state: State, now: float) -> Decision:
         recent = watch.recent if steps < 0 else (*watch.recent, seconds / steps)[-REMEMBERED:]
         moved: tuple[Record, ...] = ()
         if watch.stalled:
-            text = f"step {state.committed} is committed: the run goes on after {seconds:.1f} s"
+            text = f"step {state.committed - 1} is committed: the run goes on after {seconds:.1f} s"
             moved = (Record(kinds.Moving(stalled_seconds=round(seconds, 1)), text),)
         return replace(state, watch=Watch(state.era, state.committed, now, recent)), moved
     if watch.stalled or now - watch.at < allowance(state):
         return state, ()
     awaited = waited_for(state, now)
-    usual = f"usual is {median(watch.recent):.2f} s" if watch.recent else "no step has told yet what is usual"
+    usual = f"a step usually takes {median(watch.recent):.2f} s" if watch.recent else "what is usual is not known yet"
     text = f"no commit for {now - watch.at:.0f} s ({usual}): waiting for {awaited}"
     stalled = kinds.Stalled(step=state.committed, awaited=awaited)
     return replace(state, watch=replace(watch, stalled=awaited)), (Record(stalled, text),)
@@ -58,7 +61,7 @@ def waited_for(state: State, now: float) -> str:
     stages: dict[str, list[str]] = {}
     for entry in commits.missing(state, state.plan):
         stage, _, node = entry.partition(":")
-        stages.setdefault(node, []).append("the stages to be" if stage == "target" else f"stage {stage}")
+        stages.setdefault(node, []).append("the cut being prepared" if stage == "target" else f"stage {stage}")
     return "; ".join(f"{node} with {', '.join(held)} ({_doing(state, node, now)})" for node, held in stages.items())
 
 

@@ -1,8 +1,13 @@
-"""Zones: which nodes a single outage takes together, a ring that crosses them, and what crossing costs.
+"""Zones: which nodes a single outage takes together, a ring that crosses them, and what crossing costs."""
 
-A stage's standby is its predecessor in the ring. So for a stage and its standby to be apart every neighbour in the
-ring has to be in another zone, and then activations cross at every boundary: no order of such a ring is cheaper.
-"""
+# A stage's standby is its predecessor in the ring. So for a stage and its standby to be apart every neighbour in the
+# ring has to be in another zone, and then activations cross at every boundary: no order of such a ring is cheaper.
+#
+#     zones a a b b, in order of name:    n0(a) n1(a) n2(b) n3(b)    stages 1 and 3 have both copies in one zone
+#     the ring that crosses:              n0(a) n2(b) n1(a) n3(b)    every stage is apart from its standby
+#
+# An odd ring leaves one pair in one zone: ``placement.with_standbys`` gives that stage a standby from elsewhere. Where
+# a node does not say its zone it may be in any: it is apart from nobody, for all that is known.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +87,11 @@ def in_words(stages: Stages, zones: Zones, parameters: Sequence[float]) -> str:
     if not several({n: zones.get(n, "") for stage in stages for n in stage.holders()}):
         return ""
     counted = crossing(stages, zones, parameters)
-    held = "every standby is in another zone than its stage"
+    held = "every standby is in another zone than its stage's owner"
     if counted.together:
-        held = f"stages {', '.join(map(str, counted.together))} share their zone with their standby"
+        held = f"owner and standby may be in one zone at these stages: {', '.join(map(str, counted.together))}"
     if not any(stage.standbys for stage in stages):
-        held = "the zones follow one another"
+        held = "stages of one zone follow one another"
     return (
         f"{held}; between zones a step sends {counted.gradient_bytes / 1e6:.1f} MB of parameter gradients, "
         f"and activations at {counted.boundaries} of {counted.all_boundaries} boundaries"

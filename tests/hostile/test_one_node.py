@@ -41,16 +41,21 @@ def test_a_layer_that_raises_once_on_one_node_ends_that_node(tmp_path: Path) -> 
     outcome = run(job, 3, tmp_path / "run", everywhere, Later(flag, 5), seen)
     assert outcome.sha256 == run_plain(job).sha256
     (lost,) = seen.texts("lost")
-    assert re.search(r"^n\d is lost: F\d of layers \d to \d in step \d+ raised there: ValueError: out of luck$", lost)
+    assert re.search(
+        r"^n\d is lost: F\d of layers \d to \d in step \d+ raised an exception there: ValueError: out of luck$", lost
+    )
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ("raise", r"^F\d of layers \d to \d in step \d+ raised on n\d and n\d: ValueError: out of luck$"),
-        ("os._exit", r"raised on n\d and n\d: ProcessEnded: the job's code ends the process with os\._exit\(0\)$"),
-        ("sys.exit", r"raised on n\d and n\d: ProcessEnded: the job's code ends the process with exit code 0$"),
-        ("exit in C", "^every node has ended; see their logs$"),
+        (
+            "os._exit",
+            r"raised on n\d and n\d: ProcessEnded: the job's code tried to end the process with os\._exit\(0\)$",
+        ),
+        ("sys.exit", r"raised on n\d and n\d: ProcessEnded: the job's code tried to end the process with exit code 0$"),
+        ("exit in C", "^every node has ended; see their logs in "),
         pytest.param(
             "die",
             # Whoever counts to its bound first: the coordinator deaths at one work, the launcher the ends of its nodes.
@@ -81,4 +86,4 @@ def test_a_layer_that_ends_the_process_is_refused_before_anything_starts(tmp_pat
         text=True,
     )
     assert done.returncode == 2
-    assert "ends the process with os._exit(0)" in done.stderr.splitlines()[-1]
+    assert "tried to end the process with os._exit(0)" in done.stderr.splitlines()[-1]

@@ -84,7 +84,7 @@ def test_layers_that_do_not_fit_are_refused_even_where_the_model_may_differ(url:
     path.write_text(job_text(steps=8, args="count = 2"))
     line = said("run", path, url, ["--allow", "model"])
     assert "the model has 3 layers on n" in line
-    assert "and 4 where the checkpoint was made" in line
+    assert "but 4 where the checkpoint was made" in line
 
 
 def test_other_code_is_refused_by_name(url: str, tmp_path: Path) -> None:
@@ -166,5 +166,5 @@ def test_what_may_differ_is_named_by_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_text())
     line = said("run", path, "file:///nowhere", ["--allow", "learning"])
-    assert line.startswith("culm run: --allow: 'learning' names no parts of a run; ")
+    assert line.startswith("culm run: --allow: 'learning' does not name parts of a run; ")
     assert "model,data,train,code,versions,hardware" in line

@@ -174,7 +174,7 @@ def test_events_are_numbered_and_told_with_their_reasons() -> None:
         assert [event.sequence for event in events] == list(range(1, len(events) + 1))
         kinds = [event.kind for event in events if event.kind not in ("waiting", "tariff")]
         assert kinds == ["joined", "joined", "plan"]
-        assert events[-1].text == "2 nodes for 2 stages, from step 0"
+        assert events[-1].text == "2 stages on 2 nodes, from step 0"
         later = running.stub.ListEvents(pb.ListEventsRequest(from_sequence=len(events)))
         assert [event async for event in later] == events[-1:]
 
@@ -213,7 +213,7 @@ def test_a_broken_stream_and_a_neighbours_report_are_enough_to_promote() -> None
         await n1.say(peer_lost=pb.PeerLost(node="n0", incarnation=1, why="its stream broke"))
         plan = (await n1.hear("plan")).plan
         assert [list(stage.owners) for stage in plan.stages] == [["n1"], ["n1"]]
-        assert plan.reason == "n1 runs stage 0 for n0, whose standby it was; stage 1 lost a standby"
+        assert plan.reason == "n1, the hot standby, runs stage 0 in place of n0; stage 1 lost its standby n0"
 
     run(scenario)
 

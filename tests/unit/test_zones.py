@@ -50,7 +50,7 @@ def test_without_redundancy_the_zones_follow_one_another() -> None:
     assert [stage.owner for stage in stages] == ["n0", "n2", "n1", "n3"]
     assert crossing(stages, zones, COSTS).boundaries == 1
     assert in_words(stages, zones, COSTS) == (
-        "the zones follow one another; between zones a step sends 0.0 MB of parameter gradients, "
+        "stages of one zone follow one another; between zones a step sends 0.0 MB of parameter gradients, "
         "and activations at 1 of 3 boundaries"
     )
 
@@ -58,12 +58,12 @@ def test_without_redundancy_the_zones_follow_one_another() -> None:
 def test_the_reason_counts_what_crosses() -> None:
     zones = zoned(*"aabb")
     assert in_words(place(zones, COSTS, 4, True, zones), zones, COSTS) == (
-        "every standby is in another zone than its stage; between zones a step sends 96.0 MB of parameter gradients, "
-        "and activations at 3 of 3 boundaries"
+        "every standby is in another zone than its stage's owner; "
+        "between zones a step sends 96.0 MB of parameter gradients, and activations at 3 of 3 boundaries"
     )
     together = place(zones, COSTS, 4, True)
     assert crossing(together, zones, COSTS).together == (1, 3)
-    assert "stages 1, 3 share their zone with their standby" in in_words(together, zones, COSTS)
+    assert "owner and standby may be in one zone at these stages: 1, 3" in in_words(together, zones, COSTS)
     assert in_words(together, zoned(*"aaaa"), COSTS) == ""
 
 
@@ -75,13 +75,13 @@ def test_repair_takes_a_spare_first_and_then_another_zone() -> None:
     nodes = ["n0", "n2", "n3", "n4", "n5"]
     _, reasons = repair(left, nodes, zones=zones)
     assert reasons == [
-        "n5, a spare in another zone than its owner, is seeded as standby of stage 1",
-        "n4, a spare though not known to be in another zone than its owner, is seeded as standby of stage 2",
+        "n5, a spare in another zone than the owner, is seeded as standby of stage 1",
+        "n4, a spare though not known to be in another zone than the owner, is seeded as standby of stage 2",
     ]
     _, reasons = repair(left, ["n0", "n2", "n3"], zones=zones)
     assert reasons == [
-        "n3, holding least in another zone than its owner, is seeded as standby of stage 1",
-        "n3, holding least in another zone than its owner, is seeded as standby of stage 2",
+        "n3, which holds the fewest copies of those in another zone than the owner, is seeded as standby of stage 1",
+        "n3, which holds the fewest copies of those in another zone than the owner, is seeded as standby of stage 2",
     ]
 
 
@@ -98,7 +98,7 @@ def test_standbys_move_apart_when_there_is_another_zone_again() -> None:
         said.extend(reasons)
     assert all(apart(zones, *pair) for pair in pairs(stages)), pairs(stages)
     assert {stage.owner for stage in stages} == set(zones)
-    assert any("in another zone than its owner, which shares one with" in reason for reason in said)
+    assert any("which is not known to be in another one" in reason for reason in said)
     assert settle(stages, list(zones), seeded(stages), zones=zones) == (stages, [])
 
 

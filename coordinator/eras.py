@@ -1,0 +1,73 @@
+"""When an era begins: once enough nodes are there, the model is placed on them from the era's origin."""
+
+# An era ends where a stage has no copy left (``membership.roll_back``). That decision names what the next one begins
+# from, and leaves the state without a plan, in WAITING. Here the next one begins: from the first report or tick at
+# which enough nodes are there, with a plan that gives every holder the origin's state.
+#
+#     the very first era      waits for as many nodes as the job asks for; a machine on which the job does not start is
+#                             not waited for
+#     every later one         begins with what is left: two nodes, or one where nobody is to stand by
+#
+# An era that begins at the last step trains nothing: its holders read the final weights again, and the run is done.
+#
+# Never while a new leader hears from the nodes. Holders of a plan that it does not know may still attach, and an era
+# that begins beside theirs throws away what they have trained (rules 8 and 15).
+
+from dataclasses import replace
+
+from culm.coordinator import draining, takeover, waiting
+from culm.coordinator.commands import Persist, Publish, Record
+from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
+from culm.coordinator.placement import place
+from culm.coordinator.state import Phase, State
+from culm.coordinator.zones import in_words
+from culm.pipeline.money import kinds
+
+
+def begin_era(state: State, now: float) -> Decision:
+    """Places the model from its beginning once enough nodes are there."""
+    if state.phase is not Phase.WAITING or state.plan is not None or takeover.recovering(state):
+        return state, ()
+    settings = state.settings
+    # Who is to go has nothing left to hand over: it held its part until the era ended.
+    state, gone = draining.let_go(state, sorted(n.node for n in state.nodes.values() if n.draining))
+    nodes = [n.node for n in state.nodes.values() if n.available]
+    needed = settings.nodes or settings.stages
+    least = min(needed, 2 if settings.redundancy and settings.stages > 1 else 1)
+    # After a rollback what is left goes on, but not without a standby while there may be one. Machines on which the
+    # job does not start are not waited for.
+    needed = least if state.era > 0 else max(least, needed - len(state.failures.starts))
+    if len(nodes) < needed:
+        state, waits = waiting.wait(state, waiting.NODES, _waiting_for(state, len(nodes), needed))
+        return state, (*([Persist()] if gone else []), *gone, *waits)
+    zones = zones_of(state)
+    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy, zones)
+    reason = f"{_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}, from step {state.committed}"
+    if state.origin.folder:
+        reason += f", which is in {state.origin}"
+    crossing = in_words(stages, zones, state.layer_costs)
+    reason = reason_of([reason, crossing] if crossing else [reason])
+    state, plan, records = with_plan(state, stages, reason, now)
+    reading = f"the nodes read {state.origin}"
+    state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
+    if state.committed >= settings.steps:  # nothing is left to be trained: the holders read the final weights
+        state = done(state, now)
+        text = f"all {settings.steps} steps were committed before: the nodes read the final weights in {state.origin}"
+        records = (*records, Record(kinds.Done(), text))
+    return state, (*gone, Persist(), Publish(plan), *records)
+
+
+def _waiting_for(state: State, there: int, needed: int) -> str:
+    """How many nodes are missing, and what the run does once they are there."""
+    text = f"waiting for {needed - there} more node(s): {there} of {needed} are there"
+    if state.origin.folder and state.committed >= state.settings.steps:
+        text += f"; all {state.settings.steps} steps are in {state.origin}"
+    elif state.origin.folder:
+        text += f"; the run goes on from step {state.committed}, which is in {state.origin}"
+    if state.failures.newest_start:
+        text += f"; the newest node that could not start: {state.failures.newest_start}"
+    return text
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,220 @@
+"""Whose fault it is, as the coordinator decides: what raises, is stuck, stalls or dies; transcripts that read as prose.
+
+Accept a change on purpose with ``pytest tests/scenarios --rewrite``.
+"""
+
+import pytest
+
+from culm.coordinator import reports
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.coordinator.failures import START, Work
+from tests.scenarios.coordinator_play import CoordinatorPlay, check_transcript, three_nodes
+
+
+def raises(play: CoordinatorPlay, node: str, why: str, work: Work | None) -> None:
+    doing = f"at {work}" if work is not None else "on a thread of its own"
+    play.report(f"{node} fails {doing}", reports.NodeFailed(node, play.incarnations[node], why, work))
+
+
+def stuck_node() -> CoordinatorPlay:
+    play = three_nodes()
+    for seconds in (0.5, 1.5, 2.5):
+        play.wait(1.0)
+        play.beat("n0", "n1")
+        stuck = reports.Heartbeat(
+            node="n2",
+            incarnation=1,
+            version=0,
+            instruction="2B1",
+            finished=40,
+            running_seconds=seconds,
+            median_seconds=0.02,
+            deviation_seconds=0.001,
+            samples=40,
+        )
+        play.report(f"n2 says that 2B1 has been running for {seconds} s", stuck)
+        play.tick()
+    return play
+
+
+def run_that_stands_still() -> CoordinatorPlay:
+    """A node attends, beats and does no work: no detector has evidence against it, and steps do not come."""
+    play = three_nodes(steps=8)
+    for _ in range(4):
+        play.wait(0.5)
+        play.ready("n0", "n1", "n2")
+        play.tick()
+    play.lines = play.lines[-2:]
+    play.ready("n0", "n1")
+    for _ in range(20):
+        play.wait(0.5)
+        play.beat("n0", "n1", "n2")
+        state, commands = advance(play.state, reports.Tick(), play.now)
+        if commands:
+            play.tick()
+        play.state = state
+    play.ready("n2")
+    play.wait(0.5)
+    play.tick()
+    return play
+
+
+def slow_start() -> CoordinatorPlay:
+    """Without a history nothing is stuck: the first instruction of all may take its time."""
+    play = three_nodes()
+    for seconds in (1.0, 3.0, 9.0):
+        play.wait(1.0)
+        play.beat("n0", "n1")
+        play.report(
+            f"n2 says that 2F0 has been running for {seconds} s",
+            reports.Heartbeat(
+                node="n2", incarnation=1, version=0, instruction="2F0", finished=0, running_seconds=seconds
+            ),
+        )
+        play.tick()
+    return play
+
+
+def other_code() -> CoordinatorPlay:
+    play = CoordinatorPlay()
+    play.join("n0")
+    play.state, _ = advance(
+        play.state,
+        reports.Available(node="n0", incarnation=1, layer_costs=(1.0,) * 6, fingerprint="0123456789abcdef"),
+        play.now,
+    )
+    play.incarnations["n1"] = 1
+    play.report("n1 joins", reports.Joined(node="n1", incarnation=1, address="n1:1"))
+    play.report(
+        "n1 is available with other code",
+        reports.Available(node="n1", incarnation=1, layer_costs=(1.0,) * 6, fingerprint="fedcba9876543210"),
+    )
+    return play
+
+
+def too_few_layers() -> CoordinatorPlay:
+    play = CoordinatorPlay(stages=3)
+    play.report("n0 joins", reports.Joined(node="n0", incarnation=1, address="n0:1"))
+    play.report("n0 is available with two layers", reports.Available(node="n0", incarnation=1, layer_costs=(1.0, 1.0)))
+    return play
+
+
+def spare_that_does_not_start() -> CoordinatorPlay:
+    """Again and again, since something starts it again: it is told of ever more seldom."""
+    play = three_nodes()
+    for i in range(5):
+        play.wait(1.0)
+        play.beat("n0", "n1", "n2")
+        play.report("n3's process starts", reports.Joined(node="n3", incarnation=1 + i, address="n3:1"))
+        play.report("the job does not start there", reports.NodeFailed("n3", 1 + i, "ImportError: no cuda", START))
+    return play
+
+
+def job_that_does_not_start() -> CoordinatorPlay:
+    play = CoordinatorPlay()
+    for node in ("n0", "n1"):
+        play.report(f"{node}'s process starts", reports.Joined(node=node, incarnation=1, address=f"{node}:1"))
+    for node in ("n0", "n1"):
+        play.report(f"the job does not start on {node}", reports.NodeFailed(node, 1, "ImportError: no model", START))
+    return play
+
+
+def work_that_raises_on_one_node() -> CoordinatorPlay:
+    play = three_nodes()
+    play.wait(0.1)
+    raises(play, "n1", "RuntimeError: CUDA error", Work("F1", 0, 2, 4))
+    play.ready("n0", "n2")
+    raises(play, "n2", "RuntimeError: CUDA error", Work("F1", 1, 4, 6))
+    return play
+
+
+def work_that_raises_on_two_nodes() -> CoordinatorPlay:
+    play = three_nodes()
+    play.wait(0.1)
+    raises(play, "n1", "ValueError: out of luck", Work("F1", 0, 2, 4))
+    raises(play, "n0", "ValueError: out of luck", Work("F1", 0, 2, 4))
+    return play
+
+
+def thread_that_breaks() -> CoordinatorPlay:
+    play = three_nodes()
+    raises(play, "n1", "the thread orders raised KeyError: 3", None)
+    return play
+
+
+def node_that_cannot_die() -> CoordinatorPlay:
+    """It does not work any more, but its heartbeats come."""
+    play = three_nodes()
+    play.report("n1 is ordered to die", reports.Condemned("n1", 1))
+    for _ in range(3):
+        play.wait(0.8)
+        play.beat("n0", "n1", "n2")
+        play.tick()
+    return play
+
+
+def storage_that_stalls() -> CoordinatorPlay:
+    """One that loads is no stuck one, and is lost only long after, and only if no other waits for storage as well."""
+    play = three_nodes()
+    for seconds in (3.0, 30.0, 61.0):
+        play.wait(1.0)
+        play.beat("n1")
+        for node in ("n0", "n2"):
+            said = reports.Heartbeat(
+                node=node,
+                incarnation=1,
+                version=0,
+                instruction="0F1",
+                finished=40,
+                running_seconds=0.0,
+                median_seconds=0.02,
+                deviation_seconds=0.001,
+                samples=40,
+                loading_seconds=seconds,
+            )
+            play.report(f"{node} says that it has been loading for {seconds} s", said)
+        play.tick()
+    play.beat("n0", "n1")
+    play.tick()
+    return play
+
+
+def deaths_at_the_same_work() -> CoordinatorPlay:
+    """Whatever runs the middle stage dies without a word: in the end that is the job's fault."""
+    play = three_nodes(steps=2)
+    for _ in range(8):
+        plan = play.state.plan
+        if plan is None or play.state.phase is co.Phase.FAILED:
+            break
+        node = plan.stages[1].owner
+        reporter = next(n for n in play.state.nodes if n != node)
+        play.wait(0.1)
+        play.lose(node, reporter)
+        play.join(node)
+    return play
+
+
+SCENARIOS = {
+    f.__name__: f
+    for f in (
+        stuck_node,
+        run_that_stands_still,
+        slow_start,
+        other_code,
+        too_few_layers,
+        spare_that_does_not_start,
+        job_that_does_not_start,
+        work_that_raises_on_one_node,
+        work_that_raises_on_two_nodes,
+        thread_that_breaks,
+        node_that_cannot_die,
+        storage_that_stalls,
+        deaths_at_the_same_work,
+    )
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_transcript(name: str, request: pytest.FixtureRequest) -> None:
+    check_transcript(name, SCENARIOS[name](), request.config.getoption("--rewrite"))
