@@ -47,8 +47,8 @@ class Checkpointer:
     def write(self, share: Share) -> None:
         with self._changed:
             if self._waiting is not None:
-                log.warning("the checkpoint of step %d is passed over: a newer one waits", self._waiting.step)
-            self._waiting = share
+                log.warning("this node's share of checkpoint %d is passed over for a newer one", self._waiting.step)
+            self._waiting = share  # memory for one share that waits, however slow the storage is
             self._changed.notify_all()
 
     def close(self, patience: float) -> None:
@@ -77,7 +77,7 @@ class Checkpointer:
             except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
                 if str(error) != told:
                     told = str(error)
-                    log.warning("the checkpoint of step %d cannot be written: %s", share.step, told)
+                    log.warning("cannot write this node's share of checkpoint %d: %s", share.step, told)
                     self._listener.unwritten(share.step, " ".join(told.split())[:500])
                 if isinstance(error, JobError):
                     return  # no later attempt will do better

@@ -79,7 +79,7 @@ class Restorer:
             except CheckpointCorrupt as error:
                 why = error.problem
                 if doubted:  # the second time: it is no accident of one answer
-                    log.warning("%s is bad: %s", origin, why)
+                    log.warning("%s is bad, and the coordinator is told: %s", origin, why)
                     self._listener.checkpoint_bad(era, origin, why)
                     return
                 doubted = True
@@ -88,7 +88,7 @@ class Restorer:
             except (OSError, JobError) as error:
                 why = " ".join(str(error).split())[:500]
             if why != told:
-                log.warning("%s cannot be read: %s; it is asked again", origin, why)
+                log.warning("cannot read %s, trying again: %s", origin, why)
                 told = why
             self._listener.unread(era, origin, why, absent)
             if self._closed.wait(pause):

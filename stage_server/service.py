@@ -1,5 +1,24 @@
 """The stage server process: it attends the coordinator, builds the job's model and works until told to stop."""
 
+# The main thread waits for a Welcome, builds the job's model, and is the compute thread from then on. The threads of
+# ``Orders`` attend the coordinator from the start, so heartbeats flow while the model is built.
+#
+# How the process ends:
+#
+#     what happens                                     exit code    the coordinator is told
+#     dismissed for good, or SIGINT                    0            that it leaves
+#     SIGTERM                                          0            that it is to go; it hands over first
+#     dismissed for a reason that is its own fault     2            knows already
+#     the job's file or code is wrong                  2            last words: which work, and why (rule 16)
+#     anything else raised, on any thread              1            last words
+#     no coordinator, or one that refuses it           2            -
+#     the coordinator has gone for too long            1            -
+#     it holds nothing of use: dismissed to join       none: the same process id goes on as a new incarnation, which
+#       anew, or a step was committed without it         holds nothing (rule 13)
+#
+# The first of these that happens decides (``_end``), and the main thread carries it out. It may be stuck in the user's
+# code; then ``_force`` ends the process after FORCE_SECONDS.
+
 import logging
 import os
 import signal
@@ -46,15 +65,17 @@ from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.streams.unfit import refuse
-from culm.stage_server.watching.node_metrics import NodeCollector
+from culm.stage_server.watching.node_metrics import NodeCollector, Reading
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.stage")
 
-FORCE_SECONDS = 15.0  # after which a process that is to end does not wait for its compute thread
-SWITCH_SECONDS = 0.0002  # Python's 5 ms are long for a tensor that waits to be sent while this thread goes on
-ABSENT_SECONDS = 2.0  # that a node which was told to stop waits for a coordinator that has gone
-POLL_SECONDS = 0.1
+FORCE_SECONDS = 15.0  # for which a process that is to end waits for its compute thread
+# How long a thread may keep the interpreter from another. Python's usual 5 ms are long for a tensor that waits to be
+# sent: each hop from stage to stage would take them.
+SWITCH_SECONDS = 0.0002
+ABSENT_SECONDS = 2.0  # for which a node that was told to stop waits for a coordinator that has gone as well
+POLL_SECONDS = 0.1  # between two looks at whether the node was let go
 GRACE = 1.0  # seconds for streams to end when the server stops
 
 
@@ -70,7 +91,7 @@ class StageServer:
         self._settings = settings
         host, pid = socket.gethostname(), os.getpid()
         self._name = settings.name or (as_name(host) if _alone_in_container() else f"{as_name(host)[:50]}-{pid}")
-        self._incarnation = time.time_ns() // 1000
+        self._incarnation = time.time_ns() // 1000  # microseconds: higher than that of any process of this name before
         self._exposition = Exposition(settings.metrics) if settings.metrics else None
         interceptors: list[grpc.ServerInterceptor] = [RoleInterceptor(settings.run), AdmissionInterceptor()]
         if self._exposition is not None:
@@ -79,17 +100,21 @@ class StageServer:
         options = [*server_options(Patience(settings.patience)), *MOST_STREAMS]
         self._server = grpc.server(pool, interceptors=interceptors, options=options)
         self._address = self._listen(settings.listen)
-        self._welcome: pb.Welcome | None = None
-        self._node: Node | None = None
+        self._welcome: pb.Welcome | None = None  # the first; this node computes by its job until it ends
+        self._node: Node | None = None  # once the model is built
         self._available = pb.Available()
+        # The coordinator may attach this node before its model is built, or while it is: whichever comes last announces
+        # that the node is available. ``_turn`` guards ``_node`` and ``_announce``, so that exactly one of them does.
         self._announce: Callable[[list[pb.AttendRequest]], None] | None = None
-        self._turn = threading.Lock()  # attaching and having built the model may happen at once
+        self._turn = threading.Lock()
         self._woken = threading.Event()  # something for the main thread: a job, or the end
-        self._exit: int | None = None
+        self._exit: int | None = None  # set once: the process is to end, with this code
         self._forced: threading.Timer | None = None  # ends the process if its compute thread does not
         self._ended = threading.Event()  # _exit is set
         self._error = ""
         self.join_anew = False
+        # What stays true once it was said, as ``_failed`` does. It is repeated on every attaching: a coordinator that
+        # takes over has not heard it.
         self._draining: pb.AttendRequest | None = None
         self._warning: pb.AttendRequest | None = None
         self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
@@ -116,7 +141,7 @@ class StageServer:
 
     def run(self) -> int:
         if self._exposition is not None:
-            self._exposition.registry.register(NodeCollector(lambda: self._node.reading() if self._node else None))
+            self._exposition.registry.register(NodeCollector(self._reading))
             self._exposition.announce()
         self._orders.start()
         self._notices.start()
@@ -133,6 +158,9 @@ class StageServer:
         self._say_why()
         return self._exit or 0
 
+    def _reading(self) -> Reading | None:
+        return self._node.attendance.reading() if self._node is not None else None
+
     def _say_why(self) -> None:
         if self._error and not self.join_anew:
             print(f"culm stage: {told(self._error)}", file=sys.stderr, flush=True)
@@ -143,7 +171,7 @@ class StageServer:
             with caught():
                 node = self._take_part(welcome)
         except Exception as error:  # the job's file or code, or this machine: a module or a device is missing
-            log.info("the job does not start here", exc_info=not isinstance(error, JobError))
+            log.info("the job does not start on this node, which ends", exc_info=not isinstance(error, JobError))
             self._fail(START, reason_of(error), 2 if isinstance(error, JobError) else 1)
             return
         if self._exit is None:
@@ -152,7 +180,7 @@ class StageServer:
                     node.run()
             except Exception as error:  # the user's code: the process ends, and another node takes over
                 doing = node.doing() or "computing"
-                log.exception("%s", doing)
+                log.exception("%s raised: this node ends", doing)
                 self._fail(node.failed_work(), f"{doing} raised {reason_of(error)}", 1, reason_of(error))
 
     def _take_part(self, welcome: pb.Welcome) -> Node:
@@ -183,7 +211,7 @@ class StageServer:
             names = [d.full_name for d in stage_pb2.DESCRIPTOR.services_by_name.values()]
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
         self._server.start()
-        node.attend(self._orders)
+        node.attendance.begin(self._orders)
         self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())
         identity_into(source.identity(), self._available)
         with self._turn:
@@ -195,7 +223,7 @@ class StageServer:
     def broken(self, error: BaseException) -> None:
         """Something raised that nobody expected, on any thread: the process ends with it."""
         name = threading.current_thread().name
-        log.error("the thread %s raised", name, exc_info=error)
+        log.error("the thread %s raised: this node ends", name, exc_info=error)
         self._fail(None, f"the thread {name} raised {reason_of(error)}", 1)
 
     def _fail(self, work: pb.FailedWork | None, text: str, code: int, why: str = "") -> None:
@@ -219,7 +247,7 @@ class StageServer:
 
     def _force(self) -> None:
         """The compute thread is stuck in the user's code, or in a device: the process ends without it."""
-        log.error("the compute thread does not stop: ending the process anyway")
+        log.error("the compute thread has not stopped within %g s: the process ends without it", FORCE_SECONDS)
         logging.shutdown()
         if self.join_anew:
             start_again()
@@ -228,8 +256,9 @@ class StageServer:
 
     def _forfeit(self, why: str) -> None:
         """What this node holds is of no use: the process starts again. Called with the node's lock held."""
-        log.error("%s; joining anew", why)
+        log.error("what this node holds is of no use, so it joins anew: %s", why)
         self.join_anew = True
+        # On a thread of its own: ``_end`` stops the node, which takes the lock that this caller holds.
         threading.Thread(target=self._end, args=(0,), daemon=True).start()
 
     def stop(self) -> None:
@@ -241,7 +270,8 @@ class StageServer:
         if self._draining is not None:
             return
         self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0, told=told))
-        log.warning("%s; handing over%s", why, f" within {seconds_left:.0f} s" if seconds_left else "")
+        left = f" within {seconds_left:.0f} s" if seconds_left else ""
+        log.warning("this node asks to hand over what it holds%s, and goes: %s", left, why)
         self._orders.report(self._draining)
 
     def terminate(self) -> None:
@@ -258,16 +288,16 @@ class StageServer:
         self.drain("it was told to stop", patience, told=True)
         while self._exit is None:
             if self._orders.absent_seconds() > ABSENT_SECONDS:
-                log.warning("the coordinator has gone as well: nobody is there to hand over to")
+                log.warning("the coordinator has gone as well: this node ends without handing over")
                 self.stop()
             elif time.monotonic() > deadline:
-                log.warning("nobody took over within %g s", patience)
+                log.warning("this node was not let go within %g s: it ends without handing over", patience)
                 self.stop()
             self._ended.wait(POLL_SECONDS)
 
     def _noticed(self, notice: Notice) -> None:
         if not notice.certain:
-            log.warning("%s", notice.why)
+            log.warning("this machine may be taken, which the coordinator is told: %s", notice.why)
             self._warning = self._warning or pb.AttendRequest(warned=pb.Warned(why=notice.why))
             self._orders.report(self._warning)
             return
@@ -319,7 +349,7 @@ class StageServer:
             refuse(differs and f"the coordinator's job is another one: {differs}; {mend}")
 
     def heartbeat(self) -> pb.Heartbeat:
-        return self._node.heartbeat() if self._node is not None else pb.Heartbeat()
+        return self._node.attendance.heartbeat() if self._node is not None else pb.Heartbeat()
 
     def order(self, order: pb.AttendResponse) -> None:
         body = order.WhichOneof("body")
@@ -332,7 +362,7 @@ class StageServer:
         elif body == "dismiss" and self._exit is None and self._failed is None:  # one that leaves is not called back
             self.join_anew = order.dismiss.join_anew
             goodbye = not order.dismiss.why or order.dismiss.goodbye
-            log.info("dismissed: %s", order.dismiss.why)
+            log.info("the coordinator dismisses this node: %s", order.dismiss.why or "it gives no reason")
             self._end(0 if goodbye or self.join_anew else 2, "" if goodbye else order.dismiss.why)
         elif self._node is not None:
             self._node.order(order)
@@ -353,7 +383,7 @@ def main(settings: StageSettings) -> int:
     signal.signal(signal.SIGINT, lambda *_: server.stop())
     code = server.run()
     if server.join_anew:
-        log.info("joining anew, holding nothing")
+        log.info("this process starts again: it joins anew, holding nothing")
         logging.shutdown()
         start_again()
     return code

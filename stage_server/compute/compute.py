@@ -1,5 +1,22 @@
 """Runs a worker's work with torch: the layers held, the stages owned, the data they need. One thread calls it."""
 
+# What each piece of work does here; the worker decides their order (``worker/work.py``):
+#
+#     Arrange    builds layers and stages that the plan adds, drops those that it takes
+#     Load       takes a microbatch's samples from the dataset, and keeps them for the forward
+#     Run        one instruction of one stage: F, B or W
+#     Resume     an heir goes on from gradients that the lost owner has shipped
+#     Reduce     the whole gradient of a stage, layer by layer
+#     Apply      the optimizer's step, on layers owned and stood by for alike: the only change of weights
+#     Install    the state of a layer from elsewhere, if it is of the same names, shapes and dtypes
+#     Save       copies of layers, for a checkpoint
+#
+# A stage's accumulators belong to one step and begin when its first work of the step comes (``_begin``). So an heir's
+# stage begins the running step from its beginning, with empty accumulators (rule 9).
+#
+# On an accelerator, activations and their gradients lie in the host's memory: they are moved to the device when an
+# instruction begins, and back when it ends. Graphs stay on the device, but those of redundant forwards (``Keeping``).
+
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -48,12 +65,13 @@ class Compute:
         self._device = device
         self._accelerated = device.type != "cpu"
         self._layers: dict[int, HeldLayer] = {}
+        # Invariant: one for each duty that this node runs, or may run ahead of its owner; their layers are held here.
         self._stages: dict[Duty, Stage] = {}
         self._ranges: dict[Duty, range] = {}  # the layers of each
         self._chain = 0  # how many stages the plan's chain has
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._microbatches: Microbatches | None = None
-        self._loaded: dict[Load, Samples] = {}
+        self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
 
@@ -112,7 +130,7 @@ class Compute:
         for duty in [duty for duty in self._stages if ranges.get(duty) != self._ranges[duty]]:
             self._stages.pop(duty).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
             self._begun.pop(duty, None)
-        for duty in work.fresh:
+        for duty in work.fresh:  # half a step's gradients may still be here, which the worker does not count
             self._begun.pop(duty, None)
         for duty, held in ranges.items():
             if duty not in self._stages:

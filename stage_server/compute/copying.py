@@ -18,6 +18,14 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.stage_server.compute.layer import HeldLayer
 
+# What is tried, on small parameters, with random gradients:
+#
+#     copies       after 1, 2, 5 and 24 steps a new layer installs what the first one exports, and both go on. In the
+#                  end all have to have the same bits. Early copies catch state that comes with the first steps, the
+#                  late one catches a counter or a schedule that acts only then.
+#     attributes   numbers and tensors that it keeps of its own, outside ``state`` and ``param_groups``, must not change
+#     apart        two layers with an optimizer each step as they do under one optimizer for both
+
 STEPS = 40
 COPIED = (1, 2, 5, 24)  # after so many steps a copy is made, which then goes on beside
 LARGEST = 4  # elements of each dimension: a small parameter shows it as well as a large one
@@ -96,6 +104,8 @@ def _try(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.device, 
         for each in held:
             each.apply(_value(gradients, late), 1.0)
     seen.append(_kept_beside(held[0]))
+    # ``seen`` is of 0, 1, 2, 5, 24 and STEPS steps. What is set up in the first steps and then stays is no state, so
+    # changes count from the fourth on.
     ends = {hash_layer(0, dict(each.export().tensors)) for each in held}
     kept = [key for key in seen[-1] if any(_differ(a.get(key), b.get(key)) for a, b in pairwise(seen[3:]))]
     if len(ends) > 1:

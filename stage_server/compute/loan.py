@@ -1,5 +1,15 @@
 """A layer's state on its way to a node being seeded: read piece by piece from live memory while training goes on."""
 
+# One loan of a layer at version 7, whose commit comes while half of it is read:
+#
+#     reading thread                        compute thread
+#      │ pieces 0, 1 from live memory        │ forwards and backwards: they change no parameter
+#      │                                     │ commit: ``keep`` copies what lies from piece 2 on
+#      │ pieces 2, 3 from the copy           │ the optimizer changes the layer: version 8
+#
+# So a loan costs memory only for what a commit overtakes, and nobody waits for a slow reader. Each piece is read under
+# the loan's lock, so ``keep`` waits for one piece at most.
+
 import threading
 from collections.abc import Iterator
 
@@ -22,8 +32,8 @@ class Loan:
         tensors = [t.detach() for _, t in value.tensors]
         self._tensors = [t if p else t.cpu().contiguous() for t, p in zip(tensors, plain, strict=True)]
         self._lock = threading.Lock()
-        self._first = 0  # tensors before this one have been read
-        self._live = True
+        self._first = 0  # the tensor of the newest piece; those before it have been read
+        self._live = True  # ``_tensors`` may be the lender's own memory
 
     @property
     def live(self) -> bool:

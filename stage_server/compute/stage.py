@@ -1,5 +1,15 @@
 """One stage at work in one step: forwards, backwards and the gradient they accumulate."""
 
+# Why the bits of a step do not depend on who computes it, and how often:
+#
+#     random numbers   each layer's generators are seeded before it, by (seed, step, pipeline, microbatch, layer)
+#     gradients        are accumulated in the order of microbatches, which the program keeps on every node
+#     losses           are kept by microbatch and given in its order, whatever the order in which they came (rule 7)
+#     buffers          begin a step with what the step before left, also when it is run again
+#
+# A graph is kept from a microbatch's forward to its backward. Those of redundant forwards are kept until the commit:
+# a standby that becomes the owner runs their backwards alone.
+
 from collections.abc import Callable, Sequence
 
 import torch
@@ -33,9 +43,10 @@ class Stage:
         self._microbatches_of_step = job.pipeline.pipelines * job.pipeline.microbatches
         self._clips = job.train.clip_norm is not None
         self._step = 0
-        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}  # (input, output or loss)
-        self._losses: dict[tuple[int, int], float] = {}
-        self._share: torch.Tensor | None = None
+        # By (pipeline, microbatch), as all that follows: the input, and the output or the loss.
+        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._losses: dict[tuple[int, int], float] = {}  # of the last stage alone
+        self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
         self._split = SplitBackward(self._parameters()) if splits else None
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
         self._writes_input: bool | None = None
@@ -69,6 +80,7 @@ class Stage:
         h = given = x if self._writes_input is False else x.clone()
         version = given._version
         for layer in self._layers:
+            # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             seed_all(stream_seed(self._seed, self._step, pipeline, microbatch, layer.index))
             try:
                 h = layer.module(h)
@@ -85,7 +97,7 @@ class Stage:
             assert target is not None, "the last stage takes the target"
             output, h = h, self._loss(h, target)
             refuse_loss(h, output)
-            self._losses[pipeline, microbatch] = h.item()
+            self._losses[pipeline, microbatch] = h.item()  # a repeat gives the same number, and counts once
         self._graphs[pipeline, microbatch] = (x, h)
         return h.detach()
 
@@ -156,7 +168,7 @@ class Stage:
         for layer in self._layers:
             for name, parameter in layer.module.named_parameters():
                 gradient = given.get(f"{layer.index}.{name}")
-                if gradient is not None:
+                if gradient is not None:  # a copy: backwards add to it in place, and the value came from a mailbox
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
         for m in range(count if self._last else 0):
             self._losses[0, m] = accumulated.losses[m]

@@ -7,6 +7,21 @@ that one ends. Every stream has slots of its own, so that nothing of a broken st
 Nothing else depends on it: where it is refused, or deleted with this folder, the stream takes every piece.
 """
 
+# A slot's life. Credits bound what is under way: the sender never writes into a slot that the receiver may read.
+#
+#     sender                                       receiver
+#      │ Hello: pid, file, secret ────────────────▶│ opens /proc/PID/fd/FILE read-only, compares the secret
+#      │ ◀── opened ───────────────────────────────┤ or says nothing: then every piece goes over the stream
+#      │ takes a free slot, writes a piece into it │
+#      │ the piece's key and slot, on the stream ─▶│ copies the piece out
+#      │ ◀── the slot's number ────────────────────┤
+#      │ the slot is free again                    │
+#
+# The secret tells apart what looks alike: two containers may have processes of one number, and their host names in
+# common. Whoever can open another process's file under /proc is the same user on the same kernel, or root.
+#
+# The order of pieces is the stream's, since each slot is named on it. So nothing of the protocol depends on slots.
+
 import mmap
 import os
 import secrets
@@ -20,10 +35,10 @@ import numpy.typing as npt
 from culm.pipeline.tensors.wire import CHUNK_BYTES
 from culm.protos import stage_pb2, tensor_pb2
 
-SLOTS = 16
-HEAD = mmap.PAGESIZE  # bytes before the first slot; they begin with what proves that it is the memory meant
+SLOTS = 16  # of CHUNK_BYTES each: pieces that are written while the receiver has not copied the first one out yet
+HEAD = mmap.PAGESIZE  # bytes before the first slot; they begin with the secret
 LEAST = 1 << 15  # bytes of a piece from which a slot is faster than the stream
-SECRET = 16  # bytes
+SECRET = 16  # bytes; nobody guesses them
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -44,12 +59,14 @@ class Slots:
         self._map = mmap.mmap(self._file, size)
         self._bytes = np.frombuffer(self._map, np.uint8)
         secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
-        # What the receiver is told, so that it can open it. The stream may break, and close this, before it is told.
+        # What the receiver is told. Made here, since the stream may break, and close the file, before it is told.
         self.memory = stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=secret)
         self._changed = threading.Condition()
+        # None before the receiver has opened the memory, and once it is closed: all pieces go over the stream then.
         # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
         self._free: list[int] | None = None
-        self._lent: set[int] = set()  # those that the receiver may be reading
+        # Invariant: the slots that the receiver may be reading; with the free ones they are all slots, each once.
+        self._lent: set[int] = set()
 
     def opened(self) -> None:
         """The receiver can read it."""
@@ -57,7 +74,7 @@ class Slots:
             self._free = list(range(SLOTS))
 
     def put(self, payload: Sequence[memoryview]) -> int | None:
-        """The slot that holds it now; waits for one. None if it has to go over the stream."""
+        """The slot that the piece is in now; waits for a free one. None: the piece has to go over the stream."""
         size = sum(map(len, payload))
         if not LEAST <= size <= CHUNK_BYTES:
             return None
@@ -82,13 +99,14 @@ class Slots:
                 return
             for slot in slots:
                 if slot not in self._lent:
-                    raise ValueError(f"slot {slot} is given back, and was not in use")
+                    raise ValueError(f"the peer gives back slot {slot}, which was not in use")
                 self._lent.discard(slot)
                 self._free.append(slot)
             self._changed.notify()
 
     def close(self) -> None:
-        """The stream has ended; who waits for a slot waits no more."""
+        """The stream has ended. Whoever waits for a slot waits no longer."""
+        # The mapping stays until nobody uses it: another thread may be writing a piece into it at this moment.
         with self._changed:
             if self._file >= 0:
                 os.close(self._file)
@@ -104,14 +122,14 @@ class SharedSlots:
         size = HEAD + SLOTS * CHUNK_BYTES
         file = os.open(f"/proc/{memory.pid}/fd/{memory.file}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            found = os.fstat(file)
+            found = os.fstat(file)  # O_NONBLOCK above: a number of another process may be a pipe
             if not stat.S_ISREG(found.st_mode) or found.st_size != size:
-                raise ValueError("it is another file")
+                raise ValueError("that file descriptor is another file")
             self._map = mmap.mmap(file, size, prot=mmap.PROT_READ)
         finally:
             os.close(file)
         if not secrets.compare_digest(self._map[:SECRET], memory.secret):
-            raise ValueError("it is another process's memory")
+            raise ValueError("it is the memory of another process, which lacks the secret")
         self._view = memoryview(self._map)
 
     def read(self, piece: tensor_pb2.Slot) -> memoryview:

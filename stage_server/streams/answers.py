@@ -10,10 +10,20 @@ from culm.pipeline.keys import Key
 from culm.pipeline.messages import key_to_proto
 from culm.protos import stage_pb2, tensor_pb2
 
-# Seconds until a tensor is acknowledged. Nobody waits for an acknowledgement but an heir, and one message for many is
-# cheaper than one for each. What a sender does wait for (a free slot, the answer to its Hello) goes at once and takes
-# them along, and so do MANY of them.
+# What waits, and for how long:
+#
+#     acknowledgements alone    AFTERWARDS from the first one, or until there are MANY: then one message for all
+#     a free slot               goes at once: a sender that has lent all its slots stands still
+#     SenderOpened              goes at once: until then large pieces go over the stream
+#     Synced                    goes at once: an heir asks with a Hello, and runs nothing again before the answer
+#
+# What goes at once takes along all that waits. All answers keep the order in which they were put, so the
+# acknowledgements that a Hello asks for never come after its Synced.
+
+# Seconds. In a calm step nobody waits for an acknowledgement: the sender keeps the tensor until the commit anyhow
+# (rule 5). One message for many costs less of both nodes' interpreters than one for each.
 AFTERWARDS = 0.05
+# Keys in one message. It bounds what a burst of small tensors leaves unacknowledged when a node is lost.
 MANY = 64
 
 
@@ -26,13 +36,15 @@ Answer = Key | stage_pb2.Synced | tensor_pb2.Slot | SenderOpened
 
 
 class Answers:
-    """Any thread puts. One thread takes them for the stream."""
+    """Any thread puts, often with the node's lock held, and never waits. One thread takes them for the stream."""
 
     def __init__(self, incarnation: int) -> None:
         self._incarnation = incarnation
         self._lock = threading.Lock()
         self._waiting: list[Answer] = []
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()  # False: the stream has ended
+        # True for the first answer that waits, and for each one while they are due; False once the stream has ended.
+        # There may be more True than messages, but never answers that wait without one.
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def put(self, answer: Answer) -> None:
         with self._lock:
@@ -49,7 +61,7 @@ class Answers:
         lasts = True
         while lasts:
             lasts = self._wake.get()
-            if lasts and not _are_due(self._waiting):
+            if lasts and not _are_due(self._waiting):  # read without the lock: another answer may only make them due
                 with contextlib.suppress(queue.Empty):
                     lasts = self._wake.get(timeout=AFTERWARDS)
             with self._lock:

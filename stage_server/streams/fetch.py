@@ -1,8 +1,21 @@
 """Fetching layers' state from a holder, off the compute thread."""
 
 # A fetch asks for several layers and gets them one after the other, each whole at one version, as the holder has it
-# between two pieces of its work. What has not come when the stream ends is told, and asked for again, from another
-# holder first (``worker.holdings``). Nothing is taken that was not asked for, and nothing of another shape (rule 18).
+# between two pieces of its work:
+#
+#     node being seeded                                 holder
+#      │ FetchRequest: layers 3, 4, era 2 ──────────────▶│ waits until its compute thread is between two pieces of
+#      │                                                 │ work, lends layer 3, and lets compute go on
+#      │ ◀── layer 3, version 7, header, piece, piece ... ┤ at the rate of [resilience] seed_bytes_per_second
+#      │ to the worker at once                           │ step 7 is committed meanwhile: what is not sent is copied
+#      │ ◀── layer 4, version 8, header, piece ... ───────┤ so the versions of two layers may differ (rule 11)
+#
+# What has not come when the stream ends is told to the worker, which asks for it again, from another holder first
+# (``worker.holdings``). Layers that have come are kept. Nothing is taken that was not asked for, and nothing of another
+# shape (rule 18).
+#
+# Each fetch has a thread of its own, which takes the node's lock for each whole layer. It is never cancelled: when the
+# plan changes meanwhile, the worker drops what it does not need (``Worker.fetched``).
 
 import threading
 import time
@@ -23,8 +36,8 @@ from culm.protos.stage_pb2_grpc import StageStub
 from culm.stage_server.streams.stream_bounds import RunShape, fetched_problem
 from culm.stage_server.streams.unfit import Unfit, refuse
 
-# Before a failure is told: the worker may ask the same holder at once, if there is no other, and would do so without
-# end.
+# From a failure until the worker hears of it. Where there is no other holder the worker asks the same one at once, and
+# without this pause it would open streams in a loop.
 RETRY_SECONDS = 0.2
 
 
@@ -58,18 +71,18 @@ def fetch_layers(
         layer = version = 0
         request = stage_pb2.FetchRequest(layers=layers, era=era, at_once=at_once)
         for response in StageStub(channel).Fetch(request):
-            if response.HasField("header"):
+            if response.HasField("header"):  # before memory is set aside for the layer
                 refuse(fetched_problem(response, wanted, run))
                 assembler, layer, version = Assembler(response.header), response.layer, response.version
             if assembler is None or (response.layer, response.version) != (layer, version):
-                raise Unfit(f"a piece of layer {response.layer} comes without its header")
+                raise Unfit(f"a piece of layer {response.layer} comes before the header that describes it")
             assembler.add(response.offset, response.payload)
             if assembler.complete:
                 wanted.remove(layer)
                 take(layer, version, assembler.value())
                 assembler = None
         if wanted:
-            raise Unfit(f"the layers {wanted} have not come")
+            raise Unfit(f"the stream ended before layers {wanted} came")
 
 
 class Fetcher:
@@ -84,7 +97,7 @@ class Fetcher:
         threading.Thread(target=self._fetch, args=(source, layers, era), name="fetch", daemon=True).start()
 
     def _fetch(self, source: Member, layers: tuple[int, ...], era: int) -> None:
-        missing = list(layers)
+        missing = list(layers)  # of this thread alone, as ``take`` is
 
         def take(layer: int, version: int, state: Value) -> None:
             missing.remove(layer)
@@ -94,5 +107,5 @@ class Fetcher:
             fetch_layers(source.address, layers, era, take, run=self._run, patience=self._patience)
         except (grpc.RpcError, JobError, ValueError) as error:
             why = details(error) if isinstance(error, grpc.RpcError) else str(error)
-            time.sleep(RETRY_SECONDS)  # it may be asked again at once
+            time.sleep(RETRY_SECONDS)
             self._listener.fetch_failed(era, source.node, missing, why)

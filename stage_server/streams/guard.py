@@ -22,6 +22,17 @@ def run_of(microbatches: int, steps: int, source: ModelSource) -> RunShape:
     return RunShape(microbatches, steps, shapes)
 
 
+# The guard is asked by threads that do not hold the node's lock: taking it for the first chunk of every tensor would
+# have them wait for each other. So what the guard sees of the worker may be a moment old. That is harmless in both
+# directions:
+#
+#     it lets through what the worker drops by now    the worker looks again, under the lock: only memory was spent
+#     it passes over what the worker takes by now     nobody acknowledged it, so its sender sends it again under the
+#                                                     plan that makes it welcome
+#
+# Bounds of the run (layers, steps, shapes) never change in a run and need no such care.
+
+
 class Guard:
     """Each method raises Unfit for what does not fit. Any thread may ask: a look at the worker may be a moment old."""
 
@@ -41,8 +52,10 @@ class Guard:
         refuse(order_problem(*order))
         if not self._worker.post.waits(order):
             return not self._worker.post.drops(peer, incarnation, order, key)
+        # A plan that never comes must not fill the memory. Whether the sender may send the tensor cannot be told
+        # before that plan is here, so only their number is bounded.
         if self._worker.post.early.count(peer) >= self.run.most_arrivals:
-            raise Unfit(f"more than {self.run.most_arrivals} tensors for a plan that has not come")
+            raise Unfit(f"more than {self.run.most_arrivals} tensors wait for a plan that this node does not have")
         return True
 
     def answer(self, answer: stage_pb2.DeliverResponse, keys: Iterable[Key]) -> None:

@@ -4,13 +4,25 @@
 #
 #     Hello, tensor*, (Hello, tensor*)*, End
 #
-# A tensor is one or several chunks of one key, the first with a header that says its shape and size. The header is
-# looked at before memory is set aside: by the bounds of the run, and by whether the worker would drop the tensor
-# anyhow. Such a tensor is read past (``Passing``), not refused: plans cross on their way, and its sender is not at
-# fault.
+# A tensor is one or several chunks of one key, the first with a header that says its shape and size. Chunks of two
+# tensors never mix on one stream. What happens to each:
 #
-# One thread reads a stream. It hands tensors to the node at once and never waits for compute, so a slow node slows no
-# sender down but by what it has not acknowledged.
+#     its first chunk      the header is held against the run's bounds, before any memory is set aside
+#     the worker may       the chunks are assembled in memory of the tensor's size (``Assembler``); the whole tensor
+#       take it            goes to the worker, which decides under the node's lock and acknowledges it
+#     the worker would     the chunks are counted and thrown away (``Passing``), with no acknowledgement: plans cross
+#       drop it anyhow     on their way, and the sender is not at fault
+#     it cannot be true    the stream is ended with one line; its sender is not reported as lost
+#
+# A stream ends in one of three ways:
+#
+#     after End            its sender closed it on purpose: nothing to report
+#     without End          its sender is gone, or the link: the coordinator hears that this node does not hear it
+#     what does not fit    whoever sent it may not be the node that it names: that node is not reported
+#
+# One thread reads a stream. It takes the node's lock for a whole tensor and for a Hello, and for nothing else; it never
+# waits for an instruction. So a node that computes for long still empties its streams: what bounds its memory is that
+# a step's tensors are all that anybody may send it (rule 5).
 
 import logging
 import threading
@@ -40,7 +52,7 @@ SELDOM = Seldom(log)
 
 
 class NotHeld(LookupError):
-    """There is no copy of the layer here, or of another era."""
+    """This node holds no copy of the layer, or its copy is of another era."""
 
 
 class Sink(Protocol):
@@ -83,16 +95,17 @@ class Incoming:
     ) -> None:
         """``heard``: called with each Hello's node. Without a guard only what is wrong in any run is refused."""
         self.answers = Answers(sink.incarnation)
-        self.greeted = threading.Event()  # or ended before
-        self.wrong = ""  # why the stream was ended here
+        self.greeted = threading.Event()  # set by the first Hello, or by a stream that ends before it
+        self.wrong = ""  # why this node ended the stream; set before ``answers`` ends, which the other thread waits for
         self._guard = guard
         self._sink = sink
         self._context = context
         self._heard = heard
-        self._peer, self._incarnation = "", 0
+        self._peer, self._incarnation = "", 0  # of the first Hello; every later Hello has to name the same
+        # Invariant: both are set from a tensor's first chunk to its last one, and None between two tensors.
         self._assembler: Passing | None = None
-        self._key: Key | None = None  # of the value whose pieces come
-        self._slots: SharedSlots | None = None  # of the sender
+        self._key: Key | None = None
+        self._slots: SharedSlots | None = None  # the sender's memory, where this process could open it
 
     def read(self, requests: Iterator[Received]) -> None:
         """Until the end; what is wrong with the stream is logged, and ends it."""
@@ -104,9 +117,10 @@ class Incoming:
             log.info("the stream from %s broke: %s", self._peer, error)
         except (ValueError, DecodeError) as error:  # what no node sends says nothing about the node that it names
             self.wrong = str(error) or type(error).__name__
-            SELDOM.say(peer_of(self._context), f"a stream that says it is from {self._peer!r} is ended: {self.wrong}")
+            named = f"its stream, which says that it is of node {self._peer!r}," if self._peer else "its stream"
+            SELDOM.say(peer_of(self._context), f"{named} is ended: {self.wrong}")
         except Exception as error:  # whatever else it is: a stream that nobody reads must not stay open
-            log.exception("what came from %s cannot be taken: its stream is ended", self._peer or "an unknown peer")
+            log.exception("taking what %s sent has raised: its stream is ended", self._peer or "an unknown peer")
             self.wrong = f"{type(error).__name__}: {error}"
         self.greeted.set()
         self.answers.end()
@@ -127,8 +141,10 @@ class Incoming:
         if self._guard is not None:
             self._guard.hello(hello)
         if self._peer and (self._peer, self._incarnation) != (hello.node, hello.incarnation):
-            raise Unfit(f"a stream of {self._peer!r} that says it is of {hello.node!r}, or of another incarnation")
+            now = f"{hello.node!r}, incarnation {hello.incarnation}"
+            raise Unfit(f"a stream of {self._peer!r}, incarnation {self._incarnation}, goes on as {now}")
         self._peer, self._incarnation = hello.node, hello.incarnation
+        # A stream has one memory, which its first Hello offers: another one is not opened.
         if hello.HasField("memory") and self._slots is None and (slots := _open(hello)) is not None:
             self._slots = slots
             self.answers.put(SenderOpened())
@@ -142,13 +158,13 @@ class Incoming:
         if chunk.HasField("header"):
             self._begin(key, order, chunk.header)
         if self._assembler is None or key != self._key:
-            raise Unfit(f"the first piece of {key} carries no header")
+            raise Unfit(f"a piece of {key} comes before the header that describes it")
         if chunk.HasField("slot"):
             if self._slots is None:
-                raise ValueError(f"{key} is in memory that was never opened")
+                raise ValueError(f"a piece of {key} is said to be in memory that this node has not opened")
             payload = self._slots.read(chunk.slot)
         self._assembler.add(chunk.offset, payload)
-        if chunk.HasField("slot"):
+        if chunk.HasField("slot"):  # only now: ``add`` has copied it out, and the sender may write into it again
             self.answers.put(chunk.slot)
         self._sink.received(self._peer, len(payload))
         if self._assembler.complete:
@@ -159,9 +175,9 @@ class Incoming:
     def _begin(self, key: Key, order: PlanOrder, header: tensor_pb2.ValueHeader) -> None:
         """The first piece of a value is here. All that it says is looked at before any memory is set aside."""
         if not self._peer:
-            raise Unfit(f"{key} comes before a hello")
+            raise Unfit(f"{key} comes before any Hello")
         if self._assembler is not None:
-            raise Unfit(f"{key} begins before {self._key} is whole")
+            raise Unfit(f"{key} begins while pieces of {self._key} are missing")
         taken = self._guard is None or self._guard.takes(self._peer, self._incarnation, order, key, header)
         self._assembler, self._key = Assembler(header) if taken else Passing(header), key
         self._sink.receiving(key)
@@ -171,5 +187,6 @@ def _open(hello: stage_pb2.Hello) -> SharedSlots | None:
     try:
         return SharedSlots(hello.memory)
     except (OSError, ValueError) as error:
-        log.info("tensors of %s come over the stream: its memory cannot be shared: %s", hello.node, error)
+        # Another container of this host, or a name that two hosts share: the sender goes on over the stream.
+        log.info("this node cannot open memory of %s: its tensors come over the stream: %s", hello.node, error)
         return None

@@ -1,17 +1,32 @@
-"""The node's one line to the coordinator: reports and heartbeats up, orders down, kept up across broken streams."""
+"""The node's order stream: reports and heartbeats up, orders down. A stream that breaks is opened again."""
 
 # The stream's life, which begins again whenever it breaks:
 #
 #     Join up, Welcome down     a lower term than was seen is refused (rule 12)
 #     announce up               available, facts of the running step, what is at the last version: a coordinator that
 #                               takes over knows nothing of them (rule 6)
-#     orders down, reports up   until the stream breaks or the node closes it
+#     orders down, reports up   until the stream breaks or the node closes it; after an Ask the node announces again
 #
 # Between Welcome and the announcement no other report goes up: ``_up`` is set in ``announce``, under the node's lock.
 # So no fact is told before "available" is, and none falls between.
 #
+# What the node makes of each end:
+#
+#     nobody answers, the first time    after ``connect_timeout`` the process ends: the address is probably wrong
+#     the node is refused               the process ends: no later attempt will do better
+#     the stream breaks, or ends        the node keeps its state and its place in the plan, goes on computing until it
+#                                       needs a commit, and opens the next stream (rule 17)
+#     no Welcome for longer than        the process ends, and what it held is lost
+#       ``coordinator_timeout``
+#     a peer tells of a higher term     the stream is cancelled: the next Join carries that term, and a coordinator of
+#                                       a lower one is refused (rule 12)
+#
 # A coordinator may send a plan as a change of the one before on the same stream (``plan_codec``). A new stream begins
-# with a whole plan, so a change that does not fit ends the stream and mends itself.
+# with a whole plan. So a change that does not fit ends the stream, and the next stream mends it.
+#
+# Threads: "orders" opens streams and hands every order to the listener, one at a time, in the order in which they came.
+# "heartbeat" beats. gRPC takes reports from the queue ``_up`` on a thread of its own. Whoever reports puts into that
+# queue and never waits, so a report is safe with the node's lock held.
 
 import contextlib
 import logging
@@ -37,11 +52,11 @@ from culm.stage_server.streams.unfit import Unfit, refuse
 log = logging.getLogger("culm.orders")
 SELDOM = Seldom(log)
 
-LAST_WORDS = 2.0  # seconds
+LAST_WORDS = 2.0  # seconds that a process which ends anyhow gives a coordinator that does not answer
 
 
 class Listener(Protocol):
-    """Who obeys. Called on the order thread, one call at a time."""
+    """Who obeys. Called on the order thread, one call at a time; but ``heartbeat`` on the heartbeat's own."""
 
     def join(self) -> pb.Join: ...
 
@@ -63,8 +78,9 @@ def _plans_in(order: pb.AttendResponse) -> list[pb.Plan]:
 class Orders:
     """Attends the coordinator until ``close``.
 
-    ``on_failure`` hears in words why it will never work: nobody answers, or the node is refused. A coordinator that
-    has gone is waited for: a stop is not an end (rule 17). ``on_absence`` hears when that took ``coordinator_timeout``.
+    ``on_failure`` hears why there will never be an order stream: nobody answers, or the node is refused. A coordinator
+    that has gone is waited for: a stop is not an end (rule 17). ``on_absence`` hears that this took longer than
+    ``coordinator_timeout``.
     """
 
     def __init__(
@@ -77,19 +93,22 @@ class Orders:
         coordinator_timeout: float = float("inf"),
         on_absence: Callable[[str], None] = lambda why: None,
     ) -> None:
-        self._patience = patience  # for a coordinator that is silent; it tells the run's
+        self._patience = patience  # for a silent coordinator; from the first Welcome on it is the run's own
         self._coordinator = coordinator
         self._listener = listener
         self._connect_timeout = connect_timeout
         self._on_failure = on_failure
         self._coordinator_timeout = coordinator_timeout
         self._on_absence = on_absence
-        self._left_at: float | None = None  # when the last coordinator went; None before the first one
-        self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None  # only while welcome
+        # When a coordinator was last attended; before the first Welcome, when one was first reached; None before that.
+        self._left_at: float | None = None
+        # Invariant: set from the announcement to the stream's end, and None outside. A report is dropped meanwhile:
+        # what still counts is repeated when the node attaches again (rule 6). Read by any thread, set by one.
+        self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None
         self._closed = threading.Event()
-        self._beat_seconds = 0.5
-        self._term = 0  # of the coordinator that is attended
-        self._call: grpc.Call | None = None
+        self._beat_seconds = 0.5  # until a Welcome says otherwise
+        self._term = 0  # of the coordinator whose Welcome came last
+        self._call: grpc.Call | None = None  # the newest stream, to be cancelled by another thread
         self._thread = threading.Thread(target=self._attend, name="orders", daemon=True)
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
@@ -108,6 +127,8 @@ class Orders:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self.report(request)
             return
+        # The thread that attends is the one that raised: nobody reads its stream any more. A stream of its own says so,
+        # with a Join of the same incarnation, which takes the old stream's place at the coordinator.
         said = iter([pb.AttendRequest(join=self._listener.join()), request])
         unheard = contextlib.suppress(grpc.RpcError, JobError)
         with unheard, open_channel(self._coordinator, "coordinator", self._patience) as channel:
@@ -127,7 +148,7 @@ class Orders:
         """Another coordinator leads with this term: one of a lower term is obeyed no longer (rule 12)."""
         call = self._call
         if term > self._term and self._up is not None and call is not None:
-            log.warning("a coordinator of term %d leads; the one of term %d is left", term, self._term)
+            log.warning("a coordinator of term %d leads: this node leaves the one of term %d", term, self._term)
             call.cancel()
 
     def close(self, why: str = "") -> None:
@@ -138,13 +159,13 @@ class Orders:
             if why:
                 up.put(pb.AttendRequest(leave=pb.Leave(why=why)))
             up.put(None)
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread:  # a listener may close it while it obeys
             self._thread.join(timeout=2.0)
 
     def _attend(self) -> None:
         pause = 0.05
-        ever = False
-        waited = 0.0
+        ever = False  # whether any coordinator was ever reached
+        waited = 0.0  # seconds for the first one
         while not self._closed.is_set():
             try:
                 opened = open_channel(self._coordinator, "coordinator", self._patience)
@@ -152,7 +173,8 @@ class Orders:
                 if not ever:
                     self._on_failure(str(error))
                     return
-                log.warning("%s", error)
+                # This node's certificate, perhaps while it is being replaced by a newer one.
+                log.warning("cannot connect to the coordinator at %s, trying again: %s", self._coordinator, error)
                 self._closed.wait(pause)
                 continue
             with opened as channel:
@@ -171,7 +193,7 @@ class Orders:
                     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                         self._on_failure(f"the coordinator at {self._coordinator} refuses this node: {details(error)}")
                         return
-                    log.warning("the order stream broke: %s", details(error))
+                    log.warning("the order stream to %s broke: %s", self._coordinator, details(error))
                 finally:
                     self._left()
             if self.absent_seconds() > self._coordinator_timeout:
@@ -184,7 +206,7 @@ class Orders:
             pause = min(0.5, pause * 2)
 
     def _left(self) -> None:
-        """No order stream is open any more; the coordinator has gone if one was."""
+        """No order stream is open any more. If one was, its coordinator has gone."""
         if self._up is not None:
             self._up, self._left_at = None, time.monotonic()
             if not self._closed.is_set():
@@ -193,7 +215,7 @@ class Orders:
     def _silent(self) -> str:
         waited = f"no coordinator at {self._coordinator} within {self._connect_timeout:g} s"
         why = why_silent(self._coordinator, "coordinator")
-        return f"{waited}: {why or 'it answers only now: start this node again'}"
+        return f"{waited}: {why or 'it answers by now: start this node again'}"
 
     def _stream(self, stub: CoordinatorStub) -> None:
         up: queue.SimpleQueue[pb.AttendRequest | None] = queue.SimpleQueue()
@@ -210,7 +232,7 @@ class Orders:
             self._up = up
 
         self._call = call = stub.Attend(requests())
-        before = pb.Plan()
+        before = pb.Plan()  # the last plan of this stream, whole
         try:
             for order in call:
                 for plan in _plans_in(order):
@@ -219,7 +241,11 @@ class Orders:
                 if order.WhichOneof("body") == "welcome":
                     refuse(welcome_problem(order.welcome))
                     if order.welcome.term < join.term:
-                        log.warning("a coordinator of term %d is refused: %d was seen", order.welcome.term, join.term)
+                        log.warning(
+                            "this node does not obey a coordinator of term %d, since it has seen term %d",
+                            order.welcome.term,
+                            join.term,
+                        )
                         return
                     self._term = order.welcome.term
                     self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
@@ -230,7 +256,7 @@ class Orders:
                     self._listener.attached(announce)
                 else:
                     self._listener.order(order)
-        except (OtherPlan, Unfit) as error:  # the next stream begins with a whole plan
+        except (OtherPlan, Unfit) as error:
             SELDOM.say(self._coordinator, f"the order stream is opened anew: {error}")
         finally:
             call.cancel()

@@ -1,5 +1,15 @@
 """The streams to the peers that a plan names."""
 
+# What changes when a plan is adopted, with the senders that stand before it:
+#
+#     the same incarnation, at the same address     its sender stays, and says hello under the new plan
+#     another incarnation of the peer               its sender is closed; a new one begins with all that is
+#                                                   unacknowledged, since the old process's memory is gone (rule 5)
+#     a peer to which nothing is to be sent         its sender is closed, after what is queued
+#
+# ``connect`` is the first effect of an adopted plan (``Worker.take_plan``), so every Send and SayHello that follows
+# finds its sender here. A closed sender ends on its own thread; nobody waits for it.
+
 from culm.pipeline.flow import peers_of
 from culm.pipeline.keys import Key
 from culm.pipeline.patience import Patience
@@ -21,6 +31,7 @@ class Peers:
         self._patience = patience
         self._guard = guard
         self._faults = faults
+        # Invariant: the peers of the plan that was adopted last, each with the incarnation that this plan names.
         self._senders: dict[str, Sender] = {}
 
     def connect(self, plan: Plan, node: str) -> None:

@@ -1,8 +1,21 @@
 """The incoming half of the tensor plane: the Stage service."""
 
-# Answers go to the newest stream of a peer. There can be two for a moment: the peer has opened another one while the
-# old one's thread has not noticed yet. What an old stream brings still counts, keys make repeats harmless; what is
-# answered must go where the peer listens.
+# The threads of one Deliver stream at its receiving end:
+#
+#     a thread of the server's pool   runs ``_deliver``: takes answers from ``Answers`` and gives them to gRPC
+#     "receive", one for each stream  runs ``Incoming.read``: assembles tensors and hands them to the node
+#     the compute thread and others   put acknowledgements into ``Answers``, with the node's lock held; never wait
+#
+# Both directions have a thread, since neither may wait for the other: an acknowledgement goes out while nothing comes
+# in, and a large tensor comes in while nothing is to be answered. The "receive" thread takes the node's lock for each
+# whole tensor. Compute gives that lock up while it works, so a busy node takes tensors all the same.
+#
+# Answers go to the newest stream of a peer. There can be two for a moment: the peer has opened another one, and the
+# old one's thread has not noticed yet. Tensors of the old stream still count, since a repeat of a key is harmless
+# (rule 4). Answers must go where the peer listens.
+#
+# What is to be answered while a peer has no stream is dropped. The peer's next stream begins with a Hello, and the
+# answer to that Hello acknowledges all that is here.
 
 import threading
 from collections.abc import Iterator
@@ -21,9 +34,10 @@ from culm.stage_server.streams.plane import Received, add_to_server
 from culm.stage_server.streams.rate_limit import RateLimit
 from culm.stage_server.streams.unfit import Unfit
 
-# From a stream's beginning to its first message. Whoever opens streams and says nothing holds a thread each.
+# From a stream's beginning to its first message. Whoever opens streams and says nothing holds two threads for each.
 HELLO_SECONDS = 10.0
-MOST_SAID = 500  # characters of a refusal: what came may be long
+# Characters of a refusal. It quotes what came, which may be long, and gRPC sends it as one HTTP/2 header.
+MOST_SAID = 500
 
 
 class Receiver:
@@ -33,7 +47,8 @@ class Receiver:
         self._sink = sink
         self._guard = guard
         self._pace = RateLimit(seed_bytes_per_second)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the table below; nobody waits with it held
+        # Invariant: for each peer the stream whose Hello came last, and no stream that has ended.
         self._answers: dict[str, Answers] = {}
 
     def acknowledge(self, peer: str, key: Key) -> None:
@@ -59,7 +74,7 @@ class Receiver:
         incoming = Incoming(self._sink, self._heard, context, self._guard)
         threading.Thread(target=incoming.read, args=(request_iterator,), name="receive", daemon=True).start()
         if not incoming.greeted.wait(HELLO_SECONDS):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no hello within {HELLO_SECONDS:g} s")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no Hello came within {HELLO_SECONDS:g} s")
         try:
             yield from incoming.answers.for_stream()
         finally:
@@ -72,7 +87,7 @@ class Receiver:
             self._answers[peer] = answers
 
     def _forget(self, ended: Answers) -> None:
-        """The stream has ended: what is to be said to its peer waits for the next one."""
+        """The stream has ended. By identity, not by peer: a newer stream of this peer may stand in the table."""
         with self._lock:
             self._answers = {peer: answers for peer, answers in self._answers.items() if answers is not ended}
 
@@ -87,7 +102,7 @@ class Receiver:
                     response = stage_pb2.FetchResponse(layer=layer, version=version, payload=payload, offset=offset)
                     if offset == 0:
                         response.header.CopyFrom(header_of(loan.value))
-                    if not request.at_once:
+                    if not request.at_once:  # seeding leaves the link to training: all fetches share one rate
                         self._pace.take(len(payload))
                     yield response
         except Unfit as error:
@@ -95,6 +110,6 @@ class Receiver:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except NotHeld as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except Exception as error:  # gRPC would log it, and the peer would ask again for ever
+        except Exception as error:  # gRPC would only log it, and the peer would ask this node again without end
             self._sink.broken(error)
             raise

@@ -5,15 +5,35 @@ peer has acknowledged meanwhile is sent again. A broken stream takes its queue w
 unacknowledged, and so the first that the next stream sends (rule 5).
 """
 
-# One stream, seen from here:
+# A Deliver stream from n0 to n1 while both obey generation 4, and then adopt generation 5:
 #
-#     open a channel       Hello, then every tensor that the peer has not acknowledged
-#     while it stands      what is put into the queue, in that order: keys, and HELLO where the plan has changed
-#     it breaks            the peer is reported missing, and the next attempt begins after a pause that doubles
-#     close()              End, after what is queued: a stream that ends without it has lost its sender
+#     n0 (this module)                                  n1 (``incoming``, ``answers``)
+#      │ Hello: n0, incarnation, generation 4, memory ──▶│ opens the memory, tells its worker
+#      │ every tensor that n1 has not acknowledged ─────▶│ each goes to n1's mailbox
+#      │ ◀── acknowledged: all of n0's that n1 holds ────┤ answers the Hello: first what it holds,
+#      │ ◀── synced: generation 4, era, version ─────────┤ then where it stands
+#      │ tensors in the order in which n0 makes them ───▶│
+#      │ ◀── acknowledged: several at a time, later ─────┤
+#      │ Hello: generation 5 ───────────────────────────▶│ if n1 does not know that plan yet, this Hello and
+#      │ what n1 takes under it and has not acknowledged▶│ what follows wait there, unacknowledged (rule 3)
+#      │ End ───────────────────────────────────────────▶│ n0 ends the stream on purpose
 #
-# Three threads meet here. The node's threads put keys into the queue under its lock. gRPC takes requests from
-# ``_requests`` on a thread of its own, which computes what goes over the wire. ``_run`` reads the answers.
+# The sender does not wait for ``synced`` before it sends. A tensor that n1 holds already may go once more: n1 drops
+# the repeat (rule 4). If n1 obeys the newer plan it answers the Hello of the older one, and n0's worker passes the
+# answer over: it counts only for the plan that n0 obeys (``Post.hear_synced``).
+#
+# When a stream breaks, ``_run`` reports the peer, waits for a pause that doubles, and opens the next stream. It gives
+# up only in ``close``: whether a peer is lost is the coordinator's decision. A stream that ends without End counts at
+# the other side as a lost sender.
+#
+# Three threads meet here:
+#
+#     the node's threads     put keys into the queue, with the node's lock held; they never wait
+#     gRPC's request thread  takes ``_requests``: looks values up, copies them, waits for a slot or for the network
+#     ``_run``               opens streams, reads the answers and takes the node's lock to pass them on
+#
+# The request thread holds the node's lock only for ``greeting`` and ``unacknowledged``, never while it waits. So a
+# peer that takes nothing stops its own stream and nothing else.
 #
 # What is acknowledged is told to the worker and never remembered here: an acknowledgement belongs to a (key,
 # incarnation) and outlives the stream (rule 5). So a new stream loses nothing, and repeats only what nobody has
@@ -47,18 +67,20 @@ from culm.stage_server.streams.plane import deliver, encode, encode_chunk
 
 log = logging.getLogger("culm.sender")
 
-# Bytes of a tensor from which the time that the stream took to take it tells how fast the link is: many times what
-# streams buffer, or else it would tell how fast memory is.
+# A tensor of at least so many bytes tells how fast the link is, by the time until the stream has taken it. It is many
+# times what a stream buffers: of a smaller tensor the time would tell how fast memory is.
 LARGE = 1 << 24
-# Seconds that a tensor which can wait does wait, so that the compute thread gets the interpreter first and begins its
-# next instruction. Of the pauses that were tried it alone stayed: without it a paced step takes about 1 % more, since
-# the last stage waits for nobody and every moment of it is a moment of the step.
+# Seconds that this thread sleeps before a tensor that can wait, so that the compute thread gets the interpreter first
+# and begins its next instruction. It matters where the last stage sends gradients: that stage waits for nobody, and
+# every moment that it loses makes the step longer (``Post._can_wait``).
 OWN_WORK_FIRST = 0.001
-SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5  # seconds between two attempts
+# Seconds between two attempts. A peer that was killed is replaced by the next plan within milliseconds, which closes
+# this sender; the longer pause is for a link that stays broken.
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.5
 
 
 class Source(Protocol):
-    """Where a sender finds what it sends, and whom it tells what comes back."""
+    """Where a sender finds what it sends, and whom it tells what comes back. The node; any thread may call it."""
 
     def greeting(self) -> stage_pb2.Hello: ...
 
@@ -79,7 +101,7 @@ class Source(Protocol):
         ...
 
     def went(self, count: int, seconds: float) -> None:
-        """So many bytes in a row took the stream so long to take."""
+        """The stream took so many bytes of one tensor, and needed so many seconds for it."""
         ...
 
     def broken(self, error: BaseException) -> None:
@@ -108,18 +130,20 @@ class Sender:
         self._one_machine = one_machine
         self._source = source
         self._faults = faults
-        # Of the present stream alone: gRPC leaves a broken stream's requests waiting, and they would take from it.
+        # Invariant: only the present stream's request thread takes from this queue. gRPC leaves the request thread of a
+        # broken stream waiting, and it would take a key from a queue that both shared.
         self._queue: queue.SimpleQueue[Key | None] = queue.SimpleQueue()
-        self._turn = threading.Lock()  # of those who replace the queue, or put into it
+        self._turn = threading.Lock()  # guards which queue is the present one
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"send-{peer.node}", daemon=True)
         self._thread.start()
 
-    HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # in the queue: say hello now
-    PAUSE = Key(0, 0, 0, PARTIAL, 0, 1)  # the node's own next work goes first
+    # Two marks among the keys in the queue, told apart by identity. PARTIAL is a kind that no node sends.
+    HELLO = Key(0, 0, 0, PARTIAL, 0, 0)  # the plan has changed: say hello before what follows in the queue
+    PAUSE = Key(0, 0, 0, PARTIAL, 0, 1)  # sleep for OWN_WORK_FIRST before what follows
 
     def send(self, key: Key, later: bool = False) -> None:
-        """Never waits. ``later``: not at once, when this thread would take the interpreter from the compute thread."""
+        """Never waits. ``later``: the compute thread gets the interpreter for its next instruction first."""
         if later:
             self._put(self.PAUSE)
         self._put(key)
@@ -141,9 +165,13 @@ class Sender:
             self._queue.put(item)
 
     def _begin_anew(self) -> None:
-        """What was queued for a broken stream is unacknowledged, and so the first that the next one sends."""
+        """What was queued for a broken stream is unacknowledged, and so the first that the next one sends.
+
+        The queue is replaced before the next stream asks the node what is unacknowledged. So a tensor that is made
+        meanwhile is in the new queue, in that answer, or in both; it is never in neither.
+        """
         with self._turn:
-            self._queue.put(None)
+            self._queue.put(None)  # ends the broken stream's request thread
             self._queue = queue.SimpleQueue()
             if self._closed.is_set():
                 self._queue.put(None)
@@ -157,19 +185,20 @@ class Sender:
                     for response in deliver(channel, self._requests(self._queue, slots)):
                         pause = SHORTEST_PAUSE
                         self._hear(response, slots)
-                why = "its stream ended"
+                why = "the peer ended it"
             except grpc.RpcError as error:
                 why = details(error)
-            # This node's own certificate: a newer one may be there soon. Or what no receiver answers.
+            # JobError: this node's own certificate cannot be read; a newer one may be there at the next attempt. The
+            # others: an answer that no receiver of this run gives (rule 18).
             except (JobError, ValueError, DecodeError) as error:
                 why = str(error)
             if slots is not None:
-                slots.close()
+                slots.close()  # the request thread may be waiting for a slot
             self._begin_anew()
             if self._closed.is_set():
                 return
-            if pause == SHORTEST_PAUSE:  # the first time; it is reported as long as it lasts
-                log.warning("the stream to %s broke: %s", self.peer.node, why)
+            if pause == SHORTEST_PAUSE:  # logged at the first break only; the coordinator is told at every attempt
+                log.warning("the stream to %s broke: %s; it is opened again until it stands", self.peer.node, why)
             self._source.peer_lost(self.peer, f"the stream to it broke: {why}")
             self._closed.wait(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
@@ -177,8 +206,8 @@ class Sender:
     def _offer(self) -> Slots | None:
         try:
             return Slots() if self._one_machine else None
-        except OSError as error:  # forbidden here, or no file is left: the stream does it as well
-            log.info("tensors to %s go over the stream: no memory can be shared: %s", self.peer.node, error)
+        except OSError as error:  # forbidden here, or this process has no file descriptor left
+            log.info("this system shares no memory: tensors to %s go over the stream: %s", self.peer.node, error)
             return None
 
     def _hear(self, response: stage_pb2.DeliverResponse, slots: Slots | None) -> None:
@@ -196,7 +225,10 @@ class Sender:
             self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
 
     def _requests(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
-        """gRPC takes them on a thread of its own, and would log what raises there and break the stream for ever."""
+        """The requests of one stream, which gRPC takes on a thread of its own.
+
+        gRPC would only log what raises there and end the stream; the next attempt would raise the same, without end.
+        """
         try:
             yield from self._messages(items, slots)
         except Exception as error:
@@ -206,7 +238,7 @@ class Sender:
     def _messages(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
         hello = self._source.greeting()
         if slots is not None:
-            hello.memory.CopyFrom(slots.memory)
+            hello.memory.CopyFrom(slots.memory)  # in a stream's first Hello alone
         yield encode(stage_pb2.DeliverRequest(hello=hello))
         for key in self._source.unacknowledged(self.peer):
             yield from self._tensor(key, slots)
@@ -220,6 +252,7 @@ class Sender:
         yield encode(stage_pb2.DeliverRequest(end=stage_pb2.End()))
 
     def _tensor(self, key: Key, slots: Slots | None) -> Iterator[bytes]:
+        # Looked up when its turn comes: it may be acknowledged since it was queued, or its step may be committed.
         found = self._source.outgoing(key, self.peer)
         if found is not None:
             yield from self._pieces(key, *found, slots)
@@ -229,11 +262,14 @@ class Sender:
         wire_key = key_to_proto(key)
         began = time.monotonic()
         total = 0
+        # The pieces lie in the tensors' own memory. It may be read without a lock: nobody writes into a tensor once it
+        # is in the outbox.
         for offset, payload in chunks(value):
             size = sum(map(len, payload))
             total = offset + size
             header = header_of(value) if offset == 0 else None
             chunk = tensor_pb2.Chunk(key=wire_key, offset=offset, generation=generation, term=term, header=header)
+            # The receiver reads a slot when it reads this chunk, so slots and stream keep one order.
             if slots is not None and (slot := slots.put(payload)) is not None:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             yield encode_chunk(payload, chunk)

@@ -27,10 +27,23 @@ from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.slots import SLOTS
 
+# What each message is held against:
+#
+#     Welcome                      nothing of the run is known yet: its term and its times are bounded
+#     plans, commits, keys         the run's size: layers, steps, microbatches (``RunShape``)
+#     Hello, answers               besides, where the node stands: its term and what is committed (``Standing``)
+#     headers of tensors, state    each layer's names, dtypes and shapes, from a sketch of the job's model
+#
+# The bounds are what a run can have at most, not what this moment's plan allows. A message that is right a moment
+# earlier or later passes here, and the worker decides what to do with it.
+
+# Heartbeats: with shorter pauses a node does nothing else, with longer ones nobody knows whether it lives. 0 is not
+# said: the node keeps the pause that it has.
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
+# In milliseconds, as gRPC takes its timeouts, it still fits into 32 bits.
 MOST_PATIENCE_SECONDS = 1e6
-# Commits that a peer may know of before this node does: orders come on streams of their own. An acknowledgement of a
-# later step would be kept in memory until that step.
+# Commits that a peer may know of before this node does: each node has its orders on a stream of its own. The outbox
+# would keep an acknowledgement of a later step in memory until that step.
 AHEAD = 2
 
 
@@ -47,7 +60,9 @@ class RunShape:
 
     @property
     def most_arrivals(self) -> int:
-        """Tensors of a peer that may wait for a plan: all that one node can owe another in two steps, and as many."""
+        """Tensors of one peer that may wait for a plan: twice what one node can owe another in two steps."""
+        # In a step a stage sends for each microbatch an activation, a gradient and what it has accumulated, and for
+        # each layer a reduced gradient. There are no more stages than layers.
         return 4 * (3 * self.microbatches * len(self.layers) + len(self.layers))
 
     def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
@@ -63,6 +78,7 @@ class Standing(NamedTuple):
 
 def hello_problem(hello: stage_pb2.Hello, standing: Standing) -> str:
     """Of a peer's greeting. A term far above the known ones would make this node leave its coordinator for good."""
+    # Before its first Welcome a node knows no term: then there is nothing to compare with (rule 15).
     if wrong := name_problem("its node", hello.node) or order_problem(hello.term, hello.generation):
         return f"a hello: {wrong}"
     if standing.term and hello.term > standing.term + LEAP:
@@ -73,6 +89,7 @@ def hello_problem(hello: stage_pb2.Hello, standing: Standing) -> str:
 def key_problem(key: Key, run: RunShape) -> str:
     """Of a key that names no tensor of this run."""
     layers = len(run.layers)
+    # How many stages there are is the plan's matter, and a newer plan may have more: a stage has a layer at least.
     if key.pipeline or key.stage >= layers or key.step >= run.steps:
         return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
     if key.kind is REDUCED:
@@ -80,8 +97,8 @@ def key_problem(key: Key, run: RunShape) -> str:
     elif key.kind in (ACTIVATION, GRADIENT, ACCUMULATED):
         most = run.microbatches
     else:
-        return f"a tensor {key}, which no node sends"
-    return f"a tensor {key}; its index is less than {most}" if key.index >= most else ""
+        return f"a tensor {key} of a kind that no node sends"
+    return f"a tensor {key}, whose index has to be less than {most}" if key.index >= most else ""
 
 
 def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> str:
@@ -90,7 +107,7 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     if wrong:
         return wrong
     if key.kind is REDUCED:
-        wrong = unknown(header, run.layers[key.index].reduced)
+        wrong = unknown(header, run.layers[key.index].reduced)  # a layer without a gradient in this step names less
         with_losses = key.index == len(run.layers) - 1
         fits = len(header.losses) in ((0, run.microbatches) if with_losses else (0,))
     elif key.kind is ACCUMULATED:
@@ -111,13 +128,13 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
         if wrong := key_problem(key, run):
             return f"it acknowledges {wrong}"
         if key.step > standing.committed + AHEAD:
-            return f"it acknowledges {key}, which nobody has sent in step {standing.committed}"
+            return f"it acknowledges {key}, which nobody can have sent while step {standing.committed} runs"
     if any(slot >= SLOTS for slot in answer.free_slots):
-        return f"it gives back a slot of {SLOTS} that does not exist: {max(answer.free_slots)}"
+        return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"
     if answer.HasField("synced"):
         synced = answer.synced
         if synced.version > run.steps:
-            return f"it is at version {synced.version} of {run.steps}"
+            return f"it says that it is at version {synced.version}, and the run has {run.steps} steps"
         return order_problem(synced.term, synced.generation)
     return ""
 
@@ -125,9 +142,9 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
 def fetch_problem(layers: Sequence[int], count: int) -> str:
     """Of a request for layers' state."""
     if len(layers) > count or len(set(layers)) != len(layers):
-        return f"{len(layers)} layers are asked for, some twice or more than the {count} there are"
+        return f"it asks for {len(layers)} layers, of {count} that there are, or for one of them twice"
     beyond = [layer for layer in layers if layer >= count]
-    return f"layer {beyond[0]} is asked for; there are {count}" if beyond else ""
+    return f"it asks for layer {beyond[0]}, and there are {count}" if beyond else ""
 
 
 def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: RunShape | None) -> str:
@@ -137,7 +154,7 @@ def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: 
     if run is None:
         return header_problem(piece.header)
     if piece.version > run.steps:
-        return f"layer {piece.layer} at version {piece.version} of {run.steps}"
+        return f"layer {piece.layer} at version {piece.version}, and the run has {run.steps} steps"
     wrong = state_problem(piece.header, run.layers[piece.layer])
     return f"layer {piece.layer}: {wrong}" if wrong else ""
 
@@ -146,7 +163,7 @@ def welcome_problem(welcome: pb.Welcome) -> str:
     """Of the first order, when nothing is known of the run yet."""
     seconds = welcome.heartbeat_seconds
     if 0 < seconds < LEAST_BEAT_SECONDS:
-        return f"heartbeat_seconds is {seconds}; at least {LEAST_BEAT_SECONDS} are kept to"
+        return f"heartbeat_seconds is {seconds}; the least that is taken is {LEAST_BEAT_SECONDS}"
     return (
         order_problem(welcome.term, 0)
         or number_problem("heartbeat_seconds", seconds, MOST_BEAT_SECONDS)

@@ -5,6 +5,20 @@ from collections.abc import Collection, Iterable
 from culm.pipeline.instruction import Duty
 from culm.stage_server.worker.work import Arrange
 
+# The worker's holdings and duties change with an event; compute follows later, with its next piece of work. Several
+# plans may come in between. Then the orders become one:
+#
+#     layers, duties, stages, step    those of the latest
+#     anew                            if any of them began an era: the state of the era before is still in compute
+#     fresh                           of all of them, as far as the duty is still arranged for
+#     initial                         of all of them, as far as the layer is still held
+#
+# Why they are added up: a duty goes to another node with one plan and comes back with the next, and a third plan
+# follows, all during one piece of work. The third order alone does not name the duty as fresh. Compute would go on with
+# half a step's gradients, which the worker counts no more.
+#
+# While an order is ``due`` nothing else is given to compute, and no layer is lent to another node.
+
 Ranges = tuple[tuple[Duty, range], ...]  # the layers of each duty that the node runs, or runs ahead
 
 
@@ -12,7 +26,7 @@ class Arranging:
     """Orders that were not carried out yet become one."""
 
     def __init__(self) -> None:
-        self.due: Arrange | None = None
+        self.due: Arrange | None = None  # the order that compute has not been given yet
         self.layers: tuple[int, ...] = ()  # of the last order
         self._ranges: Ranges = ()
         self._stages = 0  # of the plan

@@ -18,6 +18,15 @@ class Arrival(NamedTuple, Generic[V]):
     value: V | None = None
 
 
+# What brings an arrival back to ``Post.arrive``, where it may wait again:
+#
+#     it was sent under a newer plan    that plan; a Hello waits as well, since its answer counts under that plan only
+#     it is more than one step ahead    the commits in between; a node that is being seeded may be steps behind
+#
+# Two bounds keep the memory small: ``count`` lets a stream refuse more than a peer can have to send, and of later steps
+# only the newest two stay.
+
+
 class Early(Generic[V]):
     """Waits unacknowledged (rule 3): whoever sent it still has it.
 
@@ -25,6 +34,7 @@ class Early(Generic[V]):
     """
 
     def __init__(self) -> None:
+        # In the order in which they came: it is that of the streams, by which a missing gradient shows (rule 11).
         self._arrivals: list[Arrival[V]] = []
 
     def add(self, arrival: Arrival[V]) -> None:
@@ -37,10 +47,12 @@ class Early(Generic[V]):
 
     def count(self, peer: str) -> int:
         """Tensors of this peer."""
+        # Over a copy: streams ask from threads of their own, without the node's lock.
         return sum(x.key is not None and x.peer == peer for x in tuple(self._arrivals))
 
     def add_of_later_step(self, arrival: Arrival[V], key: Key) -> None:
         """Of the steps that the senders are ahead all but the newest two have ended: the others are dropped."""
+        # One sender may have applied a commit that another has not heard of yet. More than that they cannot be apart.
         self._arrivals.append(arrival)
         oldest = max(x.step for x in self.keys() if x.era == key.era) - 1
         self._arrivals = [x for x in self._arrivals if x.key is None or x.key.era != key.era or x.key.step >= oldest]

@@ -8,11 +8,23 @@ from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
 
+# Effects are carried out in the order in which the worker's parts asked for them. Some of it is protocol:
+#
+# - Adopted is the first of a new plan: it opens the streams that the others need. An heir's tensors once went to a peer
+#   that the node had no stream to, and the node ended.
+# - SayHello comes before the Sends of the plan, so that a peer knows under which plan they come (rule 3).
+# - The Acknowledges that answer a Hello come before its AnswerHello: after it the peer takes what was not named for
+#   lacking, and an heir computes it again (rule 9).
+#
+# A report may be lost with the order stream. No effect repeats it: on attaching again the node tells its facts anew,
+# which ``Worker.repeat_facts`` and ``repeat_settled`` give (rule 6).
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send the outbox's value of the key to a peer."""
 
+    # The value is looked up when the stream comes to it: it may have been acknowledged or forgotten by then.
     peer: str
     key: Key
     later: bool = False  # the node's own next work goes first
@@ -45,7 +57,7 @@ class AnswerHello:
 
 @dataclass(frozen=True, slots=True)
 class Forfeit:
-    """What this node holds can be brought up to the committed step no more: it is to join anew, holding nothing."""
+    """What this node holds cannot be brought up to the committed step: it is to join anew, holding nothing."""
 
     why: str
 
@@ -63,6 +75,8 @@ class FetchLayers:
 class ReportReady:
     """A fact for the coordinator (rule 6): the whole reduced gradient of these layers is here, for this step."""
 
+    # The coordinator derives the commit from these: the clip scale from the norms, the loss from the losses. They are
+    # told one by one and never summed up here, so that it adds them in one order, whoever reports (rule 7).
     era: int
     step: int
     stage: int
@@ -89,7 +103,7 @@ class ReportCaughtUp:
     first_layer: int
     end_layer: int
     version: int
-    order: PlanOrder  # of the plan that this node obeys
+    order: PlanOrder  # of the plan that this node obeys: after the last commit no other counts (rule 17)
 
 
 @dataclass(frozen=True, slots=True)

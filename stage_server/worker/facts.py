@@ -38,8 +38,11 @@ class Facts(Generic[V]):
         self._runner = runner
         self._effects = effects
         # Of the running step. Said once each; what was said is what is repeated, also under another plan.
+        # By the whole part: a lost node may give the whole stage to a node that was ready with a part of it, and both
+        # begin at the same layer.
         self.ready: dict[Part, ReportReady] = {}
-        self.settled: dict[int, ReportCaughtUp] = {}  # after the last commit, by first layer: seeded copies
+        # After the last commit, by first layer: seeded copies, as they were said under one plan.
+        self.settled: dict[int, ReportCaughtUp] = {}
 
     def note_ready(self, plan: Plan) -> None:
         """Of every part whose reduced gradient and state are here."""
@@ -48,8 +51,11 @@ class Facts(Generic[V]):
             keys = [self._at.reduced(stage, layer) for layer in layers]
             if part in self.ready or any(key not in self._post.mailbox for key in keys):
                 continue
+            # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
+            # state could become an owner (rule 6).
             if not self._at_version(layers):
                 continue
+            # The last layer's value carries the losses, so a standby of the last stage can report them as well.
             values = [self._post.mailbox.get(key) for key in keys]
             losses = values[-1].losses if flow.takes_targets(stage, len(plan.stages)) else ()
             report = ReportReady(

@@ -19,6 +19,15 @@
 #
 # ``_asked`` and the deques say what is under way. Invariants: a layer has follow-ups only while its state is not here
 # or is behind; what is given out (``_running``) counts only if its layer was not restarted meanwhile.
+#
+# Where a layer comes from:
+#
+#     this node builds it        for owners and hot standbys, where an era begins whose origin names no folder
+#     the era's checkpoint       for the same nodes, where the origin names one; the layer is in ``_restoring``
+#     another holder's memory    for all others, and for what is in ``_restoring`` as long as it cannot be read here
+#
+# Several may be asked for one layer: a holder besides the checkpoint, or a holder under each of two plans. The first
+# answer counts, since the second may be of an older version (rule 11).
 
 from collections import deque
 from collections.abc import Collection, Iterable
@@ -43,14 +52,18 @@ class Holdings(Generic[V]):
         self._versions: dict[int, int | None] = {}
         # Layer -> the holder that was asked for it, or CHECKPOINT. Invariant: such a layer's version is None.
         self._asked: dict[int, str] = {}
-        # layer -> the commits that it has not seen: (step, clip scale, gradient, or None while that is on its way)
+        # Layer -> the commits that it has not seen: (step, clip scale, gradient, or None while that is on its way).
+        # Invariant: once the state is here the steps have no gap, and begin where the layer's last catch-up ends.
         self._followups: dict[int, list[tuple[int, float, V | None]]] = {}
         self._installs: deque[Install[V]] = deque()
+        # Invariant: those of one layer are consecutive steps, the one that is given out among them.
         self._catch_ups: deque[Apply[V]] = deque()
-        self._running: Install[V] | Apply[V] | None = None  # given out; None again if it has become void meanwhile
+        # Given out; None again if it has become void meanwhile. There is one: compute does one piece of work at a time.
+        self._running: Install[V] | Apply[V] | None = None
         # Holders that could not send something under the present plan: others are asked first.
         self._failed_sources: set[str] = set()
-        self._restoring: set[int] = set()  # layers wanted from the checkpoint that the era begins from
+        # Layers wanted from the checkpoint that the era begins from. Invariant: such a layer's version is None.
+        self._restoring: set[int] = set()
 
     def version_of(self, layer: int) -> int | None:
         return self._versions.get(layer)
@@ -86,6 +99,7 @@ class Holdings(Generic[V]):
                 builds = anew and not plan.origin.folder and plan.step == plan.origin.step and node in stage.required()
                 initial = version if builds else None
                 self._versions[layer] = before.get(layer, initial)
+        # A holder that has left the plan will not answer: its layers are asked for anew.
         known = {*plan.members, CHECKPOINT}
         self._asked = {k: v for k, v in self._asked.items() if k in self._versions and v in known}
         self._restoring &= {layer for layer, v in self._versions.items() if v is None}
@@ -155,7 +169,7 @@ class Holdings(Generic[V]):
         self._failed_sources.add(peer)
         for layer in layers:
             if self._asked.get(layer) != peer:
-                continue
+                continue  # another one has been asked since, or the state is here
             if layer in self._restoring:
                 self._asked[layer] = CHECKPOINT  # that holder has not read it either
             else:
@@ -191,7 +205,8 @@ class Holdings(Generic[V]):
         layer = work.layer
         running, self._running = self._running, None
         if running is None or layer not in self._versions or layer not in self._asked:
-            return
+            return  # the layer was restarted or given up, or an era began, while compute put it in place
+        # The source had applied the first of them. The others must be all steps up to this node's version.
         followups = [x for x in self._followups.pop(layer, []) if x[0] >= work.version]
         if [t for t, _, _ in followups] != list(range(work.version, version)) or (
             sum(value is None for _, _, value in followups) > COMMITS_TO_WAIT
@@ -223,6 +238,7 @@ class Holdings(Generic[V]):
 
     def caught_up(self, work: Apply[V]) -> None:
         running, self._running = self._running, None
+        # Void if the layer was restarted meanwhile: its state is on its way once more, and will be put over this one.
         for layer, _ in work.gradients:
             if running is not None and self._versions.get(layer) == work.step:
                 self._versions[layer] = work.step + 1
@@ -230,6 +246,7 @@ class Holdings(Generic[V]):
     def takes_step(self, layer: int, step: int, scale: float, value: V | None) -> bool:
         """Whether a committed step is to be applied to the layer; a layer in flight keeps it for later."""
         version = self._versions.get(layer)
+        # A layer with follow-ups keeps the step though its gradient is here: steps are applied in order.
         if version is None or layer in self._followups or (version == step and value is None):
             waiting = self._followups.setdefault(layer, [])
             waiting.append((step, scale, value))
@@ -269,6 +286,7 @@ class Holdings(Generic[V]):
         self._catch_ups.clear()
 
     def _restart(self, layer: int) -> None:
+        """Its state counts no more, whatever is under way with it; ``fetches`` asks for the layer anew."""
         running = self._running
         if running is not None and layer == _layer_of(running):
             self._running = None

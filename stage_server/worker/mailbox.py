@@ -6,6 +6,12 @@ from typing import Generic, TypeVar
 from culm.pipeline.instruction import Duty
 from culm.pipeline.keys import ACCUMULATED, REDUCED, Key, superseded
 
+# Let t be the first step that is not committed, as far as this node knows. Invariant: every key is of the node's era
+# (rule 1) and of a step from the running one to t + 1 (rule 5). A neighbour may hear of commit t before this node does,
+# and begin step t + 1. What is of later steps waits in ``Early``.
+#
+# Reduced gradients that this node itself produced are here, too: so an owner is ready by the same test as a standby.
+
 V = TypeVar("V")
 
 
@@ -13,6 +19,7 @@ class Mailbox(Generic[V]):
     """Keeps every value of the running step, also one that was used: work may have to be done again (rule 5)."""
 
     def __init__(self) -> None:
+        # Invariant: of ACCUMULATED at most one a duty and step, the longest prefix.
         self._values: dict[Key, V] = {}
 
     def put(self, key: Key, value: V) -> bool:

@@ -10,6 +10,14 @@ from culm.pipeline.plan import Plan
 
 V = TypeVar("V")
 
+# The life of a value:
+#
+#     put                                    it is sent to its consumers under the present plan
+#     a consumer acknowledges it             it stays: the consumer may be lost, and its heir needs it (rule 5)
+#     a plan names another consumer          it is sent to that one; acknowledgements of others say nothing about it
+#     a plan takes the duty from this node   it goes: the new owner's value is the one that counts (rule 3)
+#     its step is committed                  it goes; what a node that is being seeded lacks stays for a while
+
 # How many commits a layer that is being seeded may fall behind and still wait for gradients; its holders keep them as
 # long. More would cost memory on every holder; fewer would fetch layers again where a link is slow for a moment.
 COMMITS_TO_WAIT = 4
@@ -20,8 +28,8 @@ class Outbox(Generic[V]):
 
     def __init__(self) -> None:
         self._values: dict[Key, V] = {}
-        # Key -> (node, incarnation) that have it. A key may be here before its value: an heir hears what the consumers
-        # of its lost owner hold before it has computed anything itself.
+        # Key -> (node, incarnation) that have it, or need it no more. A key may be here before its value: an heir hears
+        # what the consumers of its lost owner hold before it has computed anything itself.
         self._acknowledged: dict[Key, set[tuple[str, int]]] = {}
 
     def put(self, key: Key, value: V) -> None:

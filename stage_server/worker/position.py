@@ -21,9 +21,10 @@ class Position:
     steps: int  # of the run
 
     term: int = 0  # the highest heard of; it never falls (rule 12)
-    era: int = 0
+    era: int = 0  # of the plan; part of every key, so that nothing of the era before fits (rule 1)
     version: int = 0  # steps applied to all that is held; also the number of the running step
-    # The one obeyed. Its (term, generation) never falls (rule 3).
+    # The one obeyed. Its (term, generation) never falls (rule 3). Streams read it without the node's lock: it is
+    # replaced whole, and it is never None again.
     plan: Plan | None = None
     # Known and not applied. Invariant: their steps are version, version + 1, ... without a gap (rule 2).
     commits: deque[Commit] = field(default_factory=deque)

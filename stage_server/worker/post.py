@@ -70,6 +70,7 @@ class Post(Generic[V]):
             return False
         if arrival.key.step >= self._at.version:
             self.mailbox.put(arrival.key, arrival.value)
+        # A repeat, too: its first acknowledgement may have been lost with a stream.
         self._effects.append(Acknowledge(arrival.peer, arrival.key))
         return True
 
@@ -107,6 +108,9 @@ class Post(Generic[V]):
 
     # ---- what is asked before anything of it is in memory, from any thread ------------------------------------------
 
+    # A stream asks without the node's lock, once it has read a tensor's header. A plan may be adopted before the value
+    # is here, so ``arrive`` decides again. What was dropped is not lost: its sender sends it again under the new plan.
+
     def waits(self, order: PlanOrder) -> bool:
         """Whether what was sent under this plan waits until the plan is here."""
         return self._at.plan is None or order > self._at.plan.order
@@ -136,6 +140,7 @@ class Post(Generic[V]):
 
     def send_again(self) -> None:
         """The plan is another one: what its consumers have not acknowledged is on its way once more."""
+        # Never ``later``: an heir may wait for it. Of steps before, what a node being seeded still lacks is among it.
         for key in self.outbox:
             self._route(key)
 
@@ -147,7 +152,7 @@ class Post(Generic[V]):
             if peer != self._at.node:
                 self._effects.append(Send(peer, key, later))
             elif value is not None and key.step >= self._at.version:
-                self.mailbox.put(key, value)
+                self.mailbox.put(key, value)  # this node runs both sides
 
     def _can_wait(self, key: Key) -> bool:
         """Whether it is soon enough once this node's next work has begun: the last stage's gradients but the last one.
@@ -178,6 +183,7 @@ class Post(Generic[V]):
             return False
         key = self._at.result_of(instruction)
         return any(
+            # A node acknowledges nothing to itself.
             key not in self.mailbox if node == self._at.node else node in self.outbox.unacknowledged(key, plan)
             for node in consumers(key, plan)
         )

@@ -11,7 +11,7 @@ class Program:
 
     def __init__(self, instructions: Sequence[Instruction] = ()) -> None:
         self._instructions = instructions
-        self._position = 0  # all before is done
+        self._position = 0  # Invariant: all before is done
 
     def restart(self) -> None:
         """Another step begins."""

@@ -1,12 +1,25 @@
-"""What the node runs next of its duties, and what becomes of it: its program, forwards ahead as a standby, takeovers.
+"""What a node runs next of its duties, and what becomes of it: its program, forwards ahead as a standby, takeovers."""
 
-The program is the plan's, one order of all the instructions of the node's duties in a step. An owner runs it from its
-beginning; what is done stays done whatever plans follow in the step. An heir leaves out what was done ahead and what
-its neighbours hold. While the program's head waits for a tensor, forwards of duties that the node stands by for may
-run: they are of use if the owner is lost (rule 9).
-"""
+# The program is one order of all the instructions of the node's duties in a step, derived from the plan alone. Only its
+# head may run: the first instruction that is left to be done, once its tensor is here. No later one overtakes the head.
+# The programs of all nodes follow one timetable, so nodes cannot wait for each other in a circle. To leave out
+# instructions keeps that order.
+#
+# What is left of a duty that this node owns, as ``_part`` tells:
+#
+#     a layer of the stage is not at the running step       nothing yet: no instruction runs on old state (rule 2)
+#     the whole reduced gradient is not here                all that is not done
+#       ... and the lost owner had shipped a prefix         the microbatches after it, and what consumers lack before it
+#     the whole reduced gradient is here                    nothing
+#       ... and the duty came here within the step          what consumers lack
+#
+# Forwards that run ahead (eager redundancy) are the same instructions, run by a standby while its own head waits. They
+# take the activations that this node has itself produced for the owner, from its outbox. So a node runs ahead for the
+# stage after its own, or for the first one, which takes samples. Microbatches run in order, as they do at the owner. If
+# the node becomes the heir they count as done; their outputs go out, and only backwards are left (rule 9). A duty whose
+# graphs were dropped within the step is *spoilt*: nothing more of it runs ahead until the commit.
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic
 
 from culm.pipeline import flow
@@ -35,11 +48,14 @@ class Runner(Generic[V]):
         self._post = post
         self._effects = effects
         self.duties: Duties[V] = Duties()
+        # Of the job, or of the newest plan that says so: see Redundancy.
         self.eager = False  # run forwards ahead for duties that this node stands by for
         self.ship_every = 0  # microbatches; 0: gradients go to the standby when they are whole
-        self.awaited: Key | None = None  # why there is nothing to run: the next instruction lacks this tensor
+        # The tensor that the program's head lacks. Invariant: None unless the last ``next_run`` gave None for it.
+        self.awaited: Key | None = None
         # Gradients that lost owners had shipped, to be put in place before anything else of their duties is run: a
         # backward that came first would be the first summand, and the sum would have other bits.
+        # Invariant: each is of a duty that is owned, and of the running step.
         self.resumes: list[Resume[V]] = []
         self._program = Program()
 
@@ -58,7 +74,7 @@ class Runner(Generic[V]):
             if duty not in owned:
                 self.duties[duty].give_up()
                 self.resumes = [resume for resume in self.resumes if resume.duty != duty]
-                self._post.forget_duty(duty)
+                self._post.forget_duty(duty)  # the new owner's values count: consumers drop this node's (rule 3)
         fresh = []
         for duty in owned:
             step = self.duties[duty]
@@ -88,6 +104,7 @@ class Runner(Generic[V]):
             step.spoilt = True  # from here on its forwards run as the owner's, with graphs of their own
         for microbatch, output in enumerate(step.ahead):
             self._adopt_forward(Instruction(duty, "F", microbatch), output, plan)
+        # This node may be a consumer itself: what it has received, the lost owner had done.
         for instruction in self._at.order(duty):
             if instruction.op == "B" and self._at.result_of(instruction) in self._post.mailbox:
                 step.takeover.known.add(instruction)
@@ -122,7 +139,8 @@ class Runner(Generic[V]):
         """The first of the program that is left to be done; None while it lacks its tensor, which ``awaited`` names."""
         # The order is the timetable's, whatever tensors are here: every node derives the same one.
         self.awaited = None
-        # An heir's part changes as its neighbours answer, and it may turn out that it has none.
+        # An heir's part changes as its neighbours answer, and it may turn out that it has none. Of another duty the
+        # part is looked up only where an instruction of it is reached: this runs before every instruction.
         parts = {duty: self._part(duty) for duty, step in self.duties.items() if step.takeover is not None}
         for instruction in self._program.left(self.duties.has_done):
             duty = instruction.duty
@@ -161,6 +179,7 @@ class Runner(Generic[V]):
         for duty in sorted(self.runs_ahead(plan)):
             step = self.duties[duty]
             instruction = Instruction(duty, "F", len(step.ahead))
+            # Once the stage's reduced gradient is here an heir needs no forward but for a result that somebody lacks.
             here = self._at_version(duty.stage) and not self._post.holds_whole(duty.stage)
             if step.spoilt or instruction.microbatch >= self._at.microbatches or not here:
                 continue
@@ -208,9 +227,18 @@ class Runner(Generic[V]):
             step.spoilt = True  # it went to another node meanwhile, and its graph with it
         elif not step.spoilt and work.instruction.microbatch == len(step.ahead):
             step.ahead.append(result)
+            # The owner was lost while the forward ran: the duty is this node's by now.
             if step.tenure is not None:
                 self._adopt_forward(work.instruction, result, plan)
                 self._post.put_result(work.instruction, result)
+
+    def reduced(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
+        """Takes the reduced gradient that a duty's backwards gave, a value a layer, and sends it to the holders."""
+        stage = work.duty.stage
+        if self.is_current(work.duty, work.step, work.tenure):
+            for layer, value in values:
+                self._post.mailbox.put(self._at.reduced(stage, layer), value)
+            self._post.ship(stage)
 
     def is_current(self, duty: Duty, step: int, tenure: int) -> bool:
         """Whether work that was begun in this step under this tenure still counts."""
@@ -222,7 +250,7 @@ class Runner(Generic[V]):
         return step is not None and step.takeover is not None
 
     def held_elsewhere(self, key: Key) -> None:
-        """A consumer has a tensor that this node has not produced: its lost owner got as far as this."""
+        """A consumer has a tensor. If this node took the duty over and has not produced it, the lost owner had."""
         step = self.duties.get(key.duty)
         if step is not None and step.takeover is not None and key not in self._post.outbox:
             step.takeover.known.add(flow.maker_of(key))
@@ -262,7 +290,7 @@ class Runner(Generic[V]):
             return set()
         lost = self._lost_results(duty, list(order))
         if not lost:
-            self._note_resumed(duty)
+            self._note_resumed(duty)  # no instruction will say so: nothing of the duty is left
         return lost
 
     def _lost_results(self, duty: Duty, order: list[Instruction]) -> set[Instruction]:
@@ -275,6 +303,7 @@ class Runner(Generic[V]):
 
     def _has_heard(self, duty: Duty, takeover: Takeover) -> bool:
         """Whether an heir's neighbours have told what they hold."""
+        # Not the one that is this node itself: its mailbox and outbox say it.
         plan = self._at.plan
         assert plan is not None
         peers = {plan.owner_of(near) for near in flow.neighbours(duty, len(plan.stages))}

@@ -13,6 +13,7 @@ def validate(worker: Worker[Any]) -> None:
     _duties(worker)
     _holdings(worker)
     at = worker.at
+    # Without a plan commits are queued as they come: nothing is applied, and none counts as missed.
     steps = [commit.step for commit in at.commits]
     assert at.plan is None or steps == list(range(at.version, at.committed)), f"{at.node} queues {steps} (rule 2)"
     assert 0 <= at.version <= at.steps, f"{at.node} is at version {at.version} of {at.steps}"
@@ -26,6 +27,7 @@ def _post(worker: Worker[Any]) -> None:
         assert key.era == at.era, f"{at.node} holds {key} in era {at.era} (rule 1)"
         assert at.version <= key.step <= at.committed + 1, f"{at.node} holds {key} in {at.version} (rule 5)"
     for key in worker.post.outbox:
+        # Gradients of steps before are kept for nodes that are being seeded: see ``Outbox.forget_before``.
         oldest = at.version - (COMMITS_TO_WAIT if key.kind is REDUCED else 0)
         kept = key.era == at.era and oldest <= key.step <= at.version
         assert kept, f"{at.node} keeps {key} in step {at.version} of era {at.era} (rule 5)"

@@ -1,19 +1,28 @@
-"""The interpreter of a node: from plans, commits and tensors it derives what to compute and what to send.
+"""The interpreter of a node: from plans, commits and tensors it derives what to compute and what to send."""
 
-It does no I/O, holds no lock and knows no torch: a driver feeds it events, runs the work that ``next_work`` gives and
-hands the result to ``finish``, and carries out what ``drain`` gives. The same class runs in real nodes and in the
-simulation. It is made of
-
-- the *position*: whom the node obeys, its era and step, and the commits that it has not applied yet;
-- the *holdings*: a version for each layer that it holds, and the layers that are on their way to it;
-- the *post*: its tensors, by key, and their way to others;
-- the *runner*: a record for each duty, and what is to be run next;
-- the *facts* that it reports.
-
-A step on one node: the runner's instructions are given out one by one, their results go to the post, the last one's
-reduced gradient too. When a part's whole gradient and state are here, that is a fact, and reported. The commit comes
-back; it is applied by the next piece of work to all that is held, and all that belongs to the step is forgotten.
-"""
+# A worker does no I/O, holds no lock and knows no torch. A driver, real or simulated, feeds it events, runs the work
+# that ``next_work`` gives, hands the result to ``finish``, and carries out what ``drain`` gives. The worker's parts:
+#
+#     position     whom the node obeys, its era and step, and the commits that it has not applied yet
+#     holdings     a version for each layer that it holds, and the layers that are on their way to it
+#     post         its tensors, by key, and their way to other nodes
+#     runner       a record for each duty, and which instruction is next
+#     arranging    the layers and duties that compute is to be ready for
+#     applying     what a commit does to the layers
+#     facts        what it has reported
+#
+# A step on one node. ``next_work`` gives the runner's instructions one by one, and their results go to the post. Reduce
+# follows the last backward, and its gradients go to the stage's other holders. When a part's whole gradient and state
+# are here the node reports it. The commit comes; the next piece of work applies it, and the step is forgotten.
+#
+# ``version`` is the number of the running step. Three things move it:
+#
+#     _applied      by one: the queue's first commit is applied (rule 2)
+#     _skip_to      to a later step: commits were missed, and every layer is fetched again
+#     _begin_era    to where the plan's era stands: a rollback, or the node's first plan
+#
+# Events come while a piece of work runs, and may void it. So ``finish`` looks whether the work still counts: a Run or
+# Reduce by its step and tenure, an Install or a catch-up by ``Holdings``, an Apply by the commit at the queue's head.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -24,17 +33,10 @@ from culm.pipeline.flow import peers_of
 from culm.pipeline.keys import REDUCED, Key
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.schedule import Schedule
+from culm.stage_server.worker.applying import Applying
 from culm.stage_server.worker.arranging import Arranging
-from culm.stage_server.worker.catching_up import may_wait
 from culm.stage_server.worker.early import Arrival
-from culm.stage_server.worker.effects import (
-    Adopted,
-    Effect,
-    Forfeit,
-    ReportCaughtUp,
-    ReportReady,
-    SayHello,
-)
+from culm.stage_server.worker.effects import Adopted, Effect, ReportCaughtUp, ReportReady, SayHello
 from culm.stage_server.worker.facts import Facts
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
@@ -57,19 +59,21 @@ class Worker(Generic[V]):
         ship_every: int = 0,
     ) -> None:
         """``checkpoint_every``: in steps; ``eager`` and ``ship_every``: until a plan says otherwise, see Redundancy."""
-        # What is to be sent, in order, since the last drain. The parts add to it; the order is what makes a peer hear
-        # "hello" before a tensor that was produced under the same plan.
+        # Since the last drain; the parts add to it. A peer hears a Hello before what is sent under the same plan.
         self._effects: list[Effect] = []
         self.at = Position(node=node, incarnation=incarnation, schedule=schedule, steps=steps)
         self.holdings: Holdings[V] = Holdings()
         self.post: Post[V] = Post(self.at, self._effects)
         self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._effects)
         self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self._effects)
+        self._arranging = Arranging()
+        self._applying: Applying[V] = Applying(self.at, self.holdings, self.post, self._effects)
         self.checkpoint_every = checkpoint_every
         self.runner.eager, self.runner.ship_every = eager, ship_every
-        self.last_commit: Commit | None = None  # the newest that was applied
+        # The newest applied in this era. A coordinator that takes over may learn of it from here alone (rule 8).
+        self.last_commit: Commit | None = None
+        # Given out before what changes their layers: compute still has those at the Save's version.
         self._saves: deque[Save] = deque()
-        self._arranging = Arranging()
 
     # ---- where it stands --------------------------------------------------------------------------------------------
 
@@ -111,10 +115,11 @@ class Worker(Generic[V]):
         at, before = self.at, self.at.plan
         ahead = before is not None and plan.era == at.era and plan.step > at.committed
         if ahead and any(at.node in stage.required() for stage in plan.stages):
-            # It is counted on at that step, so it took part in the commit that leads there. That commit is to come, and
-            # brings the plan. To adopt it now would drop the gradients that the commit is going to need.
+            # The plan counts on this node, so the commit that leads to its step is still to come, and brings the plan.
+            # After a takeover an owner had adopted such a plan at once, and went on with old weights (rule 2).
             return
         if ahead and before is not None and plan.order == before.order:
+            # The plan that it obeys, told again on attaching as of a later step: nobody waited for this node meanwhile.
             self._skip_to(plan.step)
             self._progress()
         if self._is_stale(plan):
@@ -127,7 +132,7 @@ class Worker(Generic[V]):
             self._begin_era(plan)
         elif plan.step > at.committed:
             self._skip_to(plan.step)
-        # First of all: an heir may have tensors for peers that it had no stream to under the plan before.
+        # Before all that the parts send: an heir may have tensors for peers to which the plan before needed no stream.
         self._effects.append(Adopted(plan))
         self._effects.extend(SayHello(peer) for peer in peers_of(at.node, plan))
         fresh = self.runner.adopt(plan, anew)
@@ -149,7 +154,7 @@ class Worker(Generic[V]):
     def _is_stale(self, plan: Plan) -> bool:
         at, member = self.at, plan.members.get(self.at.node)
         if member is not None and member.incarnation != at.incarnation and plan.held_by(at.node):
-            return True  # it counts on the process before this one, whose loss is not known yet (rule 13)
+            return True  # it counts on the process before this one, which is not known to be lost yet (rule 13)
         return plan.term < at.term or (at.plan is not None and plan.order <= at.plan.order)
 
     def take_commit(self, commit: Commit) -> None:
@@ -158,6 +163,7 @@ class Worker(Generic[V]):
         if commit.term < at.term or commit.era != at.era:
             return
         if commit.step < at.committed:
+            # A successor tells the last commit to every node that attaches (rule 8).
             self._take_again(commit)
             return
         at.term = commit.term
@@ -168,7 +174,7 @@ class Worker(Generic[V]):
         self._progress()
 
     def _take_again(self, commit: Commit) -> None:
-        """A commit that is known already; what is to follow it may be another plan now."""
+        """A commit that is known already; another plan than before may follow it."""
         plan = commit.next_plan
         if plan is None or self._is_stale(plan):
             return
@@ -176,10 +182,11 @@ class Worker(Generic[V]):
             if queued.step == commit.step:
                 self.at.commits[i] = commit
                 return
+        # It is applied, and its step may have begun here: the plan is one within the step, and takes nothing (rule 6).
         self.take_plan(plan)
 
     def _skip_to(self, step: int) -> None:
-        """Commits were missed while nobody waited for this node: what it was being seeded with is fetched again."""
+        """Commits were missed while nobody waited for this node. No layer can follow: each is fetched again."""
         self.at.commits.clear()
         self.at.version = step
         self.holdings.start_over()
@@ -212,7 +219,8 @@ class Worker(Generic[V]):
         if era == self.at.era:
             self.holdings.failed(peer, layers)
         if self.at.version >= self.at.steps:
-            self._progress()  # nothing else will happen by itself
+            # Before the end another event follows, and with it another holder is asked. After the last commit none may.
+            self._progress()
 
     def refuse(self, work: Install[V]) -> bool:
         """A layer's state was not installed: it is of another layer. Whether it may be the checkpoint's."""
@@ -252,7 +260,8 @@ class Worker(Generic[V]):
     def _arrive(self, arrival: Arrival[V]) -> None:
         key, value = arrival.key, arrival.value
         if self.post.arrive(arrival) and key is not None and value is not None and key.kind is REDUCED:
-            # Of the running step, too: its commit may be under way here, without this gradient.
+            # Also of the running step: an Apply that was made without this gradient may be out. The layer waits for the
+            # gradient as a follow-up; after the last step no later one would show the gap (rule 17).
             self.holdings.late(key.index, key.step, value)
             if key.step >= self.at.version:
                 self.holdings.passed(key.index, key.step)
@@ -281,6 +290,10 @@ class Worker(Generic[V]):
 
     def next_work(self) -> Work[V] | None:
         """What to compute now; None while everything waits for input."""
+        # The order matters. Arrange makes ready what all other work is on. A Resume comes before its duty's backwards:
+        # what was shipped is the first summand (rule 9). A Save comes before what would change the copied version.
+        # Installs and catch-ups come before commits, as ``takes_step`` needs it. A commit comes before instructions:
+        # its step needs no more of them, and the next step waits for it (rule 2).
         at = self.at
         self.runner.awaited = None
         if (arrange := self._arranging.take()) is not None:
@@ -293,7 +306,7 @@ class Worker(Generic[V]):
         if state is not None:
             return state
         if at.commits and at.commits[0].step == at.version and at.plan is not None:
-            return None if may_wait(at, at.plan, self.post) else self._apply(at.commits[0], at.plan)
+            return self._applying.work_of(at.commits[0], at.plan)
         if at.plan is None or at.version >= at.steps:
             return None
         return self.runner.next_reduce() or self.runner.next_run()
@@ -325,12 +338,10 @@ class Worker(Generic[V]):
             self.runner.ran(work, result, accumulated)
             return
         if isinstance(work, Reduce):
-            if self.runner.is_current(work.duty, work.step, work.tenure):
-                for layer, value in reduced:
-                    self.post.mailbox.put(at.reduced(work.duty.stage, layer), value)
-                self.post.ship(work.duty.stage)
+            self.runner.reduced(work, reduced)
         elif isinstance(work, Install):
             self.holdings.installed(work, at.version)
+            # Gradients that came before the state may show a gap in what is to follow it (rule 11).
             here = [k.step for k in self.post.mailbox if k.kind is REDUCED and k.index == work.layer]
             self.holdings.passed(work.layer, max(here, default=0))
         elif isinstance(work, Apply) and work.catch_up:
@@ -341,44 +352,22 @@ class Worker(Generic[V]):
             self._applied(at.commits.popleft(), work)
         self._progress()
 
-    # ---- commits ----------------------------------------------------------------------------------------------------
-
-    def _apply(self, commit: Commit, plan: Plan) -> Apply[V]:
-        holdings, mailbox = self.holdings, self.post.mailbox
-        gradients = []
-        holdings.give_up(plan.layers_of(self.at.node))  # before a version of them would stay behind (rule 6)
-        for stage, layer in plan.held_layers(self.at.node):
-            key = self.at.reduced(stage, layer)
-            value = mailbox.get(key) if key in mailbox else None
-            passed_over = holdings.version_of(layer) is None and not holdings.lacks(layer)
-            if (value is None or passed_over) and self.at.node in plan.stages[stage].required():
-                # Two leaders at once: the one that decided the commit did not count on this node.
-                lacking = "state" if passed_over else "gradient"
-                why = f"step {commit.step} was committed without it: it has no {lacking} of layer {layer}"
-                self._effects.append(Forfeit(why))
-            if holdings.takes_step(layer, commit.step, commit.scale, value) and value is not None:
-                gradients.append((layer, value))
-        return Apply(commit.step, commit.scale, tuple(gradients))
-
     def _applied(self, commit: Commit, work: Apply[V]) -> None:
         plan, following = self.at.plan, commit.next_plan
         self.at.version = commit.step + 1
         self.last_commit = commit
         self.holdings.applied(layer for layer, _ in work.gradients)
+        # Keys name stages. Under another cut a stage has other layers, so what was kept of it is of no use.
         same_cut = following is None or plan is None or following.ranges == plan.ranges
         self.post.forget_before(self.at.version, plan if same_cut else None)
         self._end_step()
         if (held := tuple(self.holdings.held())) != self._arranging.layers:
-            self._arranging.order(held, self.at.version)
+            self._arranging.order(held, self.at.version)  # the commit has given layers up
         if following is not None:
             self.take_plan(following, at_commit=True)
-        ends = self.at.version >= self.at.steps
-        due = self.checkpoint_every and (self.at.version % self.checkpoint_every == 0 or ends)
-        if (due or commit.save) and self.at.plan is not None:
-            mine = self.at.plan.saved_by(self.at.node)
-            whole = tuple(layer for layer in mine if self.holdings.version_of(layer) == self.at.version)
-            if whole:
-                self._saves.append(Save(self.at.version, whole))
+        # After the plan: who saves a layer is told by the plan of the step that begins.
+        if (save := self._applying.save_after(commit, self.checkpoint_every)) is not None:
+            self._saves.append(save)
 
     # ---- facts ------------------------------------------------------------------------------------------------------
 
@@ -391,7 +380,7 @@ class Worker(Generic[V]):
             self._effects.extend(self.holdings.fetches(plan, self.at.node))
             self.facts.note_ready(plan)
             return
-        # Seeding goes on, though no later gradient and no commit will come (rule 17).
+        # Seeding goes on, though no later gradient and no commit will come: a gap shows by nothing else (rule 17).
         self.holdings.close_gaps()
         self._effects.extend(self.holdings.fetches(plan, self.at.node))
         self.facts.note_settled(plan)

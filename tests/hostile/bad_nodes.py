@@ -30,13 +30,15 @@ from culm.terminal.outcome import Outcome
 
 def _break(thread: str, flag: str) -> None:
     """Has what runs on a thread of this node raise once the flag is there."""
+    from culm.stage_server.attendance import Attendance
+    from culm.stage_server.exchange import Exchange
     from culm.stage_server.node import Node
     from culm.stage_server.worker.worker import Worker
 
     whose, name = {
         "orders": (Node, "order"),
-        "heartbeat": (Node, "heartbeat"),
-        "send": (Node, "outgoing"),
+        "heartbeat": (Attendance, "heartbeat"),
+        "send": (Exchange, "outgoing"),
         "receive": (Worker, "deliver"),
     }[thread]
     real = getattr(whose, name)

@@ -1,0 +1,39 @@
+"""What a node does in a bubble: it loads samples, and runs forwards of stages that it stands by for."""
+
+# A bubble is the time in which the next instruction's input, or the commit, is not there yet. Own work comes first, and
+# the compute thread cannot put a piece of work aside. So in a bubble only that is begun which is expected to be over
+# before the wait is (``watching.slack``). One kind is begun in any case: the samples that this node wants next. Without
+# them its next forward would have to load them itself, and then everybody waits for the same seconds.
+#
+# Which microbatches, and which forwards, the worker says (``Worker.next_loads``, ``Worker.next_redundant``).
+
+from culm.pipeline.tensors.values import Value
+from culm.stage_server.compute.compute import Compute
+from culm.stage_server.watching.activity import Activity
+from culm.stage_server.worker.work import Load, Work
+from culm.stage_server.worker.worker import Worker
+
+
+class Bubble:
+    """Asked by the compute thread when the worker has no work for it, with the node's lock held."""
+
+    def __init__(self, worker: Worker[Value], compute: Compute, activity: Activity) -> None:
+        self._worker = worker
+        self._compute = compute
+        self._activity = activity
+
+    def load(self) -> Load | None:
+        """The next microbatch whose samples are not here; None if there is none, or no time for it."""
+        load = next((load for load in self._worker.next_loads() if not self._compute.has_loaded(load)), None)
+        if load is None or load.step == self._worker.version:
+            return load
+        # Of the next step. Its first microbatch is wanted right after the commit, the others only later.
+        next_one = self._worker.waits_for_commit and load.microbatch == 0
+        return load if next_one or self._activity.has_time_for(load) else None
+
+    def redundant(self) -> Work[Value] | None:
+        """A forward of a stage that this node stands by for; None if none is wanted, or there is no time for it."""
+        if not self._worker.runner.eager:
+            return None
+        work = self._worker.next_redundant()
+        return work if work is not None and self._activity.has_time_for(work) else None

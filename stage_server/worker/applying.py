@@ -1,0 +1,70 @@
+"""What a commit does to the layers that a node holds: which of them take its step, and which are saved after it."""
+
+# A commit of step t finds each layer that the plan gives to this node in one of these cases:
+#
+#     version t, and the reduced gradient is here    it takes the step: all that an owner or hot standby holds
+#     version t, no gradient                         it keeps the commit as a follow-up: it is being seeded (rule 11)
+#     behind with follow-ups, or no state yet        the same
+#     version t + 1 or later                         nothing: its source had applied the step before it sent the layer
+#
+# ``Holdings.takes_step`` tells them apart. It relies on ``Worker.next_work``, which gives out catch-ups before commits:
+# a layer that is behind and has no follow-ups left would miss the step, and nothing would show it.
+#
+# An owner or hot standby is in the first case, since the coordinator commits only when it has reported ready (rule 6).
+# Else a leader decided the commit by a plan in which another node holds the stage. This node can follow no more: it
+# forfeits what it holds and joins anew.
+#
+# Layers that the present plan does not name go first (rule 6). A copy of them would stay behind: no gradient comes for
+# it any more, and a later plan may name the layer again.
+
+from typing import Generic
+
+from culm.pipeline.commit import Commit
+from culm.pipeline.plan import Plan
+from culm.stage_server.worker.catching_up import may_wait
+from culm.stage_server.worker.effects import Effect, Forfeit
+from culm.stage_server.worker.holdings import Holdings
+from culm.stage_server.worker.position import Position
+from culm.stage_server.worker.post import Post
+from culm.stage_server.worker.work import Apply, Save, V
+
+
+class Applying(Generic[V]):
+    """Keeps nothing: the commits that wait are in the position, the follow-ups in the holdings."""
+
+    def __init__(self, position: Position, holdings: Holdings[V], post: Post[V], effects: list[Effect]) -> None:
+        self._at = position
+        self._holdings = holdings
+        self._post = post
+        self._effects = effects
+
+    def work_of(self, commit: Commit, plan: Plan) -> Apply[V] | None:
+        """The first queued commit as a piece of work; None while it waits for gradients that it has overtaken."""
+        at, holdings, mailbox = self._at, self._holdings, self._post.mailbox
+        if may_wait(at, plan, self._post):
+            return None
+        gradients = []
+        holdings.give_up(plan.layers_of(at.node))
+        for stage, layer in plan.held_layers(at.node):
+            key = at.reduced(stage, layer)
+            value = mailbox.get(key) if key in mailbox else None
+            # Where a commit before was missed too, ``Worker._skip_to`` has dropped the state, whatever gradient came.
+            passed_over = holdings.version_of(layer) is None and not holdings.lacks(layer)
+            if (value is None or passed_over) and at.node in plan.stages[stage].required():
+                lacking = "state" if passed_over else "gradient"
+                why = f"step {commit.step} was committed without it: it has no {lacking} of layer {layer}"
+                self._effects.append(Forfeit(why))
+            if holdings.takes_step(layer, commit.step, commit.scale, value) and value is not None:
+                gradients.append((layer, value))
+        return Apply(commit.step, commit.scale, tuple(gradients))
+
+    def save_after(self, commit: Commit, every: int) -> Save | None:
+        """What this node copies for a checkpoint now that the commit is applied. ``every``: in steps; 0: never."""
+        at = self._at
+        ends = at.version >= at.steps
+        due = every and (at.version % every == 0 or ends)
+        if at.plan is None or not (due or commit.save):
+            return None
+        # Only layers at the version: a layer of another one would spoil the checkpoint.
+        whole = tuple(x for x in at.plan.saved_by(at.node) if self._holdings.version_of(x) == at.version)
+        return Save(at.version, whole) if whole else None
