@@ -4,6 +4,12 @@ import heapq
 import random
 from collections.abc import Callable
 
+# Two actions of one moment happen in the order in which they were planned. So a history depends on its seed alone.
+#
+# A channel delays each message by a random time, and lets it arrive a microsecond after the one before at the earliest:
+# its messages never overtake one another. Only ``cut`` loses messages, as a stream does that breaks: what has not
+# arrived by then never does.
+
 
 class Clock:
     """A heap of things to come. Nothing happens by itself: ``step`` runs the next one."""
@@ -35,7 +41,7 @@ class Clock:
 
 
 class Channel:
-    """One direction of a stream. ``cut`` loses what is on its way and, a moment later, tells both ends."""
+    """One direction of a stream. Whoever cuts it tells its ends, after a moment."""
 
     def __init__(self, clock: Clock, random: random.Random, slow: float) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""Between events and how they are kept: fields of text, messages on the wire, lines of JSON, entries of a store."""
+"""Events as fields of text, and these as messages on the wire, lines of JSON, and entries of a store."""
 
 import json
 import logging
@@ -12,6 +12,20 @@ from culm.pipeline.money.kinds import KINDS, Committed, Event
 from culm.pipeline.plan import Stages, stages_from_lists, stages_to_lists
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
+
+# An event is one frozen class of ``kinds``. Its fields as text are the one form that all others carry:
+#
+#     Event  <--fields-->  Entry  <--message-->  ListEventsResponse  <--->  a line of JSON, an entry of a store
+#
+# A log outlives the version that wrote it, and a newer version may have written it. So a reader goes by what it finds:
+#
+#     a kind that it does not know         Unknown: kept in the log, and counted nowhere
+#     a field that it does not know        ignored
+#     a field that is missing              its default, which is what an older log means; without one, Unreadable
+#     a value of another type              Unreadable
+#
+# What is Unreadable is set aside, one event at a time: figures may be off then, and nothing else is. Floats are written
+# to their last bit, since figures derived from the log are compared bit by bit.
 
 log = logging.getLogger("culm.events")
 
@@ -49,7 +63,7 @@ _TYPES: dict[str, dict[str, Any]] = {kind: get_type_hints(known) for kind, known
 
 
 def to_fields(event: Event) -> dict[str, str]:
-    """What ``of_fields`` reads. A field without a value (None) is left out."""
+    """The fields as text. One without a value (None) is left out."""
     found: dict[str, str] = {}
     for each in _FIELDS.get(event.kind, ()):
         value = getattr(event, each.name)
@@ -65,7 +79,7 @@ def to_fields(event: Event) -> dict[str, str]:
 
 
 def of_fields(kind: str, said: Mapping[str, str]) -> Event:
-    """Raises Unreadable. Of fields that this version does not know nothing is made."""
+    """Reads what ``to_fields`` wrote, in this version or another. Raises Unreadable."""
     known = KINDS.get(kind)
     if known is None:
         return Unknown()
@@ -121,13 +135,13 @@ def of_message(message: pb.ListEventsResponse) -> Entry:
 
 # ---- lines of JSON, as ``culm events --json`` prints them ------------------------------------------------------------
 def to_line(message: pb.ListEventsResponse) -> str:
-    """One line, without its end. Facts stand beside the fixed names; one of the same name takes its place."""
+    """One line, without its end. A field takes the place of a fixed name that is called alike: the step of a commit."""
     fixed = {name: getattr(message, name) for name in FIXED}
     return json.dumps({**fixed, **dict(sorted(message.fields.items()))})
 
 
 def of_lines(lines: Iterable[str], where: str) -> Iterator[pb.ListEventsResponse]:
-    """The events of a log. Raises JobError naming the line for what is none."""
+    """The events of a log. Raises JobError, naming the line, for a line that is no event."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -157,7 +171,7 @@ def to_stored(message: pb.ListEventsResponse) -> dict[str, Any]:
 
 
 def of_stored(entry: Mapping[str, str]) -> pb.ListEventsResponse:
-    """Raises KeyError or ValueError for what is none."""
+    """Raises KeyError or ValueError for an entry that is no event."""
     at = float(entry["time"])
     if not math.isfinite(at):
         raise ValueError(f"{at} is no time")
@@ -174,16 +188,14 @@ def of_stored(entry: Mapping[str, str]) -> pb.ListEventsResponse:
 
 # ---- readers ---------------------------------------------------------------------------------------------------------
 class Reader:
-    """Hands events to what derives figures from them. One that cannot be read (it lacks a field, or is of another
-    version) is set aside and told, once a kind: figures may be off then, and nothing else is.
-    """
+    """Hands events to what derives figures from them. One that cannot be read is set aside, and logged once a kind."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._told: set[str] = set()
 
     def read(self, message: pb.ListEventsResponse, take: Callable[[Entry], None]) -> bool:
-        """Whether it could be read."""
+        """Whether the event could be read. Whatever its reader raises sets it aside too."""
         try:
             take(of_message(message))
         except Exception as error:
@@ -192,7 +204,7 @@ class Reader:
         return True
 
     def set_aside(self, which: str, error: Exception) -> None:
-        if which not in self._told and len(self._told) < 100:
+        if which not in self._told and len(self._told) < 100:  # kinds come from outside: memory stays bounded
             self._told.add(which)
             why = str(error) if isinstance(error, Unreadable) else f"{type(error).__name__}: {error}"
             log.warning("could not read %s and left it out; %s may be off: %s", which, self._what, why)

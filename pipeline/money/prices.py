@@ -12,6 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from culm.pipeline.errors import JobError
 from culm.pipeline.machine import Machine
 
+# The user's file comes first, the shipped one second. In the first file that has any row for a machine, the row with
+# the most keys counts: what is said of a type in one zone goes before what is said of the type. A row without a price
+# on the asked market is no match, so a table of spot prices alone leaves on-demand prices to the next file. ``fixed``
+# and ``restart`` are of the first file that has them. A node whose price no file knows costs nothing, and is named.
+
 SHIPPED = Path(__file__).with_name("prices.toml")
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 KEYS = ("provider", "instance_type", "region", "zone")

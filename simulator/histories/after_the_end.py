@@ -1,8 +1,4 @@
-"""What happens to a simulated run after its last commit: nodes are lost and join, and coordinators are told to stop.
-
-Then the weights are fetched from whoever owns them, and every node is to go for good (rule 17). A coordinator that is
-told to stop, as against one that is killed, writes what is to outlive it and tells its nodes nothing: they wait.
-"""
+"""What happens to a simulated run after its last commit: nodes are lost and join, and coordinators are told to stop."""
 
 from dataclasses import dataclass
 
@@ -11,6 +7,15 @@ from culm.coordinator import state as co
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.world import World
 
+# An afterlife holds rule 17 against random happenings:
+#
+#     last commit    happenings        calm                      fetch, or a checkpoint was enough      over
+#         |---x----x-------x--------------------------------------------|------------------------------|
+#                                every stage is repaired        weights equal the plain loop's    every node has gone
+#
+# Whatever happens begins the calm anew. A run that loses every copy of a stage leaves DONE, trains again from its
+# checkpoint, and the calm begins after its next last commit.
+
 PAUSES = (0.05, 1.0, 4.0)  # seconds between two happenings, at most
 CALM_SECONDS = 25.0  # in which what was lost is back, and redundancy is repaired
 AWAY_SECONDS = (0.1, 1.0, 5.0, 12.0)  # that a coordinator which was told to stop is away
@@ -18,7 +23,7 @@ AWAY_SECONDS = (0.1, 1.0, 5.0, 12.0)  # that a coordinator which was told to sto
 
 @dataclass(frozen=True)
 class Afterlife:
-    """``happenings`` after the last commit, each at a random moment. ``apart``: each has its consequences first."""
+    """``happenings`` after the last commit, each at a random moment. ``apart``: calm lies between two of them."""
 
     happenings: int = 0
     apart: bool = False
@@ -151,5 +156,5 @@ class Ending:
         if not leader.alive:
             return False
         assert leader.state.ending.released, "the weights were fetched, and the nodes are kept"
-        attached = [n for n in self._world.nodes.values() if n.leader is leader]
+        attached = [n for n in self._world.nodes.values() if n.attendance.leader is leader]
         return not any(node.alive and not node.frozen for node in attached)

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
 
-PRIME = (1 << 61) - 1
+# The oracle is ``plain_loop``: the same functions, in the order of a loop without nodes. A cluster that computes each
+# unit of work once, on the right version, in the right order, gets the same integers; any other one does not:
+#
+#     lost, or done twice      ``accumulate`` multiplies the total before it adds: every unit shifts all before it
+#     in another order         the same: it is not commutative
+#     on another version       ``forward`` and ``backward`` mix the state in
+#     of another step          ``forward`` mixes the step and the microbatch in
+#     with another scale       ``apply`` mixes the scale in, exactly, as a fraction
+#
+# Left ideal: two nodes always compute the same bits (so rule 4 cannot be broken here), and layers keep no buffers.
+# Which inputs a backward needs is simulated: a forward keeps them, as autograd does, until the backward takes them.
+
+PRIME = (1 << 61) - 1  # so large that two numbers hardly ever agree by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ def accumulate(total: int, gradient: int, x: int) -> int:
 
 
 def squared_norm(total: int) -> float:
-    """Now and then a gradient is not finite: that step is committed and changes nothing."""
+    """Of one gradient in 61 it is not finite: that step is committed and changes nothing (rule 18)."""
     return math.nan if total % 61 == 0 else float(total % 10_007)
 
 
@@ -95,12 +107,13 @@ class Arithmetic:
         self.states: dict[int, int] = {}
         self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
         self.ranges: dict[int, tuple[int, int]] = {}
-        self._step: dict[int, int] = {}
-        self._inputs: dict[tuple[int, int], list[int]] = {}
+        self._step: dict[int, int] = {}  # stage -> the step that it is in; -1: its next instruction begins one
+        # By (stage, microbatch). Invariant: of the step in ``_step`` alone; ``_begin`` drops those of a step before.
+        self._inputs: dict[tuple[int, int], list[int]] = {}  # a layer's each
         self._outputs: dict[tuple[int, int], int] = {}
         self._halves: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
-        self._totals: dict[int, int] = {}
-        self._losses: dict[int, float] = {}
+        self._totals: dict[int, int] = {}  # by layer: the parameter gradient so far
+        self._losses: dict[int, float] = {}  # by microbatch
 
     def arrange(
         self,

@@ -20,6 +20,9 @@ from culm.simulator.histories.world import Node, World
 from culm.stage_server.streams import stream_bounds as bounds
 from culm.stage_server.streams.stream_bounds import RunShape, Standing
 
+# What it says: numbers at the ends of their ranges, layers and stages beyond the model, steps beyond the run's last,
+# losses too many, norms below zero or not finite, names that lead out of a folder. A generator of its own draws them.
+
 EXTREMES = (0, 1, 2, 3, 7, 1000, (1 << 20) + 1, (1 << 31) - 1, (1 << 32) - 1)
 WIDE = (*EXTREMES, 1 << 40, (1 << 62) + 1, (1 << 64) - 1)
 NUMBERS = (0.0, -1.0, 1e300, float("inf"), float("nan"))
@@ -62,12 +65,12 @@ class HostilePeer:
     # ---- to the coordinator -----------------------------------------------------------------------------------------
 
     def _report(self, node: Node) -> None:
-        leader, request = node.leader, self._request()
+        leader, request = node.attendance.leader, self._request()
         if leader is None:
             return
         if self._checks.report(leader.state, request):
             self.refused += 1
-            node.detach()  # its stream is ended, and nothing else
+            node.attendance.detach()  # its stream is ended, and nothing else
             return
         if _size(request) > LONGEST:
             raise Overrun(f"{node.name} said {request}".replace("\n", " "))

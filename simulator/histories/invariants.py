@@ -1,4 +1,4 @@
-"""What has to hold after every event of a simulated history, by the number of the rule (docs/protocol.md)."""
+"""What has to hold after every event of a simulated history, by the number of the rule (docs/rules.md)."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,30 @@ from culm.pipeline.terms import ERAS_BITS
 from culm.simulator.histories.world import Node, Storage, World
 from culm.stage_server.worker.validate import validate as validate_worker
 
+# Which rule is held where. The worker's and the coordinator's own ``validate`` run after every event besides.
+#
+#     rule       what must not be seen                                              where
+#     2          work, or a commit, on another version; a claimed version that      arithmetic, check_node
+#                the arithmetic does not have
+#     2, 7, 11   state that differs from the plain loop's at its version            check_node
+#     6          a fact on record of a gradient that the node does not have         check_coordinator
+#     7          one step of an era committed with two losses                       Cluster.note_commit
+#     12, 15     a lower term obeyed after a higher one; two leaders of one term    simulated_attendance
+#     14         an era that passes over a whole checkpoint                         check_rollback
+#     16         a run that failed though the job is not at fault                   start_up.check_verdict
+#     17         weights nowhere, nodes kept or let go too early                    after_the_end
+#     18         something made as large as a message said                          hostile_peer
+#     all        a loss or a state that differs at the end; a history that is stuck Cluster.run
+#
+# Rules without a line show by their consequences: a lost or repeated tensor changes a number, or a history is stuck.
+
 
 def check_node(node: Node, states: Sequence[Sequence[int]]) -> None:
     """Raises AssertionError. ``states`` are the plain loop's, by version and layer."""
     worker, arithmetic, name = node.worker, node.arithmetic, node.name
     for layer, version in arithmetic.versions.items():
         claimed = worker.holdings.version_of(layer)
+        # While work runs, or a plan is yet to be arranged, the worker may be ahead of the arithmetic or behind it.
         if worker.must_arrange or node.busy or claimed is None:
             continue
         assert claimed == version, f"{name} takes layer {layer} at version {version} for {claimed} (rule 2)"
@@ -31,7 +49,7 @@ def check_coordinator(world: World, state: co.State) -> None:
         if node is None or known is None or node.incarnation != known.incarnation or node.worker.era != state.era:
             continue
         if node.worker.version != state.committed:
-            continue
+            continue  # it has applied a commit, and dropped its gradients, or has one still to apply
         held = {key.index for key in node.worker.post.mailbox.reduced(state.committed)}
         assert layers <= held, f"{name} is on record with gradients of {sorted(layers - held)} that it does not have"
 

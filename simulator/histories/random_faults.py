@@ -10,10 +10,27 @@ from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import COORDINATOR, Node, World
 from culm.stage_server.worker.work import Run, Work
 
+# The moments of faults are drawn before the history begins, what happens then when it happens. One comes hundredths,
+# tenths or whole seconds after the one before: faults meet within a step, follow one another, or come alone.
+#
+# What a fault is like in the world:
+#
+#     kill                 SIGKILL: streams break, and what was just sent may still arrive; started again after a while
+#     freeze               SIGSTOP: streams stay, nothing is said; SIGCONT before or after it is declared lost, or never
+#     cut                  one connection is reset
+#     partition            a node, or the coordinator, is cut off from everybody
+#     cut_link             two nodes do not reach each other, the coordinator reaches both
+#     crash_coordinator    SIGKILL; another process leads after a while
+#     second_coordinator   the lease runs out though its holder lives: two lead, each with some nodes
+#     redis_outage         writes wait
+#     _forget              Redis comes back empty, older, or with another term, around restarts of coordinators
+#     _change, _warn       notices of preemption, true and perhaps false; machines that join
+#     _storage             ``simulated_storage``
+
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill -9 (or freeze for good) the node when it has finished this instruction of this step."""
+    """Kill (or freeze for good) the node when it has finished this instruction of this step."""
 
     node: str
     step: int
@@ -23,22 +40,17 @@ class Kill:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How often, each at a random moment: ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis
-    and the network; ``changes``: nodes are drained, or join; ``warnings`` of machines that may have to go; ``links``:
-    two nodes do not reach each other for a while, or, with ``for_good``, never again; ``storage``: of the checkpoints';
-    ``forgets``: Redis loses what it was given.
-    ``stops``: coordinators are told to stop, and started again.
-    """
+    """How often something goes wrong, each time at a random moment."""
 
-    disturb: int = 1
-    outages: int = 0
-    changes: int = 0
-    warnings: int = 0
-    links: int = 0
-    for_good: bool = False
-    storage: int = 0
-    forgets: int = 0
-    stops: int = 0
+    disturb: int = 1  # nodes are killed or frozen, or lose a stream
+    outages: int = 0  # of coordinators, Redis and the network
+    changes: int = 0  # nodes are drained, or join
+    warnings: int = 0  # of machines that may have to go
+    links: int = 0  # two nodes do not reach each other for a while
+    for_good: bool = False  # those two never reach each other again
+    storage: int = 0  # the checkpoints' storage fails, or a file of theirs is torn
+    forgets: int = 0  # Redis loses what it was given
+    stops: int = 0  # coordinators are told to stop, and started again
 
 
 class Faults:
@@ -49,7 +61,7 @@ class Faults:
         self._counts = counts
         self._kills = list(kills)
         self._joined_later = 0
-        self._cut_off: set[str] = set()  # nodes that reach nobody, and the word "coordinator"
+        self._cut_off: set[str] = set()  # nodes that reach nobody, or COORDINATOR
         self._cut_links: set[frozenset[str]] = set()
 
     def schedule(self) -> None:
@@ -96,12 +108,10 @@ class Faults:
         node.alive = False
         node.frozen = False
         keep = self._world.brief()
-        node.break_streams(keep)
-        leader, node.leader = node.leader, None
-        node.up.cut(keep)
+        node.streams.cut_all(keep)
+        leader = node.attendance.end(keep)
         for other in self._world.nodes.values():
-            touches = node.name in other.peers or other.name in node.peers
-            if other.alive and other is not node and touches:
+            if other.alive and other is not node and _are_peers(other, node):
                 self._miss(other, node)
         if leader is not None:
             self._world.clock.after(keep + self._world.brief(), lambda: leader.broke(node))
@@ -134,10 +144,10 @@ class Faults:
 
     def cut(self, node: Node) -> None:
         """One stream of the node breaks though both ends live: it is opened again."""
-        peer = next((p for p in node.peers if node.cut_stream(p)), None)
+        peer = next((p for p in node.streams.peers if node.streams.cut(p)), None)
         if peer is not None:
             self._miss(node, self._world.nodes[peer])
-            self._world.clock.after(0.05, lambda: node.reopen(peer))
+            self._world.clock.after(0.05, lambda: node.streams.reopen(peer))
 
     def partition(self, name: str, seconds: float) -> None:
         """Nobody reaches this node (or the coordinator) for a while; both sides notice broken streams in the end."""
@@ -145,12 +155,12 @@ class Faults:
         node = self._world.nodes.get(name)
         for other in self._world.nodes.values() if node is None else [node]:
             if other.alive and not other.frozen:
-                other.detach()
+                other.attendance.detach()
         if node is not None:
-            node.break_streams(0.0)
+            node.streams.cut_all(0.0)
             for other in self._world.nodes.values():
-                if other.alive and other is not node and (name in other.peers or other.name in node.peers):
-                    other.cut_stream(name)
+                if other.alive and other is not node and _are_peers(other, node):
+                    other.streams.cut(name)
                     self._miss(other, node)
         self._world.clock.after(seconds, lambda: self._heal(name))
 
@@ -159,22 +169,22 @@ class Faults:
         node = self._world.nodes.get(name)
         for other in self._world.nodes.values():
             if node is not None and other is not node:
-                self._world.clock.after(0.05 + self._world.brief(), lambda other=other: other.reopen(name))  # type: ignore[misc]
-                self._world.clock.after(0.05 + self._world.brief(), lambda other=other: node.reopen(other.name))  # type: ignore[misc]
+                self._world.clock.after(0.05 + self._world.brief(), lambda other=other: other.streams.reopen(name))  # type: ignore[misc]
+                self._world.clock.after(0.05 + self._world.brief(), lambda other=other: node.streams.reopen(other.name))  # type: ignore[misc]
 
     def cut_link(self, one: str, other: str, seconds: float | None) -> None:
         """Two nodes do not reach each other, though everybody else reaches both. None: for good."""
         link = frozenset((one, other))
         self._cut_links.add(link)
         for name, peer in ((one, other), (other, one)):
-            self._world.nodes[name].cut_stream(peer)
+            self._world.nodes[name].streams.cut(peer)
         self._complain(one, other)
 
         def heal() -> None:
             self._cut_links.discard(link)
             self._world.ending.disturbed()
-            self._world.nodes[one].reopen(other)
-            self._world.nodes[other].reopen(one)
+            self._world.nodes[one].streams.reopen(other)
+            self._world.nodes[other].streams.reopen(one)
 
         if seconds is not None:
             self._world.clock.after(seconds, heal)
@@ -185,13 +195,13 @@ class Faults:
             return
         for name, peer in ((one, other), (other, one)):
             node = self._world.nodes[name]
-            if node.alive and not node.frozen and peer in node.peers:
-                missed = reports.PeerLost(name, node.incarnation, peer, node.peers[peer], "it is not reached")
+            if node.alive and not node.frozen and peer in node.streams.peers:
+                missed = reports.PeerLost(name, node.incarnation, peer, node.streams.peers[peer], "it is not reached")
                 node.tell(missed)
         self._world.clock.after(0.5, lambda: self._complain(one, other))
 
     def crash_coordinator(self) -> None:
-        """Kill -9; restarted after a while."""
+        """SIGKILL; another one leads after a while."""
         self._world.leader.end()
         self._world.clock.after(self._world.random.choice([0.1, 1.0, 5.0]), self._world.lead)
 
@@ -209,7 +219,7 @@ class Faults:
         self._world.lead()
         for node in list(self._world.nodes.values()):
             if node.alive and not node.frozen and self._world.random.random() < 0.5:
-                node.detach()
+                node.attendance.detach()
 
     def redis_outage(self, seconds: float) -> None:
         def back() -> None:
@@ -281,7 +291,7 @@ class Faults:
         if self._world.random.random() < 0.3:
             self._join()
             return
-        live = [n for n in self._world.nodes.values() if n.alive and not n.frozen and n.leader is not None]
+        live = [n for n in self._world.nodes.values() if n.alive and not n.frozen and n.attendance.leader is not None]
         if live:
             node = self._world.random.choice(live)
             node.tell(
@@ -291,7 +301,7 @@ class Faults:
     def _warn(self) -> None:
         """A node's machine may have to go, or not."""
         node = self._world.random.choice(list(self._world.nodes.values()))
-        if node.alive and not node.frozen and node.leader is not None:
+        if node.alive and not node.frozen and node.attendance.leader is not None:
             node.tell(reports.Warned(node.name, "its cloud recommends a rebalance"))
 
     def _link(self) -> None:
@@ -328,3 +338,8 @@ class Faults:
             self.freeze(node)
         else:
             self.cut(node)
+
+
+def _are_peers(one: Node, other: Node) -> bool:
+    """Whether either of them sends to the other."""
+    return one.name in other.streams.peers or other.name in one.streams.peers

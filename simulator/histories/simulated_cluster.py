@@ -1,8 +1,4 @@
-"""The simulated cluster: the real ``advance``, the real workers, virtual time, random failures from one seed.
-
-``Cluster(...).run()`` plays a history to its end and raises ``Broken`` if it gets stuck or if any number differs from
-the plain loop's.
-"""
+"""The simulated cluster: the real ``advance``, the real workers, virtual time, random failures from one seed."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -30,7 +26,29 @@ from culm.stage_server.worker.story import story
 from culm.stage_server.worker.work import Run, Work
 from culm.stage_server.worker.worker import Worker
 
-STUCK_AFTER = 400.0  # virtual seconds
+# ``Cluster(...).run()`` plays a history to its end, and raises ``Broken`` if it gets stuck or if a number differs from
+# the plain loop's. A history depends on its seed alone: the seed begins every generator of random numbers, and all that
+# happens is an action on one clock. So a seed that broke once breaks again, and stands in a test.
+#
+# Real: every decision, every worker, persistence (as documents), manifests and their hashes. Simulated, and how:
+#
+#     streams         channels with random delays. They break with a node, by a fault or by a partition; what is on its
+#                     way is lost, and the ends notice after a moment
+#     work            a random while for each piece; milliseconds, as small layers take
+#     seeding         a layer at a time, from the source's live memory at the moment of asking
+#     processes       killed, frozen, thawed, started again as another incarnation
+#     Redis           writes take a moment; it goes away, and forgets (``simulated_redis``)
+#     storage         late, away, full, gone, unseen, torn (``simulated_storage``)
+#     the arithmetic  integers that remember order, step, version and scale (``arithmetic``)
+#
+# Left ideal: a message arrives whole or not at all; layers that a source has sent arrive though it dies; memory is
+# never short; the clocks of all machines agree; a coordinator decides in no time, and takes the lease also while Redis
+# is away; messages are not encoded (but those of ``hostile_peer``), so what an encoding could lose is tested elsewhere.
+#
+# After every event the invariants are looked at (``invariants``). At the end every committed loss and every holder's
+# state are compared with the plain loop's.
+
+STUCK_AFTER = 400.0  # virtual seconds: far more than any outage or wait here takes
 
 
 class Broken(AssertionError):
@@ -38,14 +56,10 @@ class Broken(AssertionError):
 
 
 class Cluster:
-    """Coordinators and nodes n0, n1, ... Random failures happen, each at a random moment.
+    """Coordinators and nodes n0, n1, ... ``random_faults.Counts`` says what the counts of failures mean.
 
-    ``disturb`` of nodes and their streams, ``outages`` of coordinators, Redis and the network. ``changes``: nodes are
-    drained, or join. ``links``: two nodes do not reach each other for a while, or, with ``for_good``, never again.
-    ``hostile``: makes whoever says what no node says (``hostile_peer.speaking``). ``forgets``: Redis loses what it was
-    given, and coordinators start again before, meanwhile or after it.
-    ``stops``: coordinators are told to stop, and started again.
-    ``afterlife``: what happens once every step is committed; without one the history ends there.
+    ``hostile`` makes whoever says what no node says (``hostile_peer.speaking``). ``afterlife``: what happens once every
+    step is committed; without one the history ends there. ``make_worker`` and ``decide`` take variants without a rule.
     """
 
     def __init__(
@@ -94,13 +108,13 @@ class Cluster:
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
-        self.slow = self.random.choice([0.001, 0.005, 0.03])
+        self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
         self.held: dict[Node, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}
         self.every: list[SimulatedNode] = []  # also the incarnations before
         self.records: list[tuple[float, cmd.Record]] = []
-        self.losses: dict[tuple[int, int], float] = {}
-        self.messages = 0
+        self.losses: dict[tuple[int, int], float] = {}  # by (era, step); Invariant: a value never changes (rule 7)
+        self.messages = 0  # that nodes received
         counts = Counts(
             disturb=disturb,
             outages=outages,
@@ -121,7 +135,7 @@ class Cluster:
         self.storage = SimulatedStorage(self)
         self.decide = decide
         self._make_worker = make_worker
-        self._back: dict[tuple[str, str], Channel] = {}
+        self._back: dict[tuple[str, str], Channel] = {}  # (node, peer) -> the node's answers to that peer
         self._incarnations = 0
         count = (nodes if nodes is not None else stages) + spares
         self._settings = co.Settings(
@@ -269,15 +283,15 @@ class Cluster:
     def join_anew(self, node: Node) -> None:
         """The node was dismissed: it starts again, holding nothing."""
         node.alive = False
-        node.leader = None
-        node.break_streams(self.brief())
+        node.attendance.leader = None
+        node.streams.cut_all(self.brief())
         self.clock.after(self.random.uniform(0.05, 1.0), lambda: self.boot_if_gone(node))
 
     def let_go(self, node: Node) -> None:
         """The run is over: the process ends, and nobody starts it again."""
         node.alive = False
-        node.leader = None
-        node.break_streams(self.brief())
+        node.attendance.leader = None
+        node.streams.cut_all(self.brief())
 
     def boot_if_gone(self, node: Node) -> None:
         if self.nodes[node.name] is node:
@@ -299,7 +313,7 @@ class Cluster:
         return self
 
     def _stories(self) -> str:
-        """Of the tensors that nodes wait for, as those who are to give and to take them tell it."""
+        """What became of the tensors that nodes wait for, as every living node tells it."""
         living = [node.worker for node in self.nodes.values() if node.alive]
         awaited = dict.fromkeys(worker.awaited for worker in living if worker.awaited is not None)
         return "\n".join(story(worker, key) for key in awaited for worker in living)

@@ -11,7 +11,20 @@ from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.histories.world import Node, World
 from culm.simulator.network import Channel
 
-RENEW_SECONDS = 0.75
+# A coordinator here is the real decisions and the real document, between two doors:
+#
+#     a node's report  ->  take  ->  advance  ->  commands:  orders to nodes, at once, in order on each stream
+#                                                            a document to Redis, a moment later
+#                                                            manifests, after the storage has answered
+#
+# An order is sent before the document is written: no node waits for Redis. So a coordinator that dies in between leaves
+# nodes that know more than its successor has read, which rule 8 is about. A document that waits is replaced by the next
+# one; whatever was not written dies with the process.
+#
+# Several may live at once. Each believes that it leads until Redis refuses its write or its lease, or until a node
+# tells it of a higher term (rules 12 and 15). Only the newest one goes on under another term then.
+
+RENEW_SECONDS = 0.75  # between two renewals of the lease
 WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
 
 
@@ -27,7 +40,7 @@ class Leader:
         self.alive = True
         self.cut_from_redis = False
         self.streams: dict[str, tuple[Node, Channel]] = {}  # down to the attached incarnations
-        self._pending: Document | None = None
+        self._pending: Document | None = None  # to be written, once Redis is there
         now, number = world.clock.now, self.number
         self.state = begin(settings, self.term, number, now if world.leaders else None)
         if redis.document is not None:
@@ -68,8 +81,8 @@ class Leader:
             down.cut()
         self.streams.clear()
         for node in self.world.nodes.values():
-            if node.leader is self:
-                node.detached()
+            if node.attendance.leader is self:
+                node.attendance.detached()
 
     def stop(self) -> None:
         """SIGTERM: what is to outlive it is written, if Redis is there; its nodes are told nothing (rule 17)."""
@@ -155,7 +168,7 @@ class Leader:
         attached = self.streams.get(name)
         if attached is not None:
             node, down = attached
-            down.send(lambda: self.world.receive((node.name, node.incarnation), lambda n: n.announce()))
+            down.send(lambda: self.world.receive((node.name, node.incarnation), lambda n: n.attendance.announce()))
 
     def _order_plan(self, name: str, command: cmd.Publish | cmd.SendPlan) -> None:
         self._order(name, command.plan)

@@ -5,6 +5,13 @@ from typing import NamedTuple
 from culm.coordinator.edges.persistence import Document
 from culm.simulator.network import Clock
 
+# It keeps two things: the newest document, and the lease with its term. Every state that it was ever in is remembered,
+# so that it can come back as it was some seconds ago. A leader whose term was forgotten puts it back with its next
+# write; two leaders of one term cannot both do so (rule 15).
+#
+# Left ideal: nothing is half written; a lease does not run out with time, a fault has another coordinator take it; the
+# event log is kept elsewhere (``Cluster.records``).
+
 
 class Memory(NamedTuple):
     """What there is to lose."""
@@ -44,7 +51,7 @@ class SimulatedRedis:
         return True
 
     def renew(self, term: int, holder: int) -> bool:
-        """As ``write``, of nothing. Of two leaders of one term only one holds the lease."""
+        """As ``write``, without a document. Of two leaders of one term only one holds the lease."""
         memory = self._memory
         if memory.term > term or (memory.term == term and memory.holder not in (0, holder)):
             return False
@@ -66,5 +73,5 @@ class SimulatedRedis:
         self._remember(next(memory for at, memory in reversed(self._before) if at <= max(then, 0.0)))
 
     def change_term(self, term: int) -> None:
-        """It comes back with another term than that of its state."""
+        """It comes back with another term than its document has."""
         self._remember(Memory(self.document, max(0, term), self._memory.holder))

@@ -28,6 +28,19 @@ from culm.simulator.histories.world import Leader, Node, World
 from culm.stage_server.worker.effects import RestoreLayers
 from culm.stage_server.worker.work import Save
 
+# What a fault means to whoever reads or writes:
+#
+#     away      nobody gets an answer                        OSError: asked again, it is no proof (rule 14)
+#     full      nobody can write                             OSError: tried again until a newer checkpoint is due
+#     slow      every answer takes up to 8 s
+#     gone      the mount is away: everything is absent      writes vanish, as into an empty folder
+#     unseen    one node sees nothing                        the same, for that node
+#     torn      a file changed after the checkpoint was      its hash differs: that is a proof
+#               whole
+#
+# A write is whole or does not happen. Nodes write and read as ``culm.stage_server.checkpointer`` and ``restorer`` do,
+# coordinators as ``culm.coordinator.edges.archive`` does: the same functions check the same bytes.
+
 COORDINATOR = ""  # in place of a node's name
 URL = "memory://sim"
 PAUSE = 0.5  # seconds between two attempts
@@ -100,7 +113,7 @@ class SimulatedStorage:
         seconds = self._world.random.uniform(0.01, 8.0 if self._is("slow") else 0.3)
         self._world.clock.after(pause + seconds, action)
 
-    # ---- what nodes do: as culm.stage_server.checkpointer and restorer -----------------------------------------------
+    # ---- what nodes do ----------------------------------------------------------------------------------------------
 
     def save(self, node: Node, work: Save) -> None:
         """The node's share is written, again until the storage takes it, unless the node dies before."""
@@ -180,7 +193,7 @@ class SimulatedStorage:
         check_file(folder, file, data)
         return data
 
-    # ---- what coordinators do: as culm.coordinator.edges.archive -----------------------------------------------------
+    # ---- what coordinators do ---------------------------------------------------------------------------------------
 
     def carry_out(self, leader: Leader, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
         if isinstance(command, cmd.WriteManifest):

@@ -15,6 +15,10 @@ from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import Node, World
 from culm.stage_server.worker.work import Run, Work
 
+# A machine's fault shows on that machine alone, the job's wherever its work is done. The coordinator has to tell them
+# apart: ``check_verdict`` breaks a history in which a healthy job was failed. A job that is at fault has to end as
+# failed; one that goes on for ever is stuck.
+
 LAST_WORDS = 0.3  # seconds in which a process that ends says why
 USUAL_RUN = 0.01  # seconds that an instruction takes, as far as a node's own history says
 SAMPLES = 40  # instructions in that history

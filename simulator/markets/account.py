@@ -6,11 +6,20 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import mean
 
+# Three sums have to close at a run's end, and ``row`` raises where one does not:
+#
+#     the uses                  add up to the wall time
+#     the lives of machines     add up to the seconds that were paid for
+#     steps and seconds         are nowhere below zero
+#
+# A rollback takes nothing out of these sums: it moves what was spent on the lost steps to ROLLBACK. ``exposed_seconds``
+# lies beside them.
+
 HOUR = 3600.0
 
 
 class Use(StrEnum):
-    """What a run's wall time is spent on; every moment on one of these."""
+    """What a run's wall time is spent on: every moment on one of these."""
 
     USEFUL = "useful"  # steps that stay, as long as they take without lost nodes and redundancy
     REDUNDANCY = "redundancy"  # by what redundancy makes them longer
@@ -109,7 +118,7 @@ class Account:
         self._step_began = (self.now, self.cost)
         self.steps += steps
         self.samples += steps * samples
-        # samples/s over $/h, times the seconds that it held: of the seconds only one power is left.
+        # samples/s for each $/h, times the seconds for which it held: those of samples/s cancel, those of $/h stay.
         hours = (self.now - then) / HOUR
         if self.cost > paid and hours > 0.0:
             self._value += steps * samples / ((self.cost - paid) / hours)

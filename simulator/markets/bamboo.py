@@ -1,9 +1,4 @@
-"""Bamboo by the rules of its released simulator; and the same with what those leave out.
-
-A node whose neighbour goes runs both its own stage and the neighbour's, which makes steps longer; a node that goes
-while it or its own neighbour does so already is fatal: all nodes meet for 30 s. When a step ends the nodes meet for a
-shorter while if that puts enough waiting nodes to use. Source: ``culm.simulator.markets.workload.BAMBOO``.
-"""
+"""Bamboo by the rules of its released simulator, and the same with the work that a fatal preemption loses."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -13,12 +8,25 @@ from culm.simulator.markets.account import Account, Row, Use
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import SPOT, Published
 
+# Source: ``workload.BAMBOO``. Its rules:
+#
+#     a node goes                              its neighbour runs both stages; a step takes half as long again
+#     a node goes that runs two stages, or     fatal: all nodes meet for 30 s, and places are given out anew
+#       whose neighbour does
+#     a step ends                              the nodes meet for a shorter while, if waiting nodes can take the places
+#                                              of doubled ones, make a pipeline more, or too many stages are at risk
+#     the nodes meet, and one of them goes     they meet again, for as long
+#
+# As published, a fatal preemption takes no work back. With ``charges_preemptions`` it takes the steps since the last
+# checkpoint, and the time to load that.
+
 STARTS_UP = 45.0  # seconds from a machine's coming to its readiness
 MEETING = 30.0  # seconds of all nodes, to begin, and after a fatal preemption
 SLOWDOWN = 1.5  # of a step while some node runs two stages
 RISK = 0.05  # of nodes that must not be lost, above which the pipelines are cut anew
 LOAD_SECONDS = 50.0  # of a checkpoint; it and the next: Bamboo's own profile of checkpointing, in the same release
-CHECKPOINT_SECONDS = 600.0  # between two checkpoints; its paper names none, so what pipeline/prices.toml compares with
+# Between two checkpoints. Bamboo's paper names none, so what pipeline/money/prices.toml compares with.
+CHECKPOINT_SECONDS = 600.0
 
 
 @dataclass

@@ -14,7 +14,8 @@ from culm.simulator.markets.trace import Change, at_most
 from culm.simulator.markets.workload import Published
 
 REDUNDANCIES = ("off", "lazy", "eager", "auto")
-CHECKPOINT_SECONDS = 600.0  # between two of Culm's: as pipeline/prices.toml has it for the restart it compares with
+# Between two of Culm's checkpoints: pipeline/money/prices.toml has the same for the restart that it compares with.
+CHECKPOINT_SECONDS = 600.0
 
 
 def rows(changes: Sequence[Change], work: Published, seconds: float, cluster: Cluster) -> Iterator[Row]:

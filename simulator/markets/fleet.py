@@ -7,6 +7,10 @@ from culm.simulator.markets.job_profile import Cluster
 from culm.simulator.markets.trace import Change
 from culm.simulator.network import Clock
 
+# A machine is paid from the moment that it is rented, while it starts up too. One that is declined stays on offer, and
+# the one that has been on offer longest is rented first. Whatever ends a rent counts as a preemption: a node gives its
+# machine back only because that is about to be taken.
+
 
 class Fleet:
     """``started(node, zone)`` is called when a rented machine is up, ``gone(node)`` when it was taken away."""

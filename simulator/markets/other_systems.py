@@ -1,8 +1,4 @@
-"""What others do with the same machines, by their published rules and constants, at the rates of a published model.
-
-Every rule is a pause after each lost node, what work is lost with it, and which nodes are of use. Step times are what
-Bamboo measured with its redundancy on: without it they would be shorter, by the 10 to 20 % that it says it costs.
-"""
+"""What others do with the same machines, by their published rules and constants, at the rates of a published model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +7,13 @@ from culm.simulator.markets.account import Account, Row, Use
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import BAMBOO, ON_DEMAND, SPOT, Published
 from culm.simulator.network import Clock
+
+# A rule is a pause after each lost node, the work that is lost with it, and which nodes are of use. Between two changes
+# training goes on at one rate, so nothing but changes is played: time passes, steps are counted in parts, and the
+# account closes.
+#
+# Step times are what Bamboo measured with its redundancy on. Without it they would be shorter, by the 10 to 20 % that
+# it says it costs: the comparison is in Bamboo's favour.
 
 STARTS_UP = 45.0  # seconds from a machine's coming to its readiness: as Bamboo's simulator has it
 OOBLECK = "share of effective work with a node lost every 600 s, from the artifact of Oobleck (SOSP 2023), BERT-large"

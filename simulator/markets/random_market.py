@@ -8,6 +8,12 @@ from itertools import count
 
 from culm.simulator.markets.trace import Change
 
+# Two markets. ``hourly`` is the one that Bamboo's simulator draws, so that its published figures can be met. ``zoned``
+# has what a user knows of a real one: zones with prices and rates, machines that go in bulk, notices. Each zone has a
+# generator of its own, so another zone changes nothing about its machines.
+#
+# A machine's life is exponential in ``zoned``: it has no memory. It ends early where a bulk takes its place.
+
 HOUR = 3600.0
 AT_ONCE = {"add": 0, "notice": 1, "remove": 2}  # the order of what happens in one moment
 

@@ -19,7 +19,7 @@ class Choice:
     begins_with: int = 0  # nodes that the run waits for before it begins; 0: one for each stage
     checkpoint_steps: int = 0  # 0: none
     settle_seconds: float = 30.0
-    passes_over: bool = True  # calm steps; without it every one is decided: slower, and the same
+    passes_over: bool = True  # calm steps are passed over; without it each one is decided: slower, and the same row
 
 
 class Lengths(NamedTuple):
@@ -31,7 +31,7 @@ class Lengths(NamedTuple):
 
 
 class StepTimes:
-    """Of one run."""
+    """How long the steps of one run are. What redundancy and seeding add are measured shares of the useful time."""
 
     def __init__(self, profile: Profile, cluster: Cluster, choice: Choice) -> None:
         self._profile, self._cluster, self._choice = profile, cluster, choice

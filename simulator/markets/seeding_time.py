@@ -6,6 +6,12 @@ from typing import NamedTuple
 from culm.pipeline.plan import Plan
 from culm.simulator.markets.job_profile import STATE_BYTES, Cluster, Profile
 
+# Every plan says anew who is to hold what. What moves already goes on if it is still asked for; the rest is given up.
+# What is new begins at once. A giver has one rate for all that it seeds, one part after another: the second part of a
+# plan arrives after the first. Parts of other givers, or of a plan before, do not slow it down.
+#
+# Every byte that began to move has arrived, was given up, or is on its way: ``check`` counts them.
+
 
 class Way(NamedTuple):
     """State that is moving."""
@@ -45,10 +51,7 @@ class Moving:
         self.begun = self.arrived = self.given_up = 0  # bytes
 
     def adopt(self, plan: Plan, held: Mapping[str, set[int]], now: float) -> list[tuple[Part, float]]:
-        """Begins what a plan asks for, gives up what it does not; the new parts, and when they are there.
-
-        A holder gives so much a second, and one after another to those that it seeds.
-        """
+        """Begins what a plan asks for, gives up what it does not. Returns the new parts, and when they are there."""
         given: dict[str, int] = {}
         before, self._under_way = self._under_way, {}
         begun = []
@@ -67,7 +70,7 @@ class Moving:
         return begun
 
     def give_up(self) -> None:
-        """All of it: an era ends."""
+        """Everything under way: an era ends."""
         self.given_up += sum(way.size for way in self._under_way.values())
         self._under_way.clear()
 

@@ -10,6 +10,22 @@ from culm.pipeline.instruction import Instruction
 from culm.pipeline.schedule import Schedule, programs
 from culm.pipeline.times import TimeSplit
 
+# Each node runs its program in order. An instruction begins when its node is free and its input has arrived; its result
+# arrives at another node a hop after its end. So a step needs no clock: one walk over the programs gives every time.
+#
+# When owners are lost at ``at``, the rest of the step is walked again under the new owners. What becomes of an
+# instruction:
+#
+#     of a stage that stays, ended or running    stays as it is
+#     of a lost stage, ended or running          its gradient went with the owner: the heir does it again, but for the
+#                                                microbatches whose accumulated gradients were shipped
+#     of a lost stage that was through           stays: its standby has the whole reduced gradient (rule 9)
+#     not begun                                  the new owner does it
+#
+# A result that had arrived stays with its consumer, also where its producer does it again: nobody waits for it twice.
+# An heir is free from ``resumed`` on, when the lost node was noticed. The share of the forwards that it had run ahead
+# takes no time again.
+
 
 @dataclass(frozen=True, slots=True)
 class Durations:
@@ -62,13 +78,12 @@ class StepRun:
         return same
 
     def lose(self, at: float, resumed: float, owners: Sequence[str], ahead: float = 0.0, ship_every: int = 0) -> int:
-        """Other owners from ``at`` on: their heirs redo what is lost from ``resumed`` on. Returns how much that is.
+        """The stages that get other owners are lost at ``at``. Returns how many instructions heirs do again.
 
-        Results that had arrived stay with those who have them. ``ahead``: the share of the lost forwards that an heir
-        had run already; ``ship_every``: after so many backwards their gradients were with it.
+        ``ahead``: the share of the lost forwards that an heir had run already. ``ship_every``: after so many backwards
+        their gradients were with it.
         """
         moved = {s for s, (old, new) in enumerate(zip(self.owners, owners, strict=True)) if old != new}
-        # A stage that was through had its whole gradient with its standby: nothing of it is redone (rule 9).
         lost = {s for s in moved if any(end > at for i, end in self.ended.items() if i.stage == s)}
         done = {i for i, end in self.ended.items() if end <= at and i.stage not in lost}
         running = {i for i, start in self.began.items() if start < at and i.stage not in lost} - done

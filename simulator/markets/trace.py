@@ -1,4 +1,4 @@
-"""What happens to machines: a trace, read from a file in any of three formats or drawn by ``markets.market``.
+"""What happens to machines: a trace, read from a file in any of three formats. ``random_market`` draws one.
 
 - ``time_ms,add|remove,node``: a line an event, as Bamboo's and Oobleck's artifacts have them.
 - ``date, time, count``: how many machines there are, line by line. Which of them go is not on record: it is drawn.

@@ -264,9 +264,9 @@ def test_the_command_draws_where_the_time_went(tmp_path: Path, capsys: pytest.Ca
             "--plot: 'no/such/folder.svg' cannot be written: its folder does not exist",
         ),
         (["--trace", "nowhere.csv"], "nowhere.csv: the trace cannot be read (No such file or directory)"),
-        (["--hourly", "1.5"], "--hourly: '1.5' is too much; give a number of 0 or more, up to 1"),
-        (["--hourly", "0.1", "--hours", "-1"], "--hours: '-1' is too little"),
-        (["--hourly", "0.1", "--price", "-1"], "--price: '-1' is too little"),
+        (["--hourly", "1.5"], "--hourly: '1.5' is too large; give a number of 0 or more, up to 1"),
+        (["--hourly", "0.1", "--hours", "-1"], "--hours: '-1' is too small"),
+        (["--hourly", "0.1", "--price", "-1"], "--price: '-1' is too small"),
     ],
 )
 def test_bad_words_are_told_in_a_line(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

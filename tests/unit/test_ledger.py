@@ -9,7 +9,8 @@ import pytest
 
 from culm.pipeline.money.codec import of_lines, of_message, to_line
 from culm.pipeline.money.counterfactual import History, with_checkpoints
-from culm.pipeline.money.ledger import USES, Ledger
+from culm.pipeline.money.ledger import Ledger
+from culm.pipeline.money.usage import USES
 from culm.protos import coordinator_pb2 as pb
 
 START = 1_000_000.0
@@ -261,7 +262,7 @@ def test_a_ledger_goes_on_from_its_document() -> None:
 
 
 def test_nodes_that_come_and_go_for_ever_are_bounded_and_all_of_them_paid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("culm.pipeline.money.ledger.LIVES_KEPT", 10)
+    monkeypatch.setattr("culm.pipeline.money.lives.LIVES_KEPT", 10)
     log = Log()
     for i in range(100):
         log.joins(100.0 * i, f"n{i}", 3.6)

@@ -1,0 +1,88 @@
+"""What lost nodes and rollbacks cost: how much longer their step took than a calm one."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+# What goes wrong is charged at the next commit, since only then it is known how long the step took.
+#
+#     step 3 (calm: 5 s)   step 4: n1 is lost                 step 5
+#     |--------------------|----------x-----------------------|----
+#     commit 2             commit 3   pending                 commit 4: 7 s, so 2 s were lost
+#
+# - The time lost is what the step took beyond the median of the calm steps before. Several lost nodes of one step share
+#   it evenly.
+# - A rollback takes all of it alone. Its step began at the mark that the run went back to (``trained_steps``), so the
+#   time counts from there. What interruptions since that mark were charged is taken off: nothing is charged twice.
+# - A lost second costs what the cluster cost on average in that step.
+#
+# A commit whose number does not follow tells no length of a step: events of a leader that died are missing between.
+
+CALM_STEPS = 20  # the steps that tell how long one takes when nothing happens: docs/cost.md has the same number
+# Each is a row of the cost page. Their seconds stay counted in ``lost_seconds`` when they are left out.
+INTERRUPTIONS_KEPT = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """Time in which nothing new was trained, because of a lost node or a rollback."""
+
+    kind: str  # "lost" or "rollback"
+    time: float
+    step: int
+    node: str  # empty: a rollback
+    seconds: float
+    dollars: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Something that went wrong since the last commit; what it cost is known at the next."""
+
+    kind: str
+    time: float
+    step: int
+    node: str
+
+
+@dataclass(eq=False, kw_only=True)
+class Interruptions:
+    """Those that are charged, and those that wait for the next commit."""
+
+    charged: list[Interruption] = field(default_factory=list)
+    lost_seconds: float = 0.0  # of all that were charged, those left out too
+    calm: deque[float] = field(default_factory=lambda: deque(maxlen=CALM_STEPS))  # seconds of each
+    pending: deque[Pending] = field(default_factory=lambda: deque(maxlen=INTERRUPTIONS_KEPT))
+
+    def happen(self, kind: str, at: float, step: int, node: str) -> None:
+        self.pending.append(Pending(kind, at, step, node))
+
+    def step_ended(self, *, began: float, seconds: float, dollars: float, follows: bool) -> None:
+        """A step that began at ``began`` took so long and so much. ``follows``: on the last one that is on record."""
+        if self.pending:
+            calm = median(self.calm) if self.calm else 0.0
+            self._charge(began, max(0.0, seconds - calm), dollars / seconds if seconds > 0 else 0.0)
+        elif follows:
+            self.calm.append(seconds)
+
+    def _charge(self, began: float, lost: float, dollars_per_second: float) -> None:
+        rollbacks = [p for p in self.pending if p.kind == "rollback"]
+        causes = rollbacks[-1:] or list(self.pending)
+        if rollbacks:
+            since = [x for x in self.charged if x.time >= began]
+            lost = max(0.0, lost - sum(x.seconds for x in since))
+        share = lost / len(causes)
+        for cause in causes:
+            self.charged.append(
+                Interruption(
+                    kind=cause.kind,
+                    time=cause.time,
+                    step=cause.step,
+                    node=cause.node,
+                    seconds=share,
+                    dollars=share * dollars_per_second,
+                )
+            )
+        del self.charged[:-INTERRUPTIONS_KEPT]
+        self.lost_seconds += lost
+        self.pending.clear()

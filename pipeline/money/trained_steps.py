@@ -1,0 +1,95 @@
+"""Which committed steps count, and when the step that runs began: a rollback takes steps back."""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from culm.pipeline.money.kinds import Planned
+
+# A step counts once it is committed and until a rollback goes back behind it. So samples are
+# (committed - first) x samples in a step: a step that was trained twice counts once.
+#
+#     plan      commit 0   commit 1   commit 2     rollback to 1        commit 1
+#      |-----------|----------|----------|---- ... -----|--------- ... -----|
+#    begun       mark 0     mark 1     mark 2        marks 1, 2 go        mark 1
+#                  ^                                                        |
+#                  '------ the step that runs began here, in time and money-'
+#
+# Every commit leaves a mark: its step, its time, and the money spent by then. After a rollback the step that runs began
+# at the mark before it, so all that was spent since then is what the rollback cost.
+#
+# A coordinator that goes on without the events before knows fewer steps than there were. ``first`` then falls to the
+# lowest step that is seen: a run that was resumed may also go back behind where it began.
+
+# Commits that a rollback may go back to. Of twice as many every second one of the older half is left out. A rollback
+# that goes back so far begins at the mark before, and counts the steps between as lost too.
+MARKS_KEPT = 1_024
+
+
+class Moment(NamedTuple):
+    """When, and the money spent by then."""
+
+    time: float
+    dollars: float
+
+
+class Mark(NamedTuple):
+    """A commit that counts."""
+
+    step: int
+    time: float
+    dollars: float
+
+
+@dataclass(eq=False, kw_only=True)
+class TrainedSteps:
+    """What a run has trained by now, and what a step of it is."""
+
+    begun: float | None = None  # the first plan: training begins
+    first: int | None = None  # the lowest step of this run; Invariant: None as long as ``begun`` is
+    committed: int = 0  # the step that runs
+    samples: int = 0  # in a step
+    tokens: int = 0  # in a step
+    stages: int = 0
+    marks: list[Mark] = field(default_factory=list)  # Invariant: in the order of steps, each below ``committed``
+    since: Moment | None = None  # the step that runs began; Invariant: None as long as ``begun`` is
+
+    def plan(self, at: float, step: int, event: Planned, dollars: float) -> bool:
+        """Whether training begins with this plan."""
+        self.stages = event.stage_count
+        self.samples, self.tokens = event.samples_per_step, event.tokens_per_step
+        if self.begun is not None:
+            return False
+        self.begun = at
+        self.first = self.committed = step
+        self.since = Moment(at, dollars)
+        return True
+
+    def commit(self, at: float, step: int, dollars: float) -> None:
+        """The step counts; ``dollars`` were spent by now."""
+        self._lower_first(step)
+        self._forget(step)
+        self.marks.append(Mark(step, at, dollars))
+        if len(self.marks) > 2 * MARKS_KEPT:
+            del self.marks[1:MARKS_KEPT:2]
+        self.committed = step + 1
+        self.since = Moment(at, dollars)
+
+    def roll_back(self, step: int) -> None:
+        """This step and later ones count no more; it runs again."""
+        assert self.begun is not None
+        self._lower_first(step)
+        self._forget(step)
+        last = self.marks[-1] if self.marks else None
+        self.since = Moment(last.time, last.dollars) if last is not None else Moment(self.begun, 0.0)
+        self.committed = step
+
+    def _lower_first(self, step: int) -> None:
+        self.first = step if self.first is None else min(self.first, step)
+
+    def _forget(self, step: int) -> None:
+        del self.marks[bisect_left(self.marks, step, key=lambda mark: mark.step) :]
+
+    def counted(self) -> int:
+        """How many steps count."""
+        return self.committed - self.first if self.first is not None else 0

@@ -1,0 +1,98 @@
+"""The nodes of a simulated run: which layers each holds, where its time went, and what it would report of both."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from culm.coordinator import reports
+from culm.pipeline.plan import Plan
+from culm.pipeline.times import TimeSplit
+from culm.simulator.markets.seeding_time import Part
+from culm.simulator.markets.step_time import StepRun
+
+
+@dataclass(eq=False, kw_only=True)
+class MarketNode:
+    """One incarnation of a node, on a machine of the trace."""
+
+    incarnation: int
+    zone: str
+    # Invariant: at the committed version. A simulated node applies a commit in no time, so a layer is held or is not.
+    held: set[int] = field(default_factory=set)
+    times: TimeSplit = field(default_factory=TimeSplit)  # counted under redundancy "auto" only: nobody else asks
+
+
+class MarketNodes:
+    """The nodes that attend, by name. It knows neither time nor machines."""
+
+    def __init__(self) -> None:
+        self.here: dict[str, MarketNode] = {}
+        self._incarnations = 0
+
+    def add(self, name: str, zone: str) -> MarketNode:
+        """A process starts under this name, and holds nothing (rule 13)."""
+        self._incarnations += 1
+        node = self.here[name] = MarketNode(incarnation=self._incarnations, zone=zone)
+        return node
+
+    def find(self, name: str, incarnation: int) -> MarketNode | None:
+        node = self.here.get(name)
+        return node if node is not None and node.incarnation == incarnation else None
+
+    # ---- what they hold ---------------------------------------------------------------------------------------------
+
+    def restore(self, plan: Plan) -> None:
+        """An era begins: every node holds what the plan names for it, from the origin."""
+        for name, node in self.here.items():
+            node.held = set(plan.layers_of(name))
+
+    def keep(self, plan: Plan) -> None:
+        """What a plan no longer names is dropped."""
+        for name, node in self.here.items():
+            if node.held:
+                node.held &= plan.layers_of(name)
+
+    def held(self) -> Mapping[str, set[int]]:
+        return {name: node.held for name, node in self.here.items()}
+
+    def seeded(self, part: Part) -> None:
+        self.here[part.node].held |= set(range(part.first_layer, part.end_layer))
+
+    # ---- what they report -------------------------------------------------------------------------------------------
+
+    def spend(self, step: StepRun, steps: int) -> None:
+        """So many steps went by: where each node's time went."""
+        for name, node in self.here.items():
+            spent = step.times(name)
+            node.times = TimeSplit(
+                forward=node.times.forward + steps * spent.forward,
+                backward=node.times.backward + steps * spent.backward,
+                bubble=node.times.bubble + steps * spent.bubble,
+            )
+
+    def heartbeats(self, now: float, bytes_per_second: float) -> reports.Heard:
+        beats = (
+            reports.Heartbeat(
+                node=name, incarnation=node.incarnation, times=node.times, bytes_per_second=bytes_per_second
+            )
+            for name, node in self.here.items()
+        )
+        return reports.Heard(tuple((now, beat) for beat in beats))
+
+    def readiness(self, plan: Plan, step: int, era: int) -> list[reports.Ready]:
+        """What the holders report at the end of a step. Gradients are made up: zeros, which clip nothing."""
+        return [
+            reports.Ready(
+                node=name,
+                incarnation=node.incarnation,
+                era=era,
+                step=step,
+                stage=s,
+                first_layer=layers.start,
+                squared_norms=(0.0,) * len(layers),
+                losses=(0.0,),
+            )
+            for name, node in self.here.items()
+            if node.held
+            for s, layers in plan.parts_of(name)
+            if node.held.issuperset(layers)
+        ]
