@@ -31,10 +31,9 @@ Made by `make bench` from `benchmarks/results.json`. Every value is the median o
 on one machine: {machine}.
 The floor has to hold; the aim is what to try for.
 
-Stolen is the share of the cores' time that the machine's host gave to others meanwhile, in the worst round: rounds in
-which it was more than a hundredth are done again, up to three times as many in all, and the quietest count. A loop of
-the lowest priority keeps every core from halting meanwhile: a host that gives halted cores to others takes a while to
-give them back.
+Stolen is the share of the cores' time that the machine's host gave to others, in the worst round. Rounds with more than
+a hundredth are done again, up to three times as many in all, and the quietest count. A loop of the lowest priority
+keeps every core from halting: a host that gives halted cores to others takes a while to give them back.
 
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
@@ -42,10 +41,10 @@ give them back.
 TAIL = """
 ![How far each figure is on the way from its floor to its aim](../benchmarks/results.svg)
 
-The dot is the median, the bar the spread of the rounds; what lies far beyond floor or aim is drawn at the edge.
+The dot is the median, the bar the spread of the rounds. Values far beyond floor or aim are drawn at the edge.
 
 - Throughput and CPU: tensors from process to process, beside gloo's send and recv; CPU of both sides. Nodes of one
-  machine pass large tensors through shared memory; the stream alone is what nodes of two machines have.
+  machine pass large tensors through shared memory. Nodes of two machines have the stream alone.
 - Paced steps: layers that take 10 ms forward and 20 ms backward, all that their module does included and nearly all
   of it off the CPU, stand for accelerators that do not share this machine's cores; M = 2 P. The ideal is (M + P - 1)
   (f + b); torch is torch.distributed.pipelining's 1F1B on gloo; bare processes pass the same tensors through pipes

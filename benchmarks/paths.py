@@ -6,8 +6,9 @@ that was entered on the way
 - of a tensor: from the end of stage 0's forward to the beginning of stage 1's forward of the same microbatch;
 - of a lost node: from the first evidence at the coordinator to its heir's first instruction.
 
-An engineer who follows that path opens no other file. ``--root`` names another tree, such as an older commit's.
-Threads that take no part are left out: ``APART`` names them.
+A file counts as *handed* where one of its functions was given the thing itself: the tensor's key, or the lost node's
+name or a plan. The other files were entered meanwhile, by the same processes, for other reasons too. ``--root`` names
+another tree, such as an older commit's. Threads that take no part are left out: ``APART`` names them.
 """
 
 import argparse
@@ -21,7 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STEP = 5  # whose tensor is followed
-KILL = "n1@8:1B0"
+LOST = "n1"
+KILL = f"{LOST}@8:1B0"
+FOLLOWED = f"{STEP} 0 1 0 0"  # the tensor's key: step, pipeline, kind, stage, microbatch
 JOB = ["examples/digits_mlp.toml", "--nodes", "3", "--set", "pipeline.stages=3", "--set", "job.steps=14"]
 EVIDENCE = {"peer_lost", "stream_broken"}  # of the coordinator's decisions
 RESUMED = "_resumed"  # the coordinator hears of the heir's first instruction
@@ -39,6 +42,7 @@ class Entry:
     place: str  # the file, from the tree's root
     function: str
     marks: tuple[int, ...]  # of a stage's forward: step, microbatch, is it the first stage, is it the last
+    given: str  # t: the tensor's key is among the arguments; n: the lost node's name, or a plan
 
 
 def entries(folder: Path) -> list[Entry]:
@@ -47,7 +51,7 @@ def entries(folder: Path) -> list[Entry]:
     def read() -> Iterator[Entry]:
         for path in folder.iterdir():
             for line in path.read_text().splitlines():
-                time, event, thread, place, function, marks = line.split("\t")
+                time, event, thread, place, function, marks, given = line.split("\t")
                 yield Entry(
                     time=float(time),
                     process=path.name,
@@ -56,6 +60,7 @@ def entries(folder: Path) -> list[Entry]:
                     place=place,
                     function=function,
                     marks=tuple(map(int, marks.split())),
+                    given=given,
                 )
 
     return sorted(read())
@@ -84,13 +89,18 @@ def between(found: Sequence[Entry], first: Entry, last: Entry) -> list[Entry]:
     ]
 
 
-def told(name: str, path: Sequence[Entry]) -> str:
-    """Each file where it is entered first."""
-    first: dict[str, Entry] = {}
+def told(name: str, path: Sequence[Entry], followed: str) -> str:
+    """Each file where it is handed the thing first, or entered first."""
+    handed: dict[str, Entry] = {}
+    entered: dict[str, Entry] = {}
     for entry in path:
-        first.setdefault(entry.place, entry)
-    lines = [f"{name}: {len(first)} files"]
-    lines.extend(f"  {e.place}: {e.function}  ({e.thread} of process {e.process})" for e in first.values())
+        entered.setdefault(entry.place, entry)
+        if followed in entry.given:
+            handed.setdefault(entry.place, entry)
+    lines = [f"{name}: {len(handed)} files handed, {len(entered)} entered"]
+    lines.extend(f"  {e.place}: {e.function}  ({e.thread} of process {e.process})" for e in handed.values())
+    others = [e for e in entered.values() if e.place not in handed]
+    lines.extend(f"  entered: {e.place}: {e.function}  ({e.thread} of process {e.process})" for e in others)
     return "\n".join(lines)
 
 
@@ -102,6 +112,8 @@ def traced(root: Path) -> list[Entry]:
             "PYTHONPATH": os.pathsep.join((hook, str(root))),
             "CULM_TRACE_FOLDER": name,
             "CULM_TRACE_ROOT": str(root),
+            "CULM_TRACE_KEY": FOLLOWED,
+            "CULM_TRACE_NODE": LOST,
         }
         words = [sys.executable, "-m", "culm", "run", *JOB, "--kill", KILL, "--set", "job.threads=1"]
         subprocess.run(words, cwd=root, env={**os.environ, **ours}, check=True, stdout=subprocess.DEVNULL)
@@ -112,8 +124,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=lambda text: Path(text).resolve(), default=ROOT, help="the tree to trace")
     found = traced(parser.parse_args().root)
-    print(told("a tensor, from one stage's forward to the next one's", of_a_tensor(found)))
-    print(told("a lost node, from its evidence to its heir's first instruction", of_a_lost_node(found)))
+    print(told("a tensor, from one stage's forward to the next one's", of_a_tensor(found), "t"))
+    print(told("a lost node, from its evidence to its heir's first instruction", of_a_lost_node(found), "n"))
 
 
 if __name__ == "__main__":

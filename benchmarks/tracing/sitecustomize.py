@@ -11,6 +11,8 @@ import time
 from types import FrameType
 
 FOLDER, ROOT = os.environ.get("CULM_TRACE_FOLDER", ""), os.environ.get("CULM_TRACE_ROOT", "")
+KEY = tuple(map(int, os.environ.get("CULM_TRACE_KEY", "").split()))  # step, pipeline, kind, stage, index of the tensor
+NODE = os.environ.get("CULM_TRACE_NODE", "")  # the node that is lost
 MARKED = {"forward"}  # of these it also matters when they return, and of what they are
 _known: dict[str, str] = {}  # what code says of its file -> the file in the repository, or nothing
 _files: dict[int, int] = {}  # process -> its open file
@@ -22,6 +24,27 @@ def _place(said: str) -> str:
         inside = real.startswith(ROOT + os.sep) and f"{os.sep}." not in real[len(ROOT) :]
         _known[said] = os.path.relpath(real, ROOT) if inside else ""
     return _known[said]
+
+
+def _named(value: object) -> str:
+    """``t`` for the tensor's key, ``n`` for the lost node's name or a plan; nothing for all else."""
+    if isinstance(value, tuple) and type(value).__name__ == "Key":
+        return "t" if value[1:] == KEY else ""
+    return "n" if (isinstance(value, str) and value == NODE) or type(value).__name__ == "Plan" else ""
+
+
+def _given(frame: FrameType) -> str:
+    """What of the followed things a function is given: itself, one deep in a list, or as a field named key or node."""
+    code = frame.f_code
+    found: set[str] = set()
+    for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        value = frame.f_locals.get(name)
+        if name == "self":
+            continue
+        several = value if isinstance(value, list | tuple) and len(value) < 100 else ()
+        fields = (getattr(value, field, None) for field in ("key", "node")) if hasattr(value, "__slots__") else ()
+        found.update(map(_named, (value, *several, *fields)))
+    return "".join(sorted(found))
 
 
 def _write(frame: FrameType, event: str, argument: object) -> None:
@@ -40,7 +63,8 @@ def _write(frame: FrameType, event: str, argument: object) -> None:
     process = os.getpid()
     if process not in _files:  # also after a fork
         _files[process] = os.open(os.path.join(FOLDER, str(process)), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    words = (f"{time.monotonic():.6f}", event, threading.current_thread().name, place, code.co_name, marks)
+    given = _given(frame) if event == "call" else ""
+    words = (f"{time.monotonic():.6f}", event, threading.current_thread().name, place, code.co_name, marks, given)
     os.write(_files[process], ("\t".join(words) + "\n").encode())
 
 

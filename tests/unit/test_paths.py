@@ -5,8 +5,19 @@ from dataclasses import replace
 from benchmarks.paths import STEP, Entry, between, of_a_lost_node, of_a_tensor, told
 
 
-def entry(time: float, place: str, function: str, process: str = "1", thread: str = "MainThread") -> Entry:
-    return Entry(time=time, process=process, event="call", thread=thread, place=place, function=function, marks=())
+def entry(
+    time: float, place: str, function: str, process: str = "1", thread: str = "MainThread", given: str = ""
+) -> Entry:
+    return Entry(
+        time=time,
+        process=process,
+        event="call",
+        thread=thread,
+        place=place,
+        function=function,
+        marks=(),
+        given=given,
+    )
 
 
 FORWARD = entry(1.0, "stage_server/compute/stage.py", "forward")
@@ -34,5 +45,7 @@ def test_generated_stubs_and_tests_are_nobodys_reading() -> None:
     assert between([MADE, stub, TAKEN], MADE, TAKEN) == [MADE, TAKEN]
 
 
-def test_a_file_is_told_once() -> None:
-    assert told("a path", [MADE, SENT, TAKEN]).startswith("a path: 2 files\n")
+def test_a_file_is_told_once_and_as_handed_if_the_thing_itself_reached_it() -> None:
+    handed = replace(SENT, function="_tensor", given="t")
+    text = told("a path", [MADE, SENT, handed, replace(TAKEN, given="n")], "t")
+    assert text.startswith("a path: 1 files handed, 2 entered\n  stage_server/streams/sender.py: _tensor")
