@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
-# Test processes beside each other: they wait more than they compute, so one more than two cores have work for.
+# Test processes that run at once. They wait more than they compute, so three keep two cores busy.
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
@@ -31,16 +31,16 @@ test: install lint ## all checks: lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser
 
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
-wan: install ## nodes 20 ms apart, cut off from each other; as root: CULM_WAN=RELAY make wan
+wan: install ## nodes that are 20 ms apart, and cut off from each other; as root: CULM_WAN=RELAY make wan
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/wan
 
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
 	docker compose build coordinator stage ui
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -o faulthandler_timeout=1800 tests/compose
 
-# Slow tests are run too. The chaos needs an engine as make compose does, and is skipped without one.
+# Runs the slow tests too. The chaos needs a Docker engine, as make compose does, and is skipped without one.
 CHAOS_MINUTES ?= 10
-hostile: install ## what broke it once: lost, forged, emptied, cut off; then minutes of chaos in compose: CHAOS_MINUTES
+hostile: install ## everything that broke Culm once, then CHAOS_MINUTES=10 of chaos in compose
 	-docker compose build coordinator stage ui
 	CULM_SOAK=1 CHAOS_MINUTES=$(CHAOS_MINUTES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs -s \
 		-o faulthandler_timeout=0 tests/hostile tests/compose/test_chaos.py
@@ -54,7 +54,7 @@ bench: install ## measure beside the peers, in turn; writes benchmarks/results.j
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
-soak: install ## what takes longer: every kill on every stage, 50,000 random histories
+soak: install ## the long tests, half an hour: every kill on every stage, 50,000 random histories
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests/integration tests/simulation
 
 lint: install ## style, types, and who may import whom

@@ -11,6 +11,7 @@ from culm.pipeline.text import closest, told
 from culm.terminal import interrupts
 from culm.terminal.flags import Parser
 
+# The module of each command. Only the module of the command at hand is imported: some bring torch, which takes seconds.
 MODULES = {
     "run": "run",
     "verify": "verify",
@@ -39,10 +40,10 @@ MODULES = {
 
 
 def make_parser(modules: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """The parser with the commands of these modules, or all. Imports them: some bring torch, which takes seconds."""
+    """The parser with the commands of these modules, or of all. Imports the modules."""
     parser = Parser(
         prog="culm",
-        description="Trains one PyTorch model over machines that may vanish at any moment.",
+        description="Trains one PyTorch model on machines that may vanish at any moment.",
         epilog="examples:\n"
         "  culm doctor\n"
         "  culm run examples/digits_mlp.toml --kill n1@20:2B1\n"
@@ -52,7 +53,9 @@ def make_parser(modules: Iterable[str] = ()) -> argparse.ArgumentParser:
     for module in modules or dict.fromkeys(MODULES.values()):
         import_module(f"culm.commands.{module}").add_arguments(commands)
     for each in all_parsers(parser):
-        each.formatter_class = argparse.RawDescriptionHelpFormatter  # an example that is wrapped cannot be copied
+        each.formatter_class = (
+            argparse.RawDescriptionHelpFormatter
+        )  # else argparse wraps the examples, and nobody could copy them
     return parser
 
 
@@ -68,7 +71,7 @@ def all_parsers(parser: argparse.ArgumentParser) -> Iterable[argparse.ArgumentPa
 def main(argv: list[str] | None = None) -> int:
     """Runs one command. 0: done. 1: the run failed or differs. 2: bad usage or job file, with one line on stderr.
 
-    130: interrupted. 141: whoever read stdout has gone, as head does; by convention the code of SIGPIPE.
+    130: interrupted. 141: the reader of stdout has gone, as head does; by convention the code of SIGPIPE.
     """
     words = sys.argv[1:] if argv is None else argv
     if argv is None:
@@ -80,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
             return arguments
         sys.path.insert(0, "")  # the current folder is importable, as the job file says
         code: int = arguments.command(arguments)
-        sys.stdout.flush()  # that nobody reads is found out here, and not by the interpreter's end
+        sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:
         print(f"culm {command}: {in_one_line(error)}", file=sys.stderr)
         return 2
@@ -94,11 +97,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parsed(words: list[str], command: str) -> argparse.Namespace | int:
-    """The arguments; or the exit code, where the parser has said what is wrong, or shown the help."""
+    """The arguments; or the exit code, where the parser has shown the help or refused the line."""
     parser = make_parser([MODULES[command]] if command else [])
     try:
         if words and not command and not words[0].startswith("-"):
-            parser.error(f"{words[0]!r} is no command; {closest(words[0], MODULES)}")
+            parser.error(f"{words[0]!r} is not a command; {closest(words[0], MODULES)}")
         arguments, left = parser.parse_known_args(words)
         if left:
             (_own(parser, command) or parser).error(f"unrecognized arguments: {' '.join(left)}")
@@ -114,7 +117,7 @@ def _own(parser: argparse.ArgumentParser, command: str) -> argparse.ArgumentPars
 
 
 def in_one_line(error: Exception) -> str:
-    """What an error says, fit for a terminal: whatever else it holds, it may quote the user's code or another host."""
+    """The error's text, made fit for a terminal: it may quote the user's code, or another host."""
     return told(" ".join(str(error).split())) or type(error).__name__
 
 

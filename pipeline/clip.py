@@ -1,14 +1,17 @@
-"""The factor that a commit puts on a step's gradients: that of clip_norm, or nothing of a step that is not finite."""
+"""The factor that a commit puts on a step's gradients: from clip_norm, or SKIPPED where a number is not finite."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-# No gradient is scaled by zero otherwise: the holders take this for "nothing of the step is applied".
+# These functions see facts alone, and add them up in one fixed order. So every coordinator comes to the same commit
+# (rule 7), and the plain loop to the same step.
+
+# Holders read this factor as "apply nothing of the step" (rule 18). ``clip_scale`` never gives it.
 SKIPPED = 0.0
 
 
 def mean(losses: Sequence[float]) -> float:
-    """Added up one after the other: Python's ``sum`` rounds otherwise from 3.12 on. 0.0 of none."""
+    """The mean, added up one after the other; 0.0 of no losses. Python's ``sum`` rounds differently from 3.12 on."""
     total = 0.0
     for loss in losses:
         total += loss
@@ -26,15 +29,16 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float
     total = 0.0
     for squared in squared_norms:
         total += squared
+    # 1e-6 as in torch's clip_grad_norm_. A huge norm may divide down to 0.0, which holders would read as SKIPPED.
     return min(1.0, clip_norm / (math.sqrt(total) + 1e-6)) or math.ulp(0.0)
 
 
 def fault_in(squared_norms: Mapping[int, float], losses: Sequence[float]) -> str:
-    """What of a step is not finite, in words: the first loss, else the first layer's gradient; nothing where all is.
+    """The first number of a step that is not finite, in words: a loss, else a layer's gradient. Empty: all are finite.
 
-    ``squared_norms`` by layer; one that is not finite says that its layer's gradient is not, also where nothing is
-    clipped. Comparing with a NaN is always false, so ``min`` and ``max`` would let it pass.
+    ``squared_norms`` by layer: one is NaN where its layer's gradient is not finite, also in a job that clips nothing.
     """
+    # Each number is asked by itself: comparisons with NaN are false, so ``min`` and ``max`` would let it pass.
     for microbatch, loss in enumerate(losses):
         if not math.isfinite(loss):
             return f"the loss of microbatch {microbatch} is {loss}"

@@ -5,7 +5,7 @@ The only module that knows that stages stand in a row:
     samples -> [stage 0] -- ACTIVATION --> [stage 1] -- ACTIVATION --> [stage 2] <- targets
                [stage 0] <--- GRADIENT --- [stage 1] <--- GRADIENT --- [stage 2]
 
-A pipeline's tensors stay in that pipeline. What a stage's holders share, REDUCED and ACCUMULATED, goes across instead.
+A pipeline's tensors stay in that pipeline. REDUCED and ACCUMULATED go from a stage's owner to its other holders.
 """
 
 from culm.pipeline.instruction import Duty, Instruction
@@ -74,11 +74,15 @@ def maker_of(key: Key) -> Instruction:
     return Instruction(key.duty, "F" if key.kind is ACTIVATION else "B", key.index)
 
 
+# Nobody writes a send or a receive: these functions derive each from a key and the plan. So a failover is another plan,
+# and no code of its own.
+
 CROSSES = (ACTIVATION, GRADIENT)  # the kinds that pass from a stage to its neighbour
 
 
 def producer(key: Key, plan: Plan) -> str | None:
     """The node whose value of this key counts under the plan, or None if the plan knows no such duty."""
+    # The sender may obey a plan with more stages than this one (rule 3).
     if key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
         return None
     return plan.stages[key.stage].owner if key.kind is REDUCED else plan.owner_of(key.duty)

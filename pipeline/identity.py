@@ -12,7 +12,9 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.identity_parts import PARTS
 from culm.pipeline.job import Job
 
-# Which keys of the job file are in which part; a section's star stands for its other keys.
+# Which keys of the job file are in which part; a section's star stands for its other keys. A key that is not here, or
+# is in the part "", changes no bit: tokens_per_sample counts money alone. Microbatches and pipelines are data, since
+# they decide which samples make up a step, and in which order gradients are added up.
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "job": {"seed": "train", "threads": "hardware", "device": "hardware"},
     "model": {"*": "model"},
@@ -66,7 +68,7 @@ def changes(then: Job, now: Job) -> list[Change]:
     for key in sorted({**before, **after}):
         part = (before.get(key) or after[key])[0]
         old, new = before.get(key, (part, None))[1], after.get(key, (part, None))[1]
-        if (type(old), old) != (type(new), new):
+        if (type(old), old) != (type(new), new):  # 1, 1.0 and True are equal, and a constructor may tell them apart
             out.append(Change(part, key, old, new))
     return out
 
@@ -74,13 +76,16 @@ def changes(then: Job, now: Job) -> list[Change]:
 def refuse_changes(
     then: Job, now: Job, allowed: Iterable[str], where: str, whose: str = "the checkpoint", mend: str = ""
 ) -> None:
-    """Raises JobError, naming a key, where the job differs beyond what may from the one before: ``whose`` that is."""
+    """Raises JobError, naming a key, where ``now`` differs from ``then`` in a part that is not ``allowed``.
+
+    ``whose``: where the job ``then`` stands, for the text. Without ``mend`` the text names ``--allow``.
+    """
     let = {*allowed, *(["hardware"] if now.job.hardware == "any" else [])}
     found = [change for change in changes(then, now) if change.part not in let]
     if found:
         first = found[0]
         more = f" (and {len(found) - 1} more: {', '.join(c.key for c in found[1:4])})" if len(found) > 1 else ""
-        what = f"{first.key} is {_shown(first.now)} in this job, {_shown(first.then)} in {whose}'s{more}"
+        what = f"{first.key} is {_shown(first.now)} in this job, and {_shown(first.then)} in {whose}'s{more}"
         parts = ",".join(part for part in PARTS if part in {change.part for change in found})
         raise JobError(what, where, mend or f"set it back, or let it differ with --allow {parts}")
 

@@ -9,5 +9,5 @@ def parse_allowed(text: str) -> frozenset[str]:
     """The parts that may differ from a checkpoint's, from ``model,data``. Raises JobError for an unknown one."""
     given = frozenset(part.strip() for part in text.split(",") if part.strip())
     for part in sorted(given - set(PARTS)):
-        raise JobError(f"{part!r} is no part of a run", "--allow", f"name some of {','.join(PARTS)}")
+        raise JobError(f"{part!r} is not a part of a run", "--allow", f"choose from {','.join(PARTS)}")
     return given

@@ -27,7 +27,7 @@ Factory = Annotated[str, Field(pattern=rf"^{DOTTED}:{DOTTED}\z")]
 
 def _named(name: str) -> str:
     if not is_name(name):
-        raise ValueError(f"this is no name: {NAME_MEND}")
+        raise ValueError(f"this is not a valid name: {NAME_MEND}")
     return name
 
 
@@ -181,7 +181,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise JobError(f"the job file cannot be read ({reason})", where, "give the path of a JOB.toml") from error
     return _validated(_merged(_parsed(text, where), overrides), where)
 
@@ -201,7 +201,7 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         what = error if isinstance(error, tomllib.TOMLDecodeError) else "it is nested too deeply"
-        raise JobError(f"this is no TOML: {what}", where, "correct the syntax there") from error
+        raise JobError(f"this is not valid TOML: {what}", where, "correct the syntax there") from error
 
 
 def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -209,7 +209,9 @@ def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         name, equals, text = override.partition("=")
         keys = name.strip().split(".")
         if not equals or len(keys) < 2 or not all(keys):
-            raise JobError(f"{override!r} sets nothing", "--set", "write section.key=value, such as job.steps=20")
+            raise JobError(
+                f"{override!r} is not an assignment", "--set", "write section.key=value, such as job.steps=20"
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
@@ -218,7 +220,7 @@ def _merged(content: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
         for key in keys[:-1]:
             table = table.setdefault(key, {})
             if not isinstance(table, dict):
-                raise JobError(f"{key} is no section", f"--set {name}", "write section.key=value")
+                raise JobError(f"{key} is a value, not a section", f"--set {name}", "write section.key=value")
         table[keys[-1]] = value
     return content
 
@@ -233,7 +235,7 @@ def _validated(content: Mapping[str, Any], where: str) -> Job:
         raise JobError(what, f"{where}, {shortened('.'.join(location), 100)}", mend) from error
     if job.pipeline.pipelines > 1:
         # Here and not in one command: a coordinator that runs such a job would train on a part of the samples.
-        raise JobError("several pipelines are not there yet", f"{where}, pipeline.pipelines", "set it to 1")
+        raise JobError("a run has one pipeline as yet", f"{where}, pipeline.pipelines", "set it to 1")
     return job
 
 
@@ -244,18 +246,18 @@ def _explained(error: Any, location: list[str]) -> tuple[str, str]:
     if kind == "extra_forbidden":
         return f"unknown key {shortened(location[-1], 80)!r}", closest(location[-1], _fields(location[:-1]))
     if kind == "missing":
-        return "it is missing", "add it"
+        return "it is missing", "add it to the job file"
     if kind == "string_pattern_mismatch":
-        return f"{given} names no callable", 'write "module:callable", the module as in an import'
+        return f"{given} does not name a callable", 'write "module:callable", the module as in an import'
     if kind == "literal_error":
         words = [word.strip("'") for word in limits["expected"].replace(" or ", ", ").split(", ")]
-        return f"{given} is none of {', '.join(words)}", closest(str(error["input"]), words)
+        return f"{given} is not one of {', '.join(words)}", closest(str(error["input"]), words)
     if kind.startswith(("greater_than", "less_than", "finite")):
         least, most = (limits.get(name, limits.get(alike)) for name, alike in (("ge", "gt"), ("le", "lt")))
         if least is not None:
-            mend = f"set it to {least:g} or more" if "ge" in limits else f"give more than {least:g}"
-            return f"{given} is too little", mend
-        return f"{given} is too much", f"set it to {most} or less" if most is not None else "give a finite number"
+            mend = f"set it to {least:g} or more" if "ge" in limits else f"set it to more than {least:g}"
+            return f"{given} is too small", mend
+        return f"{given} is too large", f"set it to {most} or less" if most is not None else "set it to a finite number"
     if kind == "value_error":
         what, _, mend = str(limits["error"]).partition(": ")
         return what, mend

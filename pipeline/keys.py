@@ -14,7 +14,7 @@ class Kind(IntEnum):
 
     ACTIVATION = 1
     GRADIENT = 2
-    PARTIAL = 3
+    PARTIAL = 3  # never sent as long as a run has one pipeline
     REDUCED = 4
     ACCUMULATED = 5
 
@@ -22,6 +22,13 @@ class Kind(IntEnum):
 ACROSS = 0  # in place of a pipeline: the tensor belongs to a stage, whatever pipelines there are
 
 ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a function in Python (3.11)
+
+
+#     kind          pipeline   index                 given by                             needed by
+#     ACTIVATION    its own    microbatch            a stage's forward                    the next stage's owner
+#     GRADIENT      its own    microbatch            a stage's backward                   the owner of the stage before
+#     REDUCED       ACROSS     layer                 the owner, after its last backward   every other holder
+#     ACCUMULATED   its own    microbatches in it    the owner, every so many of them     the hot standby
 
 
 class Key(NamedTuple):
@@ -54,7 +61,8 @@ def reduced(era: int, step: int, stage: int, layer: int) -> Key:
 
 
 def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
-    """What nobody wants once this key is here: of a duty's ACCUMULATED in a step the latest is enough."""
+    """The keys that nobody wants once this one is here: of a duty's ACCUMULATED in a step the latest is enough."""
     if key.kind is not ACCUMULATED:
         return set()
+    # Keys of one duty and step differ in their index alone, so the smaller key has fewer microbatches in it.
     return {k for k in others if k < key and k._replace(index=key.index) == key}

@@ -59,7 +59,7 @@ def machine_from_proto(machine: coordinator_pb2.Machine) -> Machine:
 
 
 def identity_into(identity: Identity, available: coordinator_pb2.Available) -> None:
-    """Writes the identity into the message; an outline that many layers have once."""
+    """Writes the identity into the message. An outline that many layers share is written once."""
     available.parts.update(identity.parts)
     distinct = list(dict.fromkeys(identity.outlines))
     number = {outline: i for i, outline in enumerate(distinct)}

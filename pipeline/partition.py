@@ -9,9 +9,8 @@ def partition(
     """Contiguous ranges ``(first, end)``, one a stage, none empty, whose most expensive one is as cheap as can be.
 
     ``costs[i]`` is the cost of layer i, in any unit (measured seconds, or parameters); ``slowness[k]`` multiplies it
-    for the node that runs stage k. Of several best cuts the one
-    with the earliest boundaries is taken, so that every caller cuts alike. Raises ValueError if there are fewer
-    layers than stages.
+    for the node that runs stage k. Of several best cuts the one with the earliest boundaries is taken, so that every
+    caller cuts alike. Raises ValueError if there are fewer layers than stages.
     """
     n = len(costs)
     if stages < 1 or stages > n:
@@ -19,7 +18,8 @@ def partition(
     prefix = [0.0]
     for cost in costs:
         prefix.append(prefix[-1] + cost)
-    # best[k][i]: the lowest possible maximum when the first i layers make k stages; cut[k][i]: where the last begins.
+    # Dynamic programming over the number of stages. best[k][i]: the lowest possible maximum when the first i layers
+    # make k stages; cut[k][i]: where the last of these begins.
     infinity = float("inf")
     best = [[infinity] * (n + 1) for _ in range(stages + 1)]
     cut = [[0] * (n + 1) for _ in range(stages + 1)]
@@ -27,7 +27,8 @@ def partition(
     for k in range(1, stages + 1):
         factor = slowness[k - 1] if slowness is not None else 1.0
         for i in range(k, n + 1):
-            # From the last stage's shortest range on: it only becomes more expensive, and beyond the best it is no use.
+            # The last stage grows from its shortest range, and its cost with it: beyond the best cost no range helps.
+            # ``<=`` while j falls: of equal cuts the one with the earliest boundary stays.
             for j in range(i - 1, k - 2, -1):
                 last = factor * (prefix[i] - prefix[j])
                 if last > best[k][i]:

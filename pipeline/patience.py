@@ -13,8 +13,8 @@ from culm.pipeline.errors import JobError
 
 USUAL = 10.0  # seconds
 VARIABLE = "CULM_PATIENCE"
-SHORTEST = 0.5  # seconds; two heartbeats must fit in
-SHORTEST_CONNECT = 1.0  # seconds that one attempt to connect may take: some round trips
+SHORTEST = 0.5  # seconds; a heartbeat comes every 125 ms then
+SHORTEST_CONNECT = 1.0  # seconds that one attempt to connect gets: TCP and TLS take several round trips
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Patience:
     @property
     def heartbeat(self) -> float:
         """Between two heartbeats of a node."""
-        return min(0.5, self.seconds / 4)
+        return min(0.5, self.seconds / 4)  # so that four fit into the patience
 
     @property
     def joining(self) -> float:
@@ -63,17 +63,19 @@ DEFAULT = Patience()
 
 
 def from_environment() -> float | None:
-    """What ``CULM_PATIENCE`` says in seconds, or None. Raises JobError for what is no such time."""
+    """The seconds that ``CULM_PATIENCE`` says, or None. Raises JobError for a text that is not such a time."""
     text = os.environ.get(VARIABLE, "")
     return checked(text, VARIABLE) if text else None
 
 
 def checked(text: str | float, where: str) -> float:
-    """The patience in seconds. Raises JobError for what is no such time."""
+    """The patience in seconds. Raises JobError for a text that is not such a time."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not SHORTEST <= seconds < math.inf:
-        raise JobError(f"{text!r} is no patience", where, f"give {SHORTEST:g} seconds or more, usual are {USUAL:g}")
+        raise JobError(
+            f"{text!r} is not a patience", where, f"give {SHORTEST:g} seconds or more; the default is {USUAL:g}"
+        )
     return seconds

@@ -35,8 +35,8 @@ class StagePlan:
 
     first_layer: int
     end_layer: int
-    owners: tuple[str, ...]
-    standbys: tuple[Standby, ...] = ()
+    owners: tuple[str, ...]  # by pipeline
+    standbys: tuple[Standby, ...] = ()  # invariant: none of them is an owner, and none comes twice
 
     @property
     def layers(self) -> range:
@@ -54,7 +54,7 @@ class StagePlan:
 
     @cached_property
     def _holders(self) -> tuple[str, ...]:
-        # Asked of every stage in every decision, and of a thousand stages a lost node changes three.
+        # Cached: every decision asks it of every stage, and a lost node changes two or three of a thousand.
         return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys))
 
     def required(self) -> tuple[str, ...]:
@@ -116,12 +116,16 @@ class Plan:
     term: int
     generation: int
     era: int
-    step: int
+    step: int  # steps committed when the plan was made
+    # Invariant: the first stage begins at layer 0, each other one where the stage before ends.
     stages: Stages
+    # Invariant: every holder of a stage, also of a stage of the target, is a member.
     members: Mapping[str, Member] = field(default_factory=_no_members)
     reason: str = ""
-    origin: Origin = field(default_factory=Origin)  # what the era began from
-    target: Stages = ()  # other stages that are being prepared: whoever holds one there is seeded with its layers
+    origin: Origin = field(default_factory=Origin)  # what the era began from; invariant: origin.step <= step
+    # Stages that the plan prepares: whoever holds one there is seeded with its layers. Invariant: the same layers as in
+    # ``stages``, cut otherwise.
+    target: Stages = ()
     redundancy: Redundancy | None = None  # chosen at run time; None: as the job says
     leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
 

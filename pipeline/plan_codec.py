@@ -136,6 +136,8 @@ def _read(message: M, text: str) -> M:
 
 
 # ---- what differs ----------------------------------------------------------------------------------------------------
+# A stream keeps its order, so both of its ends know the plan before. A change names that plan by (term, generation); a
+# node that knows another one opens its stream anew, which begins with a whole plan.
 
 
 class OtherPlan(Exception):
@@ -143,12 +145,13 @@ class OtherPlan(Exception):
 
 
 def change_of(plan: Plan, before: Plan) -> pb.Plan | None:
-    """The plan as a change of ``before``; None if it cannot be put so, or is hardly less than the whole."""
+    """The plan as a change of ``before``; None where a change cannot say it, or is hardly shorter than the whole."""
     if len(plan.stages) != len(before.stages):
         return None
     pairs = enumerate(zip(before.stages, plan.stages, strict=True))
     moved = {s: new for s, (old, new) in pairs if new is not old and new != old}
     stay = [name for name, member in before.members.items() if plan.members.get(name) == member]
+    # ``whole`` puts new members after those that stay, so only a plan in that order can be sent as a change.
     if 2 * len(moved) > len(plan.stages) or list(plan.members)[: len(stay)] != stay:
         return None
     staying = set(stay)

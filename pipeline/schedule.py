@@ -1,4 +1,4 @@
-"""The schedule as data: what every stage runs in a step, and one order of it all for nodes that host several stages.
+"""The schedule as data: what every stage runs in a step, and in which order a node runs several stages.
 
 With four stages and four microbatches (F forward, B backward, a backward twice as long as a forward):
 
@@ -16,8 +16,10 @@ from heapq import heapify, heappop, heappush
 from culm.pipeline.flow import awaited, awaits, inputs_of, stages_after, takes_samples
 from culm.pipeline.instruction import Duty, Instruction, Pass
 
+# The timetable is made of these costs alone, never of measured times. So every node derives the same order from the
+# plan. Where real times differ from them a node waits longer at a head, and the order holds.
 FORWARD_COST = 1.0
-BACKWARD_COST = 2.0
+BACKWARD_COST = 2.0  # two gradients, of the input and of the parameters, each about as much work as a forward
 SPLIT_COST = 1.0  # of either half of a backward
 
 
@@ -50,12 +52,11 @@ def one_f_one_b(duty: Duty, stages: int, microbatches: int, lead: int = 1) -> tu
 
 @lru_cache(maxsize=1024)
 def zero_bubble(duty: Duty, stages: int, microbatches: int, lead: int = 1) -> tuple[Instruction, ...]:
-    """The ZB-H1 order of one stage: 1F1B whose gradients of parameters wait for the bubbles of the cooldown.
+    """The ZB-H1 order of one stage: 1F1B whose parameter gradients (W) wait for the bubbles of the cooldown.
 
-    It is what every stage, on a worker of its own, does if it takes a backward first, then a forward as 1F1B allows it,
-    then a gradient of parameters; and these as well once as many wait as the first stage's graphs are under 1F1B: no
-    stage keeps more. Backwards of the first stage, for which nobody waits, are whole. After Qi et al., Zero Bubble
-    Pipeline Parallelism (ICLR 2024).
+    Each stage, on a node of its own, takes a B first, then an F as far as 1F1B allows one, then a W. A stage that keeps
+    as many graphs as the first stage does under 1F1B takes a W before the next F. Nobody waits for the first stage's
+    backwards, so these are whole. After Qi et al., Zero Bubble Pipeline Parallelism (ICLR 2024).
     """
     return _zero_bubble(duty.pipeline, stages, microbatches, lead)[duty.stage]
 
@@ -66,7 +67,7 @@ def _zero_bubble(pipeline: int, stages: int, microbatches: int, lead: int) -> tu
     counts = [{"F": 0, "B": 0, "W": 0} for _ in range(stages)]
     end: dict[Instruction, float] = {}
     free = [0.0] * stages
-    most = lead * (stages - 1) + 1
+    most = lead * (stages - 1) + 1  # graphs that a stage keeps: the warmup of the first stage, and one
     while any(len(order) < (2 if takes_samples(s) else 3) * microbatches for s, order in enumerate(orders)):
         best: tuple[float, int, int, Instruction] | None = None
         for s, count in enumerate(counts):
@@ -89,10 +90,10 @@ def _zero_bubble(pipeline: int, stages: int, microbatches: int, lead: int) -> tu
 
 
 def _choices(s: int, stages: int, microbatches: int, lead: int, count: dict[str, int], most: int) -> list[Pass]:
-    """What a stage may do next, by preference, its inputs apart."""
+    """What a stage may do next, preferred first, as if all its inputs were there."""
     backward: list[Pass] = ["B"] if count["B"] < count["F"] else []
     may = count["F"] < microbatches and count["F"] - count["B"] <= min(lead * stages_after(s, stages), microbatches)
-    if takes_samples(s):  # nobody waits for its backwards: they are whole, and forwards come first
+    if takes_samples(s):  # others wait for its forwards, and nobody for its backwards
         return ["F", *backward] if may else backward
     forward: list[Pass] = ["F"] if may and count["F"] - count["W"] < most else []
     weights: list[Pass] = ["W"] if count["W"] < count["B"] else []
@@ -101,14 +102,14 @@ def _choices(s: int, stages: int, microbatches: int, lead: int, count: dict[str,
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How the stages of a step are ordered: 1F1B, or ZB-H1."""
+    """In which order the stages of a step run: 1F1B, or ZB-H1."""
 
     microbatches: int
     lead: int = 1
-    splits: bool = False  # backwards: zero bubble
+    splits: bool = False  # whether backwards are in two halves, B and W: zero bubble
 
     def order(self, duty: Duty, stages: int) -> tuple[Instruction, ...]:
-        """What the duty is in a step, in order."""
+        """The instructions of the duty in a step, in order."""
         return (zero_bubble if self.splits else one_f_one_b)(duty, stages, self.microbatches, self.lead)
 
     def splits_at(self, stage: int) -> bool:
@@ -149,7 +150,8 @@ def timetable(hosts: Hosts, schedule: Schedule) -> tuple[Span, ...]:
     free = [0.0] * (max(host_of.values()) + 1)
     end: dict[Instruction, float] = {}
     spans: list[Span] = []
-    # Heads whose inputs are there, by the earliest moment known: it may have become later, never earlier.
+    # Heads whose inputs are there, by the earliest moment known. Invariant: the true moment is that one or later, since
+    # a host only becomes free later. So a head that comes up too early goes back with its new moment.
     ready = [(0.0, 0, duty) for duty in host_of if needs[duty][0] is None]
     heapify(ready)
     while ready:

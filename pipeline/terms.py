@@ -5,8 +5,8 @@ with a huge term is refused where it enters, before anybody tries to go above it
 """
 
 ERAS_BITS = 12  # of an era's number: the eras that one leader can begin
-TERM_LIMIT = (1 << (32 - ERAS_BITS)) - 1  # no term is as high
-LEAP = 1024  # by how much a term may exceed the highest that one knows: so many leaders came and went unnoticed
+TERM_LIMIT = (1 << (32 - ERAS_BITS)) - 1  # every term is below
+LEAP = 1024  # by how much a term may exceed the highest known one: so many leaders may have come and gone unnoticed
 
 
 def is_believable(term: int, known: int) -> bool:

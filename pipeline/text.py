@@ -22,8 +22,8 @@ NAME = rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{LONGEST_NAME - 1}}}"
 NAME_MEND = f"use letters, digits, '.', '_' and '-', {LONGEST_NAME} at most, a letter or a digit first"
 HIDDEN = "***"
 
-# CSI and OSC sequences, and the two-character ones: ECMA-48, sections 5.3 to 5.6. What is left of a broken one is
-# letters without an ESC before them.
+# CSI and OSC sequences, and those of two characters: ECMA-48, sections 5.3 to 5.6. A broken one leaves its letters,
+# without the ESC before them.
 _ESCAPES = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)|\x1b[@-_]")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 _CHAINED = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]*://)")  # as fsspec has them: simplecache::s3://..
@@ -43,7 +43,7 @@ def is_name(text: str) -> bool:
 def check_name(text: str, where: str) -> str:
     """The text. Raises JobError unless it may be a name."""
     if not is_name(text):
-        raise JobError(f"{shortened(plain(text), 80)!r} is no name", where, NAME_MEND)
+        raise JobError(f"{shortened(plain(text), 80)!r} is not a valid name", where, NAME_MEND)
     return text
 
 
@@ -91,7 +91,7 @@ def cleaned(message: M) -> M:
 
 
 def _clean_map(entries: Any) -> None:
-    """Of names or numbers to texts or numbers; those of messages have numbers for keys, and no texts in them."""
+    """For a map from names or numbers to texts or numbers. What is shown has no map of messages with texts in them."""
     for key, value in list(entries.items()):
         if isinstance(value, str):
             entries[key] = plain(value)
@@ -122,11 +122,11 @@ def _shown(url: str) -> str:
         return url
     try:
         parts = urlsplit(url)
-        _ = parts.port  # what stands after the host's colon is a number, or the URL is none
+        _ = parts.port  # raises unless a number stands after the host's colon
     except ValueError:
         return f"{scheme}://{HIDDEN}"
     shown = parts._replace(netloc=_netloc(parts), query=_query(parts.query), fragment=_query(parts.fragment))
-    return url if shown == parts else shown.geturl()  # which writes some URLs otherwise: unix:/// as unix:/
+    return url if shown == parts else shown.geturl()  # geturl changes some URLs: unix:/// becomes unix:/
 
 
 def _netloc(parts: SplitResult) -> str:

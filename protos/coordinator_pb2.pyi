@@ -74,13 +74,13 @@ class Join(_message.Message):
     TAKES_CHANGES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     incarnation: _builtins.int
-    """Rises with every start of the process and whenever it was declared lost."""
+    """Rises with every start of the process, and whenever the process was declared lost."""
     address: _builtins.str
     """HOST:PORT where other nodes reach the Stage service."""
     pid: _builtins.int
     zone: _builtins.str
     protocol_version: _builtins.int
-    """Wire contract that the node speaks; another one is refused."""
+    """The wire contract that the node speaks. The coordinator refuses another one than its own."""
     term: _builtins.int
     """The highest term that the node has seen: a coordinator of a lower one steps down."""
     run: _builtins.str
@@ -194,14 +194,16 @@ class Available(_message.Message):
     version: _builtins.int
     """Steps applied to what the node holds."""
     holds_state: _builtins.bool
-    """Whether the node holds any state (an attached node that does keeps it across a broken stream)."""
+    """Whether the node holds any state. It keeps its state across a broken stream."""
     @_builtins.property
     def layer_parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Parameters of each layer, in order: the default cost for cutting stages."""
 
     @_builtins.property
     def plan(self) -> Global___Plan:
-        """What the node obeys at present. A coordinator that took over may not have been told: Redis may have been away."""
+        """The plan and the commit that the node obeyed last. A coordinator that took over may not know them: Redis may have
+        been away.
+        """
 
     @_builtins.property
     def last_commit(self) -> Global___Commit: ...
@@ -334,11 +336,11 @@ class Heartbeat(_message.Message):
     """Median absolute deviation."""
     samples: _builtins.int
     slowness: _builtins.float
-    """How many times slower the node has become since it started; 1 as long as that is not beyond doubt."""
+    """How many times slower the node has become since it started; 1 until that is beyond doubt."""
     bytes_per_second: _builtins.float
-    """At which large tensors went to a peer lately; 0: there was none."""
+    """The speed at which large tensors went to a peer lately; 0: none went."""
     loading_seconds: _builtins.float
-    """How long the node has been loading samples; 0 if it does not. Counts for no instruction's time."""
+    """How long the node has been loading samples; 0 if it does not. An instruction's time does not include it."""
     @_builtins.property
     def times(self) -> Global___TimeSplit: ...
     @_builtins.property
@@ -543,7 +545,7 @@ class Draining(_message.Message):
     seconds_left: _builtins.float
     """How long the machine will be there at least; 0 if nobody knows."""
     told: _builtins.bool
-    """Its process was told to stop (SIGTERM): where nobody is left to hand over to, it waits for nobody to come."""
+    """Its process was told to stop (SIGTERM). If nobody is left to hand over to, it does not wait for new nodes."""
     def __init__(
         self,
         *,
@@ -561,7 +563,7 @@ Global___Draining: _TypeAlias = Draining  # noqa: Y015
 
 @_typing.final
 class Warned(_message.Message):
-    """The node may have to go soon, or not: somebody else is preferred where there is somebody."""
+    """The node may have to go soon, or not. The coordinator prefers other nodes for its work, if there are any."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -597,8 +599,8 @@ class CaughtUp(_message.Message):
     end_layer: _builtins.int
     """Exclusive."""
     version: _builtins.int
-    """The version that the node knows to be committed, and the plan that it obeys. After the last commit no further one
-    shows that the copy follows: it is hot if these are the last version and the present plan.
+    """The version that the node knows to be committed, and the plan that it obeys. After the last commit no further commit
+    shows that the copy follows. Then it is hot if these are the last version and the present plan.
     """
     term: _builtins.int
     generation: _builtins.int
@@ -678,7 +680,7 @@ Global___Saved: _TypeAlias = Saved  # noqa: Y015
 
 @_typing.final
 class CheckpointBad(_message.Message):
-    """A checkpoint's content is provably wrong: a file of its very manifest is missing, torn or of another model."""
+    """A checkpoint is proved to be bad: a file that its very manifest lists is missing, damaged or of another model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1092,7 +1094,7 @@ Global___Redundancy: _TypeAlias = Redundancy  # noqa: Y015
 
 @_typing.final
 class PlanChange(_message.Message):
-    """What is different from the plan before: a lost node moves few stages of many, and every node is told at once."""
+    """The difference from the plan before. A lost node moves few stages of many, and every node has to be told at once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1131,7 +1133,7 @@ class PlanChange(_message.Message):
 
     @_builtins.property
     def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of members that are gone, and members that come after those that stay."""
+        """Names of members that are gone. New members, which come after those that stay."""
 
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]: ...
@@ -1249,7 +1251,7 @@ Global___Die: _TypeAlias = Die  # noqa: Y015
 
 @_typing.final
 class Ask(_message.Message):
-    """Say once more where you stand: Available, and the facts."""
+    """The node is to send Available and its facts again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1420,7 +1422,7 @@ Global___NodeStatus: _TypeAlias = NodeStatus  # noqa: Y015
 
 @_typing.final
 class ExposureWindows(_message.Message):
-    """The times that a stage was without a hot standby, those that are over."""
+    """The past times in which a stage was without a hot standby."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1535,18 +1537,18 @@ class GetStatusResponse(_message.Message):
     kill_allowed: _builtins.bool
     """Whether Kill is allowed here."""
     samples_per_step: _builtins.int
-    """Samples, and tokens of them where the data says so (0: it does not), that a step takes."""
+    """The samples that a step takes, and their tokens; 0 tokens where the job does not say."""
     tokens_per_step: _builtins.int
     stalled_seconds: _builtins.float
     """Seconds since the last commit, where that is much longer than usual; 0 where the run moves, or waits for nodes."""
     awaited: _builtins.str
-    """Whom a run that stands still waits for, in words."""
+    """What a run that stands still waits for, in words."""
     checkpoint_fault: _builtins.str
     """Why no checkpoint can be written at present; empty: nothing is known to be wrong."""
     checkpoint_folder: _builtins.str
     """The folder of the newest whole checkpoint; empty if there is none."""
     kept_seconds: _builtins.float
-    """Of a run that is done: seconds for which the nodes keep the weights yet. 0: they were let go."""
+    """Of a run that is done: seconds for which the nodes still keep the weights. 0: they were let go."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1557,7 +1559,7 @@ class GetStatusResponse(_message.Message):
     def plan(self) -> Global___Plan: ...
     @_builtins.property
     def exposure_windows(self) -> _containers.MessageMap[_builtins.int, Global___ExposureWindows]:
-        """By stage; the one that lasts still is in exposure."""
+        """By stage. A window that still lasts is in exposure."""
 
     def __init__(
         self,
@@ -1746,7 +1748,7 @@ Global___NodeCost: _TypeAlias = NodeCost  # noqa: Y015
 
 @_typing.final
 class InterruptionCost(_message.Message):
-    """What one lost node, or one rollback, cost: the time in which nothing new was trained, at the cluster's price."""
+    """The cost of one lost node, or of one rollback: the time in which nothing new was trained, at the cluster's price."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1784,7 +1786,7 @@ Global___InterruptionCost: _TypeAlias = InterruptionCost  # noqa: Y015
 
 @_typing.final
 class GetCostResponse(_message.Message):
-    """Dollars, computed as docs/cost.md says. What cannot be known is 0."""
+    """Dollars, computed as docs/cost.md says. A figure that cannot be known is 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

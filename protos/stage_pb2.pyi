@@ -57,7 +57,7 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class Memory(_message.Message):
-    """What a receiver on the sender's machine can map: pieces of tensors in the memory's slots stay off the stream."""
+    """Memory of the sender that a receiver on the same machine can map. Pieces of tensors in its slots stay off the stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -65,11 +65,11 @@ class Memory(_message.Message):
     FILE_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
-    """The sender's process, as it sees itself."""
+    """The sender's process id, as the sender sees it."""
     file: _builtins.int
-    """An open file of that process."""
+    """The number of an open file of that process."""
     secret: _builtins.bytes
-    """What the memory begins with: a process of the same number elsewhere does not have it."""
+    """The bytes that the memory begins with. A process with the same id on another machine does not have them."""
     def __init__(
         self,
         *,
@@ -214,7 +214,7 @@ class FetchRequest(_message.Message):
     AT_ONCE_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     at_once: _builtins.bool
-    """Nobody is training: as fast as it goes."""
+    """Send at full speed: nobody is training."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Indices of the layers."""

@@ -36,7 +36,7 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_REDUCED: _Kind.ValueType  # 4
     """The summed parameter gradient of a bucket, from the stage's owner to every other holder of the stage."""
     KIND_ACCUMULATED: _Kind.ValueType  # 5
-    """What a stage's parameter gradients have come to after some microbatches, from its owner to its hot standby."""
+    """A stage's parameter gradients, added up over its first microbatches, from its owner to its hot standby."""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What a tensor is for. The kind decides who produces it and who consumes it; nobody states a route."""
@@ -52,7 +52,7 @@ KIND_PARTIAL: Kind.ValueType  # 3
 KIND_REDUCED: Kind.ValueType  # 4
 """The summed parameter gradient of a bucket, from the stage's owner to every other holder of the stage."""
 KIND_ACCUMULATED: Kind.ValueType  # 5
-"""What a stage's parameter gradients have come to after some microbatches, from its owner to its hot standby."""
+"""A stage's parameter gradients, added up over its first microbatches, from its owner to its hot standby."""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 @_typing.final
@@ -72,13 +72,13 @@ class Key(_message.Message):
     step: _builtins.int
     """The step that the tensor belongs to, counted from 0."""
     pipeline: _builtins.int
-    """Data-parallel replica, counted from 0."""
+    """Counted from 0. 0 for REDUCED, which belongs to a stage whatever pipelines there are."""
     kind: Global___Kind.ValueType
     stage: _builtins.int
     """The stage that produces the tensor."""
     index: _builtins.int
-    """Microbatch (ACTIVATION, GRADIENT), bucket (PARTIAL, REDUCED; a bucket is one layer, by its index) or how many
-    microbatches are in it (ACCUMULATED).
+    """A microbatch (ACTIVATION, GRADIENT), a bucket, which is one layer by its index (PARTIAL, REDUCED), or how many
+    microbatches are added up (ACCUMULATED).
     """
     def __init__(
         self,
@@ -141,7 +141,7 @@ class ValueHeader(_message.Message):
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
     squared_norm: _builtins.float
-    """REDUCED only: squared L2 norm of the bucket's gradient, where the job has a clip_norm to need it."""
+    """REDUCED only: the squared L2 norm of the bucket's gradient. Without a clip_norm 0, or NaN if it is not finite."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property

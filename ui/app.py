@@ -25,7 +25,7 @@ PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
 
 @st.cache_resource
 def source_of(coordinator: str, recorded: str, speed: float) -> Source:
-    """One for all who look: ``recorded`` is a log's path, "demo", or empty."""
+    """One source for everybody who looks. ``recorded`` is a log's path, "demo", or empty: then the coordinator."""
     if recorded:
         return Recorded(DEMO if recorded == "demo" else Path(recorded), speed)
     return Live(coordinator)

@@ -10,14 +10,14 @@ from culm.ui.words import clock, money
 Spec = dict[str, Any]
 POINTS = 500  # of the loss curve at most
 LOST = "#d9434e"
-GREY = "#80868f"  # to be read on light and on dark
+GREY = "#80868f"  # readable on a light page and on a dark one
 PHASES = ("detect", "promote", "resume", "redundancy restored")
 MEANING = {
     "forward": "forward",
     "backward": "backward",
     "redundant": "redundant (for stages it stands by for)",
     "apply": "apply",
-    "bubble": "bubble (waiting for a tensor, communication)",
+    "bubble": "bubble (waiting for another node's tensor)",
     "idle": "idle (waiting for anything else)",
 }
 
@@ -31,7 +31,7 @@ def name(field: str, title: str | None = None, **more: object) -> Spec:
 
 
 def loss_curve(history: History) -> Spec:
-    """Thinned out, with a rule where a node was lost."""
+    """The loss by step, thinned out, with a dashed line where a node was lost."""
     stride = max(1, len(history.steps) // POINTS)
     kept = sorted({*range(0, len(history.steps), stride), len(history.steps) - 1})
     points = [{"step": history.steps[i], "loss": history.losses[i]} for i in kept]
@@ -50,7 +50,7 @@ def loss_curve(history: History) -> Spec:
 
 
 def timeline(preemptions: list[Preemption]) -> Spec:
-    """A line for each, with how long it took until each thing had happened; milliseconds, logarithmic."""
+    """A row for each lost node: how long each phase took until it was over, in milliseconds, logarithmic."""
     values = []
     for p in preemptions:
         done = (p.detect_ms, p.promote_ms, p.resume_ms, p.restored_ms)
@@ -72,7 +72,7 @@ def timeline(preemptions: list[Preemption]) -> Spec:
 
 
 def time_split(nodes: list[pb.NodeStatus]) -> Spec:
-    """A bar for each node: the shares of its compute thread's time."""
+    """A bar for each node: how its compute thread spent its time, in shares."""
     values = [
         {"node": node.id, "what": MEANING[use], "order": order, "seconds": round(getattr(node.times, use), 3)}
         for node in nodes
@@ -94,7 +94,7 @@ def time_split(nodes: list[pb.NodeStatus]) -> Spec:
 
 
 def bars(dollars: dict[str, float]) -> Spec:
-    """Longest first, each with its amount."""
+    """A bar for each amount, the largest first, with its figure."""
     values = [{"what": what, "dollars": amount, "label": money(amount)} for what, amount in dollars.items()]
     axis = {"labelLimit": 220}
     bar = {"mark": {"type": "bar", "tooltip": True}}

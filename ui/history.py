@@ -21,7 +21,7 @@ from culm.pipeline.money.kinds import (
 
 @dataclass(eq=False, kw_only=True)
 class Preemption:
-    """One node that went, and how the others went on. Times: milliseconds since it was lost; None: not (yet) known."""
+    """A node that went, and how the others went on. Times are milliseconds since it was lost; None: not known yet."""
 
     node: str
     time: float  # unix seconds
@@ -55,7 +55,7 @@ class History:
             self.notable.append(entry)
         match event:
             case Committed():
-                # A coordinator that died may not have put it on record: the next one tells it again.
+                # A coordinator may die before its commit is in the log: then the next one tells it again.
                 self._drop_from(event.step)
                 self.steps.append(event.step)
                 self.losses.append(event.loss)

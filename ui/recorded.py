@@ -31,12 +31,12 @@ from culm.ui.history import History
 from culm.ui.source import Look
 
 DEMO = Path(__file__).with_name("demo.jsonl.gz")
-PAUSE = 10.0  # seconds that the end stays before it starts again
+PAUSE = 10.0  # seconds for which the end is shown before the recording starts again
 RATE_STEPS = 10
 
 
 class Replay:
-    """The status that a coordinator would have told, from the events so far."""
+    """The status that a coordinator would tell, made from the events so far."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -146,7 +146,7 @@ class Recorded:
     def look(self) -> Look:
         with self._lock:
             if not self._events:
-                return Look(problem="the recorded log is empty")
+                return Look(problem="The recorded log is empty. Record a run with culm events --json.")
             first, last = self._events[0].time, self._events[-1].time
             at = first + (self._clock() - self._begun) * self._speed
             if at > last + PAUSE * self._speed:
@@ -157,4 +157,4 @@ class Recorded:
             return self._replay.look(min(at, last))
 
     def kill(self, node: str) -> str:
-        return "nothing can be preempted in a recorded run"
+        return "this is a recorded run: it has no nodes to preempt"

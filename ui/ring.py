@@ -1,6 +1,6 @@
 """The ring of nodes as an SVG picture: who runs which stage, who stands by for whom. Pure.
 
-State is told by shape and by word, not by colour alone.
+A node's state has a shape and a word besides its colour, for those who do not see colours apart.
 """
 
 import math
@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 
 def ring_svg(status: pb.GetStatusResponse, gone: Mapping[str, float], now: float, ink: str) -> str:
-    """The picture; ``gone``: nodes that were lost, and when, in unix seconds; ``ink``: the page's colour of words."""
+    """The picture. ``gone``: when each lost node was lost, in unix seconds. ``ink``: the page's colour of text."""
     nodes = {node.id: node for node in status.nodes}
     lost = [name for name, at in gone.items() if name not in nodes and now - at < SHOWN_SECONDS]
     placed = places([*_in_order(status), *lost])
@@ -57,7 +57,7 @@ def ring_svg(status: pb.GetStatusResponse, gone: Mapping[str, float], now: float
 
 
 def in_words(status: pb.GetStatusResponse, lost: list[str]) -> str:
-    """The picture for who cannot see it."""
+    """The picture in words, for those who cannot see it."""
     told = [
         f"stage {s}: {', '.join(stage.owners)}, standby "
         + (", ".join(f"{b.node} ({'hot' if b.hot else 'being seeded'})" for b in stage.standbys) or "none")

@@ -16,12 +16,12 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.ui.history import History
 
 PATIENCE = 2.0  # seconds that a coordinator has to answer
-FRESH = 0.4  # seconds for which what was seen serves the next who looks
+FRESH = 0.4  # seconds for which one look serves every page
 
 
 @dataclass(frozen=True)
 class Look:
-    """What there is to see. ``problem`` says in words why it may be old."""
+    """The state of the run. ``problem`` says why it may be old; empty: it is not."""
 
     status: pb.GetStatusResponse = field(default_factory=pb.GetStatusResponse)
     cost: pb.GetCostResponse = field(default_factory=pb.GetCostResponse)
@@ -36,18 +36,18 @@ class Source(Protocol):
     def look(self) -> Look: ...
 
     def kill(self, node: str) -> str:
-        """Has the node die at once; what came of it, in words."""
+        """Kills the node at once, and says what became of that."""
         ...
 
 
 class Live:
-    """A coordinator, which may be away for a while; what was seen last stays then. Any thread may call."""
+    """A coordinator. While it does not answer, the last look stays. Any thread may call."""
 
     def __init__(self, address: str) -> None:
         self.name = address
         self._stub = CoordinatorStub(open_channel(address, "coordinator"))
         self._lock = threading.Lock()
-        self._look = Look(problem=f"no coordinator answers at {address} yet")
+        self._look = Look(problem=f"No coordinator answers at {address} yet.")
         self._looked = 0.0
         self._reader = Reader("what the pages show")
         self._seen = 0  # the last event's number
@@ -71,8 +71,8 @@ class Live:
                 self._seen = event.sequence
             cost = cleaned(self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE))
         except grpc.RpcError as error:
-            since = time.strftime("%H:%M:%S", time.localtime(before.at)) if before.at else "the start"
-            problem = f"the coordinator at {self.name} does not answer ({details(error)}): this is from {since}"
+            shown = time.strftime("what it said at %H:%M:%S", time.localtime(before.at)) if before.at else "nothing yet"
+            problem = f"The coordinator at {self.name} does not answer ({details(error)}): this page shows {shown}."
             return Look(before.status, before.cost, before.history, before.at, problem)
         return Look(status, cost, history, time.time())
 

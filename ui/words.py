@@ -1,4 +1,4 @@
-"""How the pages write numbers."""
+"""How the pages write numbers, times, and other processes' words."""
 
 import math
 import re
@@ -6,7 +6,7 @@ import time
 
 
 def money(dollars: float) -> str:
-    """Two digits from a dollar on, else as many as show something."""
+    """Two decimals from a dollar on, else as many as show three digits; six at most."""
     sign, amount = "-" if dollars < 0 else "", abs(dollars)
     if amount == 0 or amount >= 1:
         return f"{sign}${amount:,.2f}"
@@ -14,7 +14,7 @@ def money(dollars: float) -> str:
 
 
 def literal(text: str) -> str:
-    """Others' words for a place that reads Markdown: no link, no picture, no colour, no formula comes of them."""
+    """Another process' words, escaped for Markdown: they make no link, picture, colour or formula."""
     return re.sub(r"www\.", r"www\.", re.sub(r"([\\`*_\[\]<>#|~$:&])", r"\\\1", text))
 
 
@@ -55,7 +55,7 @@ def size(count: float) -> str:
 
 
 def seconds_left(step: int, steps: int, samples_per_second: float, samples_per_step: int) -> float | None:
-    """Until the last step at the present speed; None where there is none to tell by."""
+    """Seconds to the last step at the present speed; None while the speed is not known."""
     if not samples_per_second or not samples_per_step:
         return None
     return (steps - step) * samples_per_step / samples_per_second

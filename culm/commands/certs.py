@@ -1,4 +1,4 @@
-"""``culm certs``: certificates for a cluster of one's own, signed by an authority made for it."""
+"""``culm certs``: certificates for a cluster, signed by an authority that is made for it."""
 
 import argparse
 import os
@@ -15,7 +15,8 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.text import check_name
 from culm.terminal import flags
 
-# Whom others connect to. Redis is no role of Culm's own services; its clients compare the host that they connect to.
+# The DNS names in the certificates of those that others connect to. Redis' clients know no roles: they compare the host
+# that they connect to.
 SERVERS = {
     "coordinator": ("coordinator.culm",),
     "stage": ("stage.culm",),
@@ -29,14 +30,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "certs",
         help="make certificates",
-        description="Makes a certificate authority and certificates: a folder for each role, for CULM_TLS_DIR.",
+        description="Makes a certificate authority, and a folder of certificates for each role. Set CULM_TLS_DIR to "
+        "one of them. docs/security.md says what each role may do.",
         epilog="example: culm certs init certs",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     init = actions.add_parser(
         "init", help="an authority, and a certificate for each role", epilog="example: culm certs init certs --days 30"
     )
-    init.add_argument("folder", metavar="DIR", type=Path)
+    init.add_argument("folder", metavar="DIR", type=Path, help="where to put the authority and the roles' folders")
     init.set_defaults(command=_init)
     issue = actions.add_parser(
         "issue",
@@ -44,18 +46,18 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="examples:\n  culm certs issue certs --role viewer --name wall-screen\n"
         "  culm certs issue certs --role stage --node n0 --run nightly",
     )
-    issue.add_argument("folder", metavar="DIR", type=Path)
-    issue.add_argument("--role", required=True, choices=INITIAL)
-    issue.add_argument("--name", help="of the sub-folder and in the certificate; default: the node, or the role")
-    issue.add_argument("--node", default="", help="a stage's certificate that lets it join under this name alone")
+    issue.add_argument("folder", metavar="DIR", type=Path, help="the authority's folder")
+    issue.add_argument("--role", required=True, choices=INITIAL, help="what its holder may do")
+    issue.add_argument("--name", help="its folder, and the name in it; default: the node, else the role")
+    issue.add_argument("--node", default="", help="with --role stage: join as this node alone; default: as any")
     issue.set_defaults(command=_issue)
     for action in (init, issue):
-        action.add_argument("--run", default="", help="for this run alone; default: for any")
+        action.add_argument("--run", default="", help="use it in this run alone; default: in any")
         action.add_argument(
             "--days",
             type=flags.number(0.0, 36500.0, above=True),
             default=90.0,
-            help="how long certificates are valid; default: 90",
+            help="days for which a certificate is valid; default: 90",
         )
 
 
@@ -63,7 +65,7 @@ def _init(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.folder
     if (folder / "ca.crt").exists():
         mend = "use culm certs issue for more certificates, or another folder"
-        raise JobError("there is an authority already", str(folder), mend)
+        raise JobError("the folder holds an authority already", str(folder), mend)
     make_authority(folder)
     for role in INITIAL:
         issue(folder, role, role, arguments.days, arguments.run)
@@ -73,7 +75,7 @@ def _init(arguments: argparse.Namespace) -> int:
 
 def _issue(arguments: argparse.Namespace) -> int:
     if arguments.node and arguments.role != "stage":
-        raise JobError(f"a {arguments.role} is no node", "--node", "leave it out, or name the role stage")
+        raise JobError(f"the role {arguments.role} joins as no node", "--node", "leave it out, or give --role stage")
     name = arguments.name or arguments.node or arguments.role
     print(issue(arguments.folder, arguments.role, name, arguments.days, arguments.run, arguments.node))
     return 0
@@ -90,7 +92,7 @@ def make_authority(folder: Path) -> None:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_before(now - timedelta(minutes=5))  # another machine's clock may be behind
         .not_valid_after(now + timedelta(days=AUTHORITY_DAYS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -103,9 +105,9 @@ def make_authority(folder: Path) -> None:
 
 
 def issue(folder: Path, role: str, name: str, days: float, run: str = "", node: str = "") -> Path:
-    """Writes ``name/{ca.crt,tls.crt,tls.key}``, each at once; the sub-folder.
+    """Writes ``name/{ca.crt,tls.crt,tls.key}``, each file in one move, and returns that sub-folder.
 
-    Raises JobError without an authority, and for what is no name: it becomes a folder, and part of a URI.
+    Raises JobError without an authority, and for a bad name: names become a folder, and part of a URI.
     """
     check_name(name, "--name")
     uri = f"culm://{role}/{name}"
@@ -123,14 +125,14 @@ def issue(folder: Path, role: str, name: str, days: float, run: str = "", node: 
     if role in SERVERS:
         names += [x509.DNSName(host) for host in SERVERS[role]]
     now = datetime.now(UTC)
-    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+    purposes = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]  # servers call others as well
     certificate = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{role} {name}")]))
         .issuer_name(authority.subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_before(now - timedelta(minutes=5))  # another machine's clock may be behind
         .not_valid_after(now + timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
@@ -171,8 +173,10 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """A reader sees the file before or after, never half of it."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")  # of this call alone: nobody else has opened it
+    """A reader sees the old file or the new one, never half of it."""
+    part = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}"
+    )  # nobody else can have opened it: the key stays secret
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         os.fchmod(file.fileno(), mode)
         file.write(data)

@@ -1,4 +1,4 @@
-"""``culm checkpoint``: what there is, whether it is whole, and a file that plain PyTorch loads."""
+"""``culm checkpoint``: which checkpoints there are, whether they are whole, and one as a file for plain PyTorch."""
 
 import argparse
 import json
@@ -18,27 +18,27 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "checkpoint",
         help="list, verify and export checkpoints",
-        description="Looks at the checkpoints under a URL: file://, s3://, gs://, az://, or a plain path.",
+        description="Lists, verifies or exports the checkpoints under a URL: file://, s3://, gs://, az:// or a path.",
         epilog="example: culm checkpoint export file:///tmp/culm --out model.safetensors",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     examples = "example: culm checkpoint {} file:///tmp/culm"
-    ls = actions.add_parser("ls", help="all that are there, newest first", epilog=examples.format("ls"))
+    ls = actions.add_parser("ls", help="list all checkpoints, newest first", epilog=examples.format("ls"))
     ls.set_defaults(command=partial(_reached, _ls))
     verify = actions.add_parser("verify", help="compare every file with its hash", epilog=examples.format("verify"))
     verify.set_defaults(command=partial(_reached, _verify))
     export = actions.add_parser(
         "export",
-        help="write one safetensors file, keys as of an nn.Sequential's state dict",
+        help="write one safetensors file, with the keys of an nn.Sequential's state dict",
         epilog=f"{examples.format('export')} --out model.safetensors",
     )
-    export.add_argument("--out", required=True, type=flags.new_file, metavar="FILE")
+    export.add_argument("--out", required=True, type=flags.new_file, metavar="FILE", help="the file to write")
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
-        action.add_argument("url", type=flags.url, metavar="URL")
-        action.add_argument("--json", action="store_true")
+        action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
+        action.add_argument("--json", action="store_true", help="print the result as JSON")
     for action in (verify, export):
-        action.add_argument("--step", type=flags.whole(0, 10**12), metavar="N", help="default: the newest")
+        action.add_argument("--step", type=flags.whole(0, 10**12), metavar="N", help="its step; default: the newest")
 
 
 def _chosen(arguments: argparse.Namespace) -> Found:
@@ -48,7 +48,7 @@ def _chosen(arguments: argparse.Namespace) -> Found:
     if not wanted:
         there = ", ".join(str(f.step) for f in found) or "none"
         what = "no checkpoint" if arguments.step is None else f"no checkpoint of step {arguments.step}"
-        raise JobError(what, arguments.url, f"steps that are there: {there}")
+        raise JobError(f"there is {what}", arguments.url, f"choose one of the steps that are there: {there}")
     whole = [f for f in wanted if f.manifest is not None]
     return (whole or wanted)[0]
 
@@ -57,13 +57,13 @@ def _reached(action: Action, arguments: argparse.Namespace) -> int:
     try:
         return action(arguments)
     except OSError as error:
-        what = " ".join(str(error).split())  # a storage's own words may take several lines
+        what = " ".join(str(error).split())  # a storage's own text may have several lines
         mend = "check the address, the network and your credentials"
-        raise JobError(f"it cannot be read ({what})", arguments.url, mend) from error
+        raise JobError(f"the storage cannot be read ({what})", arguments.url, mend) from error
 
 
 def _row(found: Found) -> dict[str, object]:
-    """``ls`` by the names that scripts rely on. ``completed`` is ISO 8601 in UTC; what is not known is None."""
+    """One checkpoint, by the names that scripts rely on. ``completed`` is ISO 8601 in UTC. None: not known."""
     manifest = found.manifest
     completed = completed_at(found.url) if manifest is not None else None
     return {

@@ -16,7 +16,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Prints a script that completes culm's commands and options; open a new shell after installing it.",
         epilog=INSTALL,
     )
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="the shell to complete in")
     parser.set_defaults(command=completion)
 
 

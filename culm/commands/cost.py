@@ -22,13 +22,21 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "cost",
         help="what the run has cost, and for what",
-        description="Asks the coordinator what the run has cost, or works it out from an event log. See docs/cost.md.",
+        description="Asks the coordinator what the run has cost, or computes it from an event log. See docs/cost.md.",
         epilog="examples:\n  culm cost --coordinator 127.0.0.1:7070\n  culm cost --log run.jsonl",
     )
     flags.add_coordinator(parser)
-    parser.add_argument("--log", default="", metavar="FILE", help="of culm events --json, also gzipped: ask nobody")
-    parser.add_argument("--as-of", type=flags.number(), default=None, metavar="TIME", help="unix time; only with --log")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--log", default="", metavar="FILE", help="compute it from this log of culm events --json, also gzipped"
+    )
+    parser.add_argument(
+        "--as-of",
+        type=flags.number(),
+        default=None,
+        metavar="TIME",
+        help="until when, in unix seconds; default: the log's last event; only with --log",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=cost)
 
 
@@ -52,7 +60,7 @@ def _asked(coordinator: str) -> pb.GetCostResponse:
         try:
             return cleaned(stub.GetCost(pb.GetCostRequest(), timeout=5.0))
         except grpc.RpcError as error:
-            mend = "look at the coordinator's log"
+            mend = "see the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", coordinator, mend) from error
 
 
@@ -73,7 +81,7 @@ def _lines(path: str) -> Iterator[str]:
         with opened(path, "rt", encoding="utf-8") as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not text"
         mend = "make one: culm events --json > FILE"
         raise JobError(f"the event log cannot be read ({reason})", path, mend) from error
 
@@ -89,7 +97,7 @@ def as_json(figures: pb.GetCostResponse) -> dict[str, object]:
 
 
 def in_words(figures: pb.GetCostResponse) -> list[str]:
-    """The figures, a line each; what cannot be known is left out."""
+    """The figures, a line each. A figure that is not known is left out."""
     lines = [f"so far          ${figures.dollars:.4f}, now ${figures.dollars_per_hour:.4f} an hour"]
     if figures.samples:
         lines.append(f"1,000 samples   ${figures.dollars_per_thousand_samples:.5f}")
@@ -118,7 +126,7 @@ def in_words(figures: pb.GetCostResponse) -> list[str]:
         lines.append(f"by checkpoints  ${figures.checkpoint_dollars:.4f}: ${saved:.4f} saved")
     if figures.unpriced:
         names = ", ".join(figures.unpriced)
-        lines.append(f"without a price {names}: they count as free; see --prices of the coordinator")
+        lines.append(f"without a price {names}: they count as free; give the coordinator a table with --prices")
     return lines
 
 
@@ -133,5 +141,5 @@ def _table(figures: pb.GetCostResponse) -> object:
         begun = time.strftime("%H:%M:%S", time.localtime(node.joined))
         price = f"{node.price_per_hour:.4f}"
         row = (node.node, machine, node.machine.market, begun, ended, price, f"{node.dollars:.4f}")
-        table.add_row(*map(Text, row))  # no markup: these are others' words
+        table.add_row(*map(Text, row))  # as Text, which holds no markup: other processes chose these words
     return table

@@ -24,7 +24,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "demo",
         help="watch nodes die and nothing change",
-        description="Trains a small GPT twice on this machine, calmly and with kills, and compares the weights.",
+        description="Trains a small GPT twice on this machine, undisturbed and with kills, and compares the weights.",
         epilog="example: culm demo",
     )
     parser.set_defaults(command=demo)

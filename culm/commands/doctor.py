@@ -30,7 +30,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "doctor",
         help="what is missing on this machine",
-        description="Looks at this machine: ok, warn (culm runs without it) or missing, each with its mend.",
+        description="Checks this machine. Each finding is ok, warn (Culm runs all the same) or missing, with its mend.",
         epilog="examples:\n  culm doctor\n  culm doctor --json",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -53,7 +53,7 @@ def in_words(finding: Finding) -> str:
 
 
 def examine() -> Iterable[Finding]:
-    """Every finding about this machine, in the order in which they are mended."""
+    """Every finding about this machine, in the order in which to mend them."""
     now = datetime.now(UTC)
     yield checks.python(sys.version_info[:2], sys.executable)
     yield _package("torch", "torch", checks.OLDEST_TORCH)
@@ -88,10 +88,10 @@ def _redis() -> Finding:
 def _certificates(folder: str, now: datetime) -> Iterable[Finding]:
     """Whether the files are there, are certificates, are valid now, and belong together."""
     if not folder:
-        mend = "stay on loopback or a network of your own, or let CULM_TLS_DIR name a folder of certificates"
+        mend = "stay on loopback or a network of your own, or set CULM_TLS_DIR to a folder of certificates"
         yield Finding("tls", Verdict.WARN, "CULM_TLS_DIR is not set: traffic is not encrypted", mend)
         return
-    mend = f"CULM_TLS_DIR is to hold {', '.join(TLS_FILES)}, readable by this user"
+    mend = f"put {', '.join(TLS_FILES)} into the folder that CULM_TLS_DIR names, readable by this user"
     for name in TLS_FILES:
         path = Path(folder) / name
         try:
@@ -107,13 +107,13 @@ def _certificates(folder: str, now: datetime) -> Iterable[Finding]:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(Path(folder) / "tls.crt", Path(folder) / "tls.key")
     except ssl.SSLError as error:
-        yield Finding("tls.key", Verdict.MISSING, f"it does not belong to tls.crt: {error.reason}", mend)
+        yield Finding("tls.key", Verdict.MISSING, f"the key does not belong to tls.crt: {error.reason}", mend)
     else:
-        yield Finding("tls.key", Verdict.OK, "it belongs to tls.crt")
+        yield Finding("tls.key", Verdict.OK, "the key belongs to tls.crt")
 
 
 def _synchronised() -> bool | None:
-    """Whether the kernel says that something keeps its clock right; None where it cannot be asked."""
+    """Whether the kernel says that its clock is synchronised; None where nobody can ask it."""
     if sys.platform != "linux":
         return None
     timex = ctypes.create_string_buffer(TIMEX_BYTES)  # all zero: change nothing, only ask

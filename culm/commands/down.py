@@ -11,7 +11,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "down",
         help="end a cluster that culm up started",
-        description="Ends every process of the cluster. Its logs stay until the next one of its name comes up.",
+        description="Ends every process of the cluster. Its logs stay until a cluster of the same name comes up.",
         epilog="examples:\n  culm down\n  culm down digits-mlp",
     )
     parser.add_argument(
@@ -20,7 +20,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=flags.optional(flags.name),
         default="",
         metavar="NAME",
-        help="default: the only one that is up",
+        help="the cluster; default: the only one that is up",
     )
     parser.set_defaults(command=down)
 
@@ -41,7 +41,7 @@ def down(arguments: argparse.Namespace) -> int:
 
 
 def only_one(names: list[str]) -> str:
-    """The name that is meant when none is given. Raises JobError if there are several to choose from."""
+    """The cluster that is meant when no name is given. Raises JobError if several are up."""
     if len(names) > 1:
         raise JobError(f"several clusters are up: {', '.join(names)}", "NAME", "name the one to end")
     return names[0] if names else ""

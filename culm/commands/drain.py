@@ -22,10 +22,11 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Hands a node's work over at the next commit, redoing nothing, and waits until the node has gone.",
         epilog="example: culm drain n2 --coordinator 127.0.0.1:7070",
     )
-    parser.add_argument("node", type=flags.name, metavar="NODE")
+    parser.add_argument("node", type=flags.name, metavar="NODE", help="the node to let go, such as n2")
     flags.add_coordinator(parser)
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as the coordinator knows")
-    parser.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help="how long to wait")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as the coordinator has the order")
+    what = "how long to wait for the node to go; default: 600"
+    parser.add_argument("--timeout", type=flags.seconds, default=600.0, metavar="SECONDS", help=what)
     parser.set_defaults(command=drain)
 
 
@@ -36,7 +37,7 @@ def drain(arguments: argparse.Namespace) -> int:
             before = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
             stub.Drain(pb.DrainRequest(node=arguments.node), timeout=5.0)
         except grpc.RpcError as error:
-            mend = "see culm status for the nodes"
+            mend = "culm status lists the nodes"
             raise JobError(details(error), f"--coordinator {arguments.coordinator}", mend) from error
         incarnation = next((n.incarnation for n in before.nodes if n.id == arguments.node), None)
         if arguments.no_wait:
@@ -48,8 +49,8 @@ def drain(arguments: argparse.Namespace) -> int:
             try:
                 status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
             except grpc.RpcError as error:
-                mend = "look at the coordinator's log"
-                raise JobError(f"the coordinator went: {details(error)}", arguments.coordinator, mend) from error
+                mend = "see the coordinator's log"
+                raise JobError(f"the coordinator has gone: {details(error)}", arguments.coordinator, mend) from error
             if all((n.id, n.incarnation) != (arguments.node, incarnation) for n in status.nodes):
                 print(f"{arguments.node} has left")
                 return 0

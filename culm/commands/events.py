@@ -18,12 +18,12 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "events",
         help="what happened, and why",
-        description="Lists the run's events with their reasons.",
+        description="Lists the run's events, each with its reason. docs/events.md explains every kind.",
         epilog="example: culm events --follow",
     )
     flags.add_coordinator(parser)
-    parser.add_argument("--follow", action="store_true", help="go on as events happen")
-    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    parser.add_argument("--follow", action="store_true", help="print new events as they happen, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.set_defaults(command=events)
 
 
@@ -37,7 +37,7 @@ def events(arguments: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:
-            mend = "the run has ended, or look at the coordinator's log"
+            mend = "see whether the run has ended, or the coordinator's log"
             raise JobError(f"the events broke off: {details(error)}", arguments.coordinator, mend) from error
     return 0
 

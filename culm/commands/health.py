@@ -6,6 +6,7 @@ import sys
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.channel import details
 from culm.terminal import flags
@@ -18,12 +19,18 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "health",
         help="whether a service is ready",
-        description="Asks a coordinator or a stage server whether it is ready. Exit code 0 if it is, else 1.",
+        description="Asks a coordinator or a node whether it is ready. The exit code is 0 if it is, else 1.",
         epilog="example: culm health 127.0.0.1:7070",
     )
     default = flags.default_coordinator()
-    parser.add_argument("address", nargs="?", type=flags.address, default=default, metavar="HOST:PORT")
-    parser.add_argument("--role", choices=("coordinator", "stage"), default="coordinator", help="what it is")
+    where = f"where it listens; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}"
+    parser.add_argument("address", nargs="?", type=flags.address, default=default, metavar="HOST:PORT", help=where)
+    parser.add_argument(
+        "--role",
+        choices=("coordinator", "stage"),
+        default="coordinator",
+        help="what listens there; default: coordinator",
+    )
     parser.set_defaults(command=health)
 
 

@@ -1,6 +1,6 @@
 """The process behind ``culm up``: keeps a local cluster alive until it is told to end.
 
-It is the parent of all the others, so that they end with it, also by kill -9 (on Linux).
+It is the parent of all the others. So they end with it, on Linux also when it is killed with -9.
 """
 
 import json
@@ -82,7 +82,7 @@ def keep(folder: Path) -> int:
 
 
 def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -> Record:
-    """Puts the present processes on record where they are others than before."""
+    """Puts the present processes on record if they have changed."""
     pids = {KEEPER: os.getpid(), **cluster.pids()}
     if ui is not None and ui.child.returncode is None:
         pids["ui"] = ui.child.pid
@@ -98,6 +98,6 @@ def _noted(folder: Path, record: Record, cluster: LocalCluster, ui: Ui | None) -
 
 
 if __name__ == "__main__":
-    # Nothing begins before this process is on record: who starts it says so. If that one dies first there is no word.
+    # ``culm up`` writes this line once this process is on record. If it dies before that, the line never comes.
     if sys.stdin.readline():
         sys.exit(keep(Path(sys.argv[1])))

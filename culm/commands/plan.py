@@ -29,23 +29,25 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "plan",
         help="how many machines to rent, how to run the job, what it will cost and when it will end",
-        description="Simulates every way to run the job over the same random markets, with Culm's own decisions, and "
-        "names the best: the cheapest that is done by the deadline, or without one where dollars times days are "
-        "fewest. See docs/simulator.md.",
+        description="Simulates every way to run the job in the same random markets, with Culm's own decisions. Names "
+        "the best: the cheapest one that ends by the deadline or, without a deadline, the one with the fewest dollars "
+        "times days. See docs/simulator.md.",
         epilog="examples:\n"
         "  culm plan examples/stdlib_gpt.toml --nodes 4-8 --prices 0.91 --hazard 0.10\n"
         "  culm plan JOB.toml --profile v100.json --nodes 8,12,16 --machine p3.2xlarge --trace p3.csv --deadline 3",
     )
-    parser.add_argument("job", metavar="JOB.toml")
-    parser.add_argument("--nodes", required=True, metavar="N[-M][,...]", help="numbers of machines to consider")
-    parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured here")
+    parser.add_argument("job", metavar="JOB.toml", help="the job file")
+    parser.add_argument("--nodes", required=True, metavar="N[-M][,...]", help="numbers of machines to try")
+    parser.add_argument("--profile", metavar="FILE", help="a file of culm profile; default: measure the layers here")
     add_market_arguments(parser)
-    parser.add_argument("--deadline", type=flags.number(above=True), metavar="DAYS")
+    parser.add_argument("--deadline", type=flags.number(above=True), metavar="DAYS", help="when the run has to be done")
     parser.add_argument(
-        "--seeds", type=flags.whole(1, 100_000), default=20, metavar="N", help="random markets; default: 20"
+        "--seeds", type=flags.whole(1, 100_000), default=20, metavar="N", help="how many markets to try; default: 20"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a key of the job"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=plan)
 
 
@@ -94,7 +96,7 @@ def _numbers(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         bounds = [first, last if dash else first]
         if not all(re.fullmatch(r"[0-9]{1,6}", bound.strip()) for bound in bounds):
-            raise JobError(f"{part!r} is no number of machines", "--nodes", "write 8, 4-8 or 4,8,16")
+            raise JobError(f"{part!r} is not a number of machines", "--nodes", "write 8, 4-8 or 4,8,16")
         numbers += range(int(bounds[0]), int(bounds[1]) + 1)
         if not numbers or min(numbers) < 1 or max(numbers) > MOST_MACHINES or len(numbers) > MOST_NUMBERS:
             mend = f"write 8, 4-8 or 4,8,16: up to {MOST_NUMBERS} numbers from 1 to {MOST_MACHINES}"
@@ -103,7 +105,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tuple[int, Way]) -> Row:
-    """In a process of its own: a way over the market of a seed."""
+    """One way in the market of one seed. Runs in a process of its own."""
     seed, way = run
     return simulate(profile, cluster, way, draw(seed), seconds)
 
@@ -111,7 +113,7 @@ def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tu
 def _all(
     one: Callable[[tuple[int, Way]], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None
 ) -> list[Outlook]:
-    """Every way over the first markets, and those that look good there over the others as well."""
+    """Every way in the first markets, and those that look good there in the others as well."""
     rows: dict[Way, list[Row]] = {way: [] for way in tried}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         for markets in (range(min(seeds, FIRST_LOOK)), range(FIRST_LOOK, seeds)):
@@ -133,7 +135,7 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     heads = ("nodes", "stages", "redundancy", "saves", "time", "$", "rollback")
     title = "the ten best; ranges are of eight markets in ten"
     table = Table(*heads, box=None, pad_edge=False, title=title, title_justify="left")
-    nearest: dict[tuple[int, int, str], Outlook] = {}  # of those that differ in their checkpoints alone the best
+    nearest: dict[tuple[int, int, str], Outlook] = {}  # the best of the ways that differ in their checkpoints alone
     for x in sorted(found, key=lambda x: (x is not chosen, -x.done, x.cost * x.days)):
         nearest.setdefault((x.way.machines, x.way.stages, x.way.redundancy), x)
     for x in list(nearest.values())[:10]:
@@ -146,7 +148,7 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     console = Console(highlight=False)
     console.print(table)
     if chosen is None:
-        console.print("No way ends in every market, or by the deadline: consider more machines, or a later one.")
+        console.print("No way is done often enough, or by the deadline: try more machines, or a later deadline.")
         return
     way = chosen.way
     every = way.checkpoint_steps

@@ -1,4 +1,4 @@
-"""``culm prices``: the prices that Culm knows, and those that AWS tells."""
+"""``culm prices``: the prices that Culm knows, and the present ones of AWS."""
 
 import argparse
 import json
@@ -17,20 +17,22 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "prices",
         help="what machines cost",
-        description="Shows the prices that are known, or asks AWS for its present ones. See docs/cost.md.",
+        description="Shows the price table, or asks AWS for its present prices. See docs/cost.md.",
         epilog="example: culm prices ls",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     ls = actions.add_parser("ls", help="the price table", epilog="example: culm prices ls --prices prices.toml")
-    ls.add_argument("--prices", default="", metavar="FILE", help="a table that comes before the shipped one")
+    ls.add_argument("--prices", default="", metavar="FILE", help="a table to search before the shipped one")
     ls.set_defaults(command=_ls)
     aws = actions.add_parser(
         "aws",
         help="AWS's present prices as a price table",
         epilog="example: culm prices aws --instance-type g5.xlarge --region us-east-1 > prices.toml",
     )
-    aws.add_argument("--instance-type", action="append", required=True, metavar="TYPE", help="may be given often")
-    aws.add_argument("--region", required=True)
+    aws.add_argument(
+        "--instance-type", action="append", required=True, metavar="TYPE", help="a type of machine; may be repeated"
+    )
+    aws.add_argument("--region", required=True, help="such as us-east-1")
     aws.set_defaults(command=_aws)
 
 
@@ -63,14 +65,18 @@ def _aws(arguments: argparse.Namespace) -> int:
             InstanceTypes=types, ProductDescriptions=[PRODUCT], StartTime=datetime.now(UTC)
         )
         spot = [entry for page in pages for entry in page["SpotPriceHistory"]]
-        # The price list is served from a few regions only, for all.
+        # A few regions alone serve the price list, each for all regions.
         products = boto3.client("pricing", region_name="us-east-1")
         on_demand = {kind: on_demand_price(products, kind, region) for kind in types}
     except (BotoCoreError, ClientError) as error:
-        mend = "see that AWS credentials and the names are right"
-        raise JobError(f"AWS does not tell: {error}", f"{', '.join(types)} in {region}", mend) from error
+        mend = "check your AWS credentials, and the names"
+        raise JobError(f"AWS gives no prices: {error}", f"{', '.join(types)} in {region}", mend) from error
     if not spot:
-        raise JobError("AWS sells no such spot machine there", f"{', '.join(types)} in {region}", "see its console")
+        raise JobError(
+            "AWS sells no such spot machine there",
+            f"{', '.join(types)} in {region}",
+            "check the type and the region in AWS's console",
+        )
     print(as_toml(spot, on_demand, region, datetime.now(UTC).date()), end="")
     return 0
 

@@ -22,17 +22,23 @@ ROUNDS = 5
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "profile",
-        help="what each layer of a job takes on this machine",
-        description="Runs microbatches through the model, layer by layer, and writes what each takes: seconds forward "
-        "and backward, parameters, bytes passed on. Run it on the kind of machine that is to be rented.",
+        help="how long each layer of a job takes on this machine",
+        description="Runs microbatches through the model, layer by layer. Writes for each layer the seconds forward "
+        "and backward, the parameters, and the bytes passed on. Run it on the kind of machine that you mean to rent.",
         epilog="example: culm profile examples/digits_mlp.toml --out digits.json",
     )
-    parser.add_argument("job", metavar="JOB.toml")
+    parser.add_argument("job", metavar="JOB.toml", help="the job file")
     parser.add_argument(
-        "--rounds", type=flags.whole(1, 100_000), default=ROUNDS, metavar="N", help=f"microbatches; default: {ROUNDS}"
+        "--rounds",
+        type=flags.whole(1, 100_000),
+        default=ROUNDS,
+        metavar="N",
+        help=f"microbatches to time; default: {ROUNDS}",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write it there; otherwise to stdout")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a key of the job"
+    )
+    parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write the profile there; default: stdout")
     parser.set_defaults(command=profile)
 
 
@@ -56,7 +62,7 @@ def profile(arguments: argparse.Namespace) -> int:
 
 
 def measure(job: Job, rounds: int) -> Profile:
-    """Medians of so many microbatches, after one that does not count. Raises JobError for a model that does not run."""
+    """Medians of so many microbatches, after one to warm up. Raises JobError for a model that does not run."""
     import torch
 
     from culm.pipeline.user_code.data import Microbatches

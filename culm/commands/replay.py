@@ -1,4 +1,4 @@
-"""``culm replay``: a trace happens to real processes, and beside it stands what the simulator says of the same."""
+"""``culm replay``: plays a trace with real processes, and prints the simulator's prediction beside what happened."""
 
 import argparse
 import json
@@ -32,14 +32,14 @@ from culm.terminal.progress import counted
 POLL_SECONDS = 0.02
 LOOK_SECONDS = 0.5  # between two looks at the status
 PATIENCE = 120.0  # seconds until the first plan
-# Of a node that is a process of this machine: forked with torch in it, it has to build the model and to join. The rest
-# as in Cluster; loopback is faster than any link.
+# A node that is a process of this machine: forked with torch in it, it only builds the model and joins. Loopback is
+# faster than any link. The rest is as in Cluster.
 LOCAL = Cluster(starts_up=0.5, bytes_per_second=1e9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happened:
-    """What came of a run, real or not. ``lost``: seconds beyond what as many calm steps take."""
+    """The outcome of a run, real or simulated. ``lost``: seconds beyond what as many calm steps take."""
 
     steps: int
     seconds: float
@@ -53,28 +53,41 @@ class Happened:
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "replay",
-        help="a trace happens to real processes, beside what the simulator predicts",
-        description="Starts and kills real nodes on this machine as the trace says, so many times as fast, and prints "
-        "the simulator's prediction beside what happened. See docs/simulator.md.",
+        help="play a trace with real processes, beside the simulator's prediction",
+        description="Starts and kills real nodes on this machine as the trace says, only faster, and prints the "
+        "simulator's prediction beside what happened. See docs/simulator.md.",
         epilog="example: culm replay examples/digits_mlp.toml --trace p3.csv --speed 100 --hours 2 --machines 5",
     )
-    parser.add_argument("job", metavar="JOB.toml")
-    parser.add_argument("--trace", required=True, metavar="FILE")
+    parser.add_argument("job", metavar="JOB.toml", help="the job file")
+    parser.add_argument("--trace", required=True, metavar="FILE", help="when machines come and go: docs/simulator.md")
     parser.add_argument(
-        "--speed", type=flags.number(above=True, most=1e9), default=100.0, metavar="X", help="default: 100"
+        "--speed",
+        type=flags.number(above=True, most=1e9),
+        default=100.0,
+        metavar="X",
+        help="how many times as fast; default: 100",
     )
     parser.add_argument(
-        "--hours", type=flags.number(above=True, most=1e6), metavar="H", help="of the trace; default: all of it"
+        "--hours", type=flags.number(above=True, most=1e6), metavar="H", help="hours of the trace to play; default: all"
     )
     parser.add_argument(
-        "--machines", type=flags.whole(1, flags.MOST_NODES), metavar="N", help="rented at most; default: stages and 2"
+        "--machines",
+        type=flags.whole(1, flags.MOST_NODES),
+        metavar="N",
+        help="machines to rent at most; default: stages + 2",
     )
-    parser.add_argument("--profile", metavar="FILE", help="of culm profile; without one the layers are measured first")
+    parser.add_argument("--profile", metavar="FILE", help="a file of culm profile; default: measure the layers first")
     parser.add_argument(
-        "--price", type=flags.number(), default=SPOT, metavar="$/H", help="of a machine in the trace's hours"
+        "--price",
+        type=flags.number(),
+        default=SPOT,
+        metavar="$/H",
+        help=f"of a machine, in the trace's hours; default: {SPOT}",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a key of the job"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=replay)
 
 
@@ -82,13 +95,13 @@ def replay(arguments: argparse.Namespace) -> int:
     trace = read_trace(arguments.trace)
     seconds = (arguments.hours * 3600.0 if arguments.hours is not None else trace[-1].at) / arguments.speed
     if not seconds > 0:
-        raise JobError(f"{seconds:g} seconds of the trace are nothing to replay", "--hours", "give more than 0")
+        raise JobError("no time of the trace is left to replay", "--hours", "give more than 0")
     job = read_job(arguments.job, arguments.set)
     machines = arguments.machines or job.pipeline.stages + 2
     begins_with = min(machines, sum(change.kind == "add" and change.at == 0.0 for change in trace))
     if begins_with < job.pipeline.stages:
-        what = f"{begins_with} machines are there at the trace's beginning, {job.pipeline.stages} stages need one each"
-        raise JobError(what, arguments.trace, "take another trace, or --set pipeline.stages=N")
+        what = f"the trace begins with {begins_with} machines, too few for {job.pipeline.stages} stages"
+        raise JobError(what, arguments.trace, "take another trace, or fewer stages with --set pipeline.stages=N")
     end_on_sigterm()
     profile = _profile(job, arguments.profile)
     changes = [replace(c, at=c.at / arguments.speed) for c in trace if c.at / arguments.speed <= seconds]
@@ -212,7 +225,7 @@ def _until_it_runs(local: LocalCluster, stub: CoordinatorStub) -> None:
     while stub.GetStatus(pb.GetStatusRequest(), timeout=10.0).phase != "running":
         local.check()
         if time.monotonic() > deadline:
-            raise JobError("the nodes do not come up", str(local.folder), "see the logs there")
+            raise JobError(f"training has not begun after {PATIENCE:g} s", str(local.folder), "see the logs there")
         time.sleep(POLL_SECONDS)
 
 

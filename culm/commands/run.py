@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
 from culm.terminal import flags, interrupts
@@ -17,42 +18,52 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "run",
         help="train a job on a local cluster",
-        description="Trains a job on real processes of this machine: a coordinator, a Redis and the nodes.",
+        description="Trains a job with real processes on this machine: a coordinator, a Redis and the nodes.",
         epilog="example: culm run examples/digits_mlp.toml --spares 1 --kill n1@20:1B1 --out weights.safetensors",
     )
     add_job_arguments(parser)
-    parser.add_argument("--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 there")
+    parser.add_argument(
+        "--kill", action="append", default=[], metavar="NODE@STEP[:INSTRUCTION]", help="kill -9 that node there"
+    )
     parser.add_argument("--out", type=flags.new_file, metavar="FILE", help="write the final weights as safetensors")
     add_cluster_arguments(parser)
-    parser.add_argument("--no-respawn", action="store_true", help="leave killed nodes dead")
+    parser.add_argument("--no-respawn", action="store_true", help="do not start killed nodes again")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.set_defaults(command=run)
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every command that runs a job."""
-    parser.add_argument("job", metavar="JOB.toml")
-    parser.add_argument("--nodes", type=flags.nodes, metavar="N", help="default: one for each stage")
-    parser.add_argument("--spares", type=flags.nodes, default=0, metavar="K", help="nodes beside those")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change the job")
+    parser.add_argument("job", metavar="JOB.toml", help="the job file")
+    parser.add_argument("--nodes", type=flags.nodes, metavar="N", help="nodes to start; default: one for each stage")
+    parser.add_argument(
+        "--spares", type=flags.nodes, default=0, metavar="K", help="nodes to start beside those; default: 0"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a key of the job"
+    )
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of every command that starts one local cluster."""
     listen = flags.optional(flags.listen_address)
     parser.add_argument(
-        "--coordinator-address", type=listen, default="", metavar="HOST:PORT", help="where the coordinator listens"
+        "--coordinator-address",
+        type=listen,
+        default="",
+        metavar="HOST:PORT",
+        help=f"where the coordinator listens; default: {default_ports.COORDINATOR}, or any free port if that is taken",
     )
     url = flags.optional(flags.url)
     parser.add_argument(
-        "--resume", type=url, default="", metavar="URL", help="go on from the newest whole checkpoint there"
+        "--resume", type=url, default="", metavar="URL", help="go on from the newest whole checkpoint under URL"
     )
     flags.add_allowed(parser)
 
 
 def read_job(path: str, overrides: Sequence[str]) -> Job:
     """Loads a job, whose folder is importable from then on. Raises JobError."""
-    sys.path.insert(1, str(Path(path).resolve().parent))
+    sys.path.insert(1, str(Path(path).resolve().parent))  # after the current folder, before what is installed
     return load_job(path, overrides)
 
 
@@ -83,21 +94,21 @@ def node_count(job: Job, nodes: int | None, spares: int) -> int:
     count = (nodes if nodes is not None else job.pipeline.stages) + spares
     if not 1 <= count <= flags.MOST_NODES:
         mend = f"ask for 1 to {flags.MOST_NODES}"
-        raise JobError(f"{count} nodes cannot run on one machine", "--nodes and --spares", mend)
+        raise JobError(f"a local cluster cannot have {count} nodes", "--nodes and --spares", mend)
     return count
 
 
 def end_on_sigterm() -> None:
-    """SIGTERM, and the end of its terminal (SIGHUP), end this process as Ctrl-C does: first all that it started.
+    """From now on SIGTERM and SIGHUP (the terminal closes) do what Ctrl-C does: this process first ends all it started.
 
-    Until then either ends it at once, and the kernel the process that it may have begun: see ``culm.local.preloaded``.
+    Before, either signal ends it at once. The kernel then ends the process that forks: see ``culm.local.preloaded``.
     """
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, interrupt)
     interrupts.interrupt()
 
@@ -145,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             save_weights(arguments.out, outcome.layers)
         except OSError as error:  # the disk has filled up meanwhile: what was there before is still there
-            print(f"culm run: --out {arguments.out}: it cannot be written ({error})", file=sys.stderr)
+            print(f"culm run: --out {arguments.out}: the weights cannot be written ({error})", file=sys.stderr)
             return 1
     if arguments.json:
         print(json.dumps(outcome.as_json()))

@@ -21,86 +21,109 @@ MACHINE = (
     ("--provider", "CULM_PROVIDER", "whose machine this is, such as aws, gcp or azure"),
     ("--instance-type", "CULM_INSTANCE_TYPE", "the provider's name for a machine like this one"),
     ("--region", "CULM_REGION", "where it is"),
-    ("--zone", "CULM_ZONE", "where it is; a stage and its standby are kept in different zones"),
+    ("--zone", "CULM_ZONE", "where it is; Culm keeps a stage and its standby in different zones"),
 )
 
 
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     env = flags.from_environment
-    insecure = "listen without TLS where other machines reach it"
+    insecure = "listen without TLS where other machines reach it; also CULM_INSECURE=1"
     coordinator = commands.add_parser(
         "coordinator",
-        help="decide who runs what",
-        description="Serves the coordinator of one run.",
+        help="serve a run's coordinator",
+        description="Serves the coordinator of one run: it decides which node runs which stage and when a step counts.",
         epilog="example: culm coordinator --job examples/digits_mlp.toml --listen 127.0.0.1:7070",
     )
-    coordinator.add_argument("--job", default=env("CULM_JOB"), help="the job file")
+    coordinator.add_argument("--job", default=env("CULM_JOB"), metavar="FILE", help="the job file; default: CULM_JOB")
     coordinator.add_argument("--set", action="append", default=[], metavar="S.K=V", help="change a key of the job")
     listen = flags.listen_address
     coordinator.add_argument(
-        "--listen", type=listen, default=env("CULM_LISTEN", default_ports.COORDINATOR), metavar="HOST:PORT"
+        "--listen",
+        type=listen,
+        default=env("CULM_LISTEN", default_ports.COORDINATOR),
+        metavar="HOST:PORT",
+        help=f"where it listens; default: CULM_LISTEN, else {default_ports.COORDINATOR}",
     )
     url = flags.optional(flags.redis_url)
-    redis = "redis:// or rediss://; default: what the file named by CULM_REDIS_URL_FILE holds, else an own one"
+    redis = (
+        "the run's Redis; default: CULM_REDIS_URL, else the URL in the file CULM_REDIS_URL_FILE, else one of its own"
+    )
     coordinator.add_argument("--redis", type=url, default=env("CULM_REDIS_URL"), metavar="URL", help=redis)
     name = flags.optional(flags.name)
     run = env("CULM_RUN", "culm")
-    coordinator.add_argument("--run", type=flags.name, default=run, help="prefix of the run's keys in Redis")
-    again = "one that starts again under its name takes its lease over"
+    coordinator.add_argument(
+        "--run",
+        type=flags.name,
+        default=run,
+        help="the run's name, and its keys' prefix in Redis; default: CULM_RUN, else culm",
+    )
+    again = "its name, under which it leads at once after a restart; default: CULM_NAME, else host name and process id"
     coordinator.add_argument("--name", type=name, default=env("CULM_NAME"), help=again)
     many = flags.whole(0, 100_000)
-    coordinator.add_argument("--nodes", type=many, default=env("CULM_NODES", "0"), help="how many to wait for")
-    spares = env("CULM_SPARES", "1")
-    coordinator.add_argument("--spares", type=many, default=spares, help="nodes that stay idle, to repair with")
+    wait = "nodes to wait for before training begins; default: CULM_NODES, else 0: one for each stage"
+    coordinator.add_argument("--nodes", type=many, default=env("CULM_NODES", "0"), metavar="N", help=wait)
+    spares = "nodes to keep without a stage, to repair with; default: CULM_SPARES, else 1"
+    coordinator.add_argument("--spares", type=many, default=env("CULM_SPARES", "1"), metavar="K", help=spares)
     coordinator.add_argument(
         "--settle-seconds",
         type=flags.seconds,
         default=env("CULM_SETTLE_SECONDS", "30"),
         metavar="S",
-        help="before cutting anew",
+        help="how long no node may come or go before the model is cut anew; default: CULM_SETTLE_SECONDS, else 30",
     )
     url = flags.optional(flags.url)
-    newest = "go on from the newest whole checkpoint"
+    newest = "go on from the newest whole checkpoint under URL; default: CULM_RESUME"
     coordinator.add_argument("--resume", type=url, default=env("CULM_RESUME"), metavar="URL", help=newest)
-    new_run = "nobody has led this run before: begin at once, and from step 0 whatever checkpoints its url holds"
+    new_run = "nobody has led this run before: begin at once at step 0, whatever checkpoints there are"
     coordinator.add_argument("--new-run", action="store_true", help=new_run)
     flags.add_allowed(coordinator, env("CULM_ALLOW"))
-    flags.add_switch(coordinator, "--allow-kill", "CULM_ALLOW_KILL")
-    flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION")
+    kill = "let operators kill nodes, as the dashboard's button does; also CULM_ALLOW_KILL=1"
+    flags.add_switch(coordinator, "--allow-kill", "CULM_ALLOW_KILL", kill)
+    reflection = "serve gRPC reflection; also CULM_REFLECTION=1"
+    flags.add_switch(coordinator, "--reflection", "CULM_REFLECTION", reflection)
     metrics: Any = {
         "type": flags.optional(flags.metrics_address),
         "default": env("CULM_METRICS"),
         "metavar": "[HOST:]PORT",
-        "help": "serve Prometheus metrics there; without HOST on loopback; default: off",
+        "help": "serve Prometheus metrics there, without HOST on loopback; default: CULM_METRICS, else off",
     }
     coordinator.add_argument("--metrics", **metrics)
-    prices = "what machines cost; default: the example prices that Culm ships, see docs/cost.md"
+    prices = "a table of what machines cost (docs/cost.md); default: CULM_PRICES, else the example prices of Culm"
     coordinator.add_argument("--prices", default=env("CULM_PRICES", ""), metavar="FILE", help=prices)
     patience: Any = {"default": None, "metavar": "SECONDS"}
-    what = "silence after which a node that is frozen or cut off counts as lost; all other limits follow it"
+    what = "silence after which a frozen or cut off node counts as lost; every other time limit is in ratio to it"
     coordinator.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else the job's", **patience)
     flags.add_switch(coordinator, "--insecure", "CULM_INSECURE", insecure)
     coordinator.set_defaults(command=run_coordinator)
     stage = commands.add_parser(
         "stage",
-        help="run stages of the model",
-        description="Serves one node: joins the coordinator and runs what it is given.",
+        help="serve one node, which runs stages",
+        description="Serves one node: it joins the coordinator and runs the stages that it is given.",
         epilog="example: culm stage --coordinator 127.0.0.1:7070 --name n0",
     )
     flags.add_coordinator(stage)
-    stage.add_argument("--listen", type=listen, default=env("CULM_LISTEN", "127.0.0.1:0"), metavar="HOST:PORT")
+    stage.add_argument(
+        "--listen",
+        type=listen,
+        default=env("CULM_LISTEN", "127.0.0.1:0"),
+        metavar="HOST:PORT",
+        help="where it listens; default: CULM_LISTEN, else any free port of 127.0.0.1",
+    )
     stage.add_argument(
         "--advertise",
         type=flags.optional(flags.host),
         default=env("CULM_ADVERTISE", ""),
         metavar="HOST[:PORT]",
-        help="where other nodes reach this one; default: where it listens, or whence it reaches the coordinator",
+        help="where other nodes reach this one; default: where it listens, or the address that it dials from",
     )
     stage.add_argument(
-        "--name", type=name, default=env("CULM_NAME"), help="default: made from host name and process id"
+        "--name",
+        type=name,
+        default=env("CULM_NAME"),
+        help="its name; default: CULM_NAME, else host name and process id",
     )
     for flag, variable, what in MACHINE:
-        known = f"{what}; default: asked of the cloud, see --notices"
+        known = f"{what}; default: {variable}, else the cloud is asked"
         kind = name if flag == "--zone" else flags.label
         stage.add_argument(flag, type=kind, default=env(variable), help=known)
     stage.add_argument(
@@ -108,35 +131,43 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         type=flags.one_of("", "spot", "on-demand"),
         default=env("CULM_MARKET"),
         metavar="MARKET",
-        help="spot or on-demand; default: asked of the cloud",
+        help="spot or on-demand; default: CULM_MARKET, else the cloud is asked",
     )
     stage.add_argument(
         "--notices",
         type=flags.notices,
         default=env("CULM_NOTICES", "auto"),
         metavar="SOURCES",
-        help="where preemption notices come from: auto, none, or some of aws,gcp,azure,file:PATH",
+        help="where preemption notices come from: auto, none, or some of aws,gcp,azure,file:PATH; default: "
+        "CULM_NOTICES, else auto, which finds the cloud that this machine is in",
     )
     stage.add_argument(
         "--drain-seconds",
         type=flags.seconds,
         default=env("CULM_DRAIN_SECONDS", "25"),
         metavar="SECONDS",
-        help="what SIGTERM leaves for handing over; a second one, or Ctrl-C, ends at once",
+        help="time to hand over after SIGTERM (a second one, or Ctrl-C, ends the node at once); default: "
+        "CULM_DRAIN_SECONDS, else 25",
     )
-    stage.add_argument("--run", type=name, default=env("CULM_RUN"), help="join this run alone; default: any")
-    stage.add_argument("--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there")
-    flags.add_switch(stage, "--reflection", "CULM_REFLECTION")
+    stage.add_argument(
+        "--run", type=name, default=env("CULM_RUN"), help="join this run alone; default: CULM_RUN, else any"
+    )
+    stage.add_argument(
+        "--kill-at", action="append", default=[], metavar="STEP:INSTRUCTION", help="die there: for tests"
+    )
+    flags.add_switch(stage, "--reflection", "CULM_REFLECTION", reflection)
     stage.add_argument("--metrics", **metrics)
-    stage.add_argument("--connect-timeout", type=flags.seconds, default=30.0, metavar="SECONDS")
+    first = "how long to try to reach a first coordinator; default: 30"
+    stage.add_argument("--connect-timeout", type=flags.seconds, default=30.0, metavar="SECONDS", help=first)
     stage.add_argument(
         "--coordinator-timeout",
         type=flags.seconds,
         default=env("CULM_COORDINATOR_TIMEOUT", "3600"),
         metavar="SECONDS",
-        help="how long it keeps its state and waits for a coordinator that has gone; default: 3600",
+        help="how long to keep the state and wait for a coordinator that has gone; default: CULM_COORDINATOR_TIMEOUT, "
+        "else 3600",
     )
-    what = "for a coordinator that is silent, until it has told the run's patience"
+    what = "how long a coordinator may be silent, until it has told the run's own patience"
     stage.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else {USUAL:g}", **patience)
     flags.add_switch(stage, "--insecure", "CULM_INSECURE", insecure)
     stage.set_defaults(command=run_stage)
@@ -145,11 +176,11 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 def _log() -> None:
     level = os.environ.get("CULM_LOG", "").upper() or "INFO"
     if level not in LEVELS:
-        raise JobError(f"{plain(level)!r} is no level", "CULM_LOG", closest(level, LEVELS))
+        raise JobError(f"{plain(level)!r} is not a log level", "CULM_LOG", closest(level, LEVELS))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Plain("%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(level=level, handlers=[handler])
-    # What ps shows to every user of this machine.
+    # ps shows the command line to every user of this machine.
     shown = [without_secrets(word) for word in sys.argv]
     if shown != sys.argv:
         import setproctitle
@@ -158,14 +189,14 @@ def _log() -> None:
 
 
 class _Plain(logging.Formatter):
-    """A line stays a line, whatever another process has said in it, and holds no secret."""
+    """Keeps a line one line, whatever text of another process is in it, and takes secrets out."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return without_secrets(plain(super().formatMessage(record)))
 
 
 def _redis_url_in_file(path: str) -> str:
-    """A URL with a password stays out of the environment and of ``ps``, as container secrets do."""
+    """The URL in a file, as container secrets are: so its password is neither in the environment nor in ``ps``."""
     try:
         return Path(path).read_text(encoding="utf-8").strip() if path else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -182,7 +213,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
 
     _log()
     if not arguments.job:
-        raise JobError("no job is named", "--job", "give the path of a JOB.toml")
+        raise JobError("no job file is given", "--job", "give the path of a JOB.toml")
     job = load_job(arguments.job, arguments.set)
     patience = _patience(arguments)
     interrupts.interrupt()

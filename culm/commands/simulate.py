@@ -1,4 +1,4 @@
-"""``culm simulate``: what a trace of machines that come and go would have meant, for Culm and for others."""
+"""``culm simulate``: how Culm and other strategies would have trained on a trace of machines that come and go."""
 
 import argparse
 import json
@@ -20,8 +20,8 @@ HOUR = 3600.0
 def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "simulate",
-        help="what a trace of machines that come and go would have meant",
-        description="Runs Culm's own decisions, and the published rules of others, over the same machines under a "
+        help="how Culm and others would have trained on a trace of machines",
+        description="Runs Culm's own decisions, and the published rules of others, on the same machines under a "
         "virtual clock. See docs/simulator.md.",
         epilog="examples:\n"
         "  culm simulate --trace p3.csv\n"
@@ -29,28 +29,37 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "  culm simulate --hourly 0.10 --hours 24 --write-trace drawn.jsonl",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--trace", metavar="FILE", help="time_ms,add|remove,node; date, time, count; or JSON lines")
     source.add_argument(
-        "--hourly", type=flags.number(0.0, 1.0), metavar="P", help="draw one: each machine goes within an hour with P"
+        "--trace", metavar="FILE", help="a trace: lines of time_ms,add|remove,node, of date, time, count, or of JSON"
+    )
+    source.add_argument(
+        "--hourly",
+        type=flags.number(0.0, 1.0),
+        metavar="P",
+        help="draw a trace: within an hour each machine goes with probability P",
     )
     parser.add_argument(
         "--hours",
         type=flags.number(above=True, most=1e6),
         metavar="H",
-        help="of the trace; otherwise all of it, or 24 drawn ones",
-    )
-    parser.add_argument("--model", choices=PUBLISHED, default="bert", help="step times as published; default: bert")
-    parser.add_argument(
-        "--price", type=flags.number(), default=SPOT, metavar="$/H", help="of a machine the trace has none for"
+        help="hours of the trace; default: all of it, or 24 of a drawn one",
     )
     parser.add_argument(
-        "--seed", type=flags.seed, default=0, help="of what is drawn; the same seed gives the same output"
+        "--model", choices=PUBLISHED, default="bert", help="whose published step times to use; default: bert"
     )
+    parser.add_argument(
+        "--price",
+        type=flags.number(),
+        default=SPOT,
+        metavar="$/H",
+        help=f"of a machine without a price in the trace; default: {SPOT}",
+    )
+    parser.add_argument("--seed", type=flags.seed, default=0, help="the same seed draws the same trace; default: 0")
     parser.add_argument(
         "--write-trace", type=flags.new_file, metavar="FILE", help="also write the trace, as JSON lines"
     )
-    parser.add_argument("--plot", type=flags.new_file, metavar="FILE", help="also draw it, as SVG")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", type=flags.new_file, metavar="FILE", help="also draw the results, as SVG")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=simulate)
 
 
@@ -77,7 +86,9 @@ def _write(path: str, text: str) -> None:
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise JobError(f"it cannot be written ({error.strerror})", path, "give the path of a file to write") from error
+        raise JobError(
+            f"the file cannot be written ({error.strerror})", path, "give the path of a file to write"
+        ) from error
 
 
 def _machines(arguments: argparse.Namespace) -> tuple[list[Change], float]:
@@ -112,7 +123,7 @@ def _show(coming: Iterator[Row], title: str) -> list[Row]:
             spent.add_row(*spent_cells(row))
             live.refresh()
     if not console.is_terminal:
-        console.print()  # which Live leaves out there
+        console.print()  # Live leaves the line break out there
     machines = found[-1]
     console.print(
         f"Machines were preempted every {machines.interval_hours:.2f} h and lived {machines.lifetime_hours:.2f} h, of "

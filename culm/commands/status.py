@@ -18,11 +18,11 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "status",
         help="where the run stands",
-        description="Asks the coordinator where the run stands.",
+        description="Asks the coordinator for the run's phase, step, loss, speed and cost, and for every node.",
         epilog="example: culm status --coordinator 127.0.0.1:7070 --json",
     )
     flags.add_coordinator(parser)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=status)
 
 
@@ -69,7 +69,7 @@ def status(arguments: argparse.Namespace) -> int:
         try:
             response = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=5.0))
         except grpc.RpcError as error:
-            mend = "look at the coordinator's log"
+            mend = "see the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
     if arguments.json:
         print(json.dumps(as_json(response)))

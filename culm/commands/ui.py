@@ -18,7 +18,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "ui",
         help="the dashboard in a browser",
-        description="Serves the dashboard of a run: money, topology, preemptions. It asks the coordinator alone.",
+        description="Serves the dashboard of a run: money, topology, preemptions. It talks to the coordinator alone.",
         epilog="examples:\n"
         "  culm ui --coordinator 127.0.0.1:7070\n"
         "  culm ui --demo\n"
@@ -26,12 +26,17 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     flags.add_coordinator(parser)
     listen = flags.from_environment("CULM_LISTEN", f"127.0.0.1:{UI_PORT}")
-    parser.add_argument("--listen", type=flags.address, default=listen, metavar="HOST:PORT")
-    parser.add_argument("--demo", action="store_true", help="show a recorded run that Culm brings along")
-    parser.add_argument("--log", default="", metavar="FILE", help="show this recorded run, of culm events --json")
+    where = f"where the dashboard listens; default: CULM_LISTEN, else 127.0.0.1:{UI_PORT}"
+    parser.add_argument("--listen", type=flags.address, default=listen, metavar="HOST:PORT", help=where)
+    parser.add_argument("--demo", action="store_true", help="show the recorded run that comes with Culm")
+    parser.add_argument(
+        "--log", default="", metavar="FILE", help="show the run recorded in this file by culm events --json"
+    )
     speed = flags.number(above=True, most=1e6)
-    parser.add_argument("--speed", type=speed, default=1.0, help="of a recorded run")
-    flags.add_switch(parser, "--insecure", "CULM_INSECURE", "listen where others reach it")
+    parser.add_argument(
+        "--speed", type=speed, default=1.0, help="how many times as fast to play a recorded run; default: 1"
+    )
+    flags.add_switch(parser, "--insecure", "CULM_INSECURE", "listen where other machines reach it, without a password")
     parser.set_defaults(command=ui)
 
 
@@ -45,12 +50,12 @@ def ui(arguments: argparse.Namespace) -> int:
     host, _, port = arguments.listen.rpartition(":")
     if not arguments.insecure and not arguments.listen.startswith(LOOPBACK):
         what = "everybody who reaches this address could watch the run, and preempt nodes if this certificate may"
-        mend = "listen on 127.0.0.1 behind something that asks who comes, or say --insecure"
+        mend = "listen on 127.0.0.1 behind a proxy that asks for a password, or allow it with --insecure"
         raise JobError(what, f"--listen {arguments.listen}", mend)
     if arguments.log and not Path(arguments.log).is_file():
         raise JobError("there is no such file", arguments.log, "make one: culm events --json > FILE")
     if not is_free(int(port)):
-        raise JobError("port in use", f"--listen {arguments.listen}", "choose another with --listen")
+        raise JobError("the port is in use", f"--listen {arguments.listen}", "choose another with --listen")
     os.environ["CULM_COORDINATOR"] = arguments.coordinator
     os.environ["CULM_UI_LOG"] = arguments.log or ("demo" if arguments.demo else "")
     os.environ["CULM_UI_SPEED"] = str(arguments.speed)

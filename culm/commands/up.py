@@ -26,16 +26,16 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "up",
         help="start a local cluster that stays",
-        description="Starts a coordinator, a Redis, the nodes and the UI in the background; culm down ends them.",
+        description="Starts a coordinator, a Redis, the nodes and the dashboard, which stay. culm down ends them.",
         epilog="examples:\n"
         "  culm up examples/digits_mlp.toml --spares 1\n"
         "  culm up examples/stdlib_gpt.toml --name gpt --no-ui",
     )
     add_job_arguments(parser)
     name = flags.optional(flags.name)
-    parser.add_argument("--name", type=name, default="", help="of the cluster; default: the job's")
+    parser.add_argument("--name", type=name, default="", help="the cluster's name; default: the job's")
     add_cluster_arguments(parser)
-    parser.add_argument("--no-ui", action="store_true", help="start no UI")
+    parser.add_argument("--no-ui", action="store_true", help="do not start the dashboard")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=up)
 
@@ -90,7 +90,7 @@ def _start_keeper(folder: Path, record: Record) -> "subprocess.Popen[bytes]":
     found = Process.of(keeper.pid)
     clusters.write(folder, replace(record, processes={KEEPER: found} if found is not None else {}))
     assert keeper.stdin is not None
-    with suppress(BrokenPipeError), keeper.stdin as told:  # one that has ended already says why in its log
+    with suppress(BrokenPipeError), keeper.stdin as told:  # if it has ended already, its log says why
         told.write(b"go\n")
     return keeper
 
@@ -108,10 +108,10 @@ def _await_address(folder: Path, keeper: "subprocess.Popen[bytes]") -> Record:
             continue
         said = (folder / "keeper.log").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
         raise JobError(
-            f"the cluster did not come up: {said[-1].removeprefix('culm up: ')}", str(folder), "see its logs"
+            f"the cluster did not come up: {said[-1].removeprefix('culm up: ')}", str(folder), "see the logs there"
         )
     clusters.end(folder)
-    raise JobError(f"no coordinator after {START_SECONDS:g} s", str(folder), "see its logs")
+    raise JobError(f"the coordinator does not listen after {START_SECONDS:g} s", str(folder), "see the logs there")
 
 
 def _await_ui(folder: Path, record: Record) -> Record:
@@ -129,7 +129,7 @@ def in_words(record: Record, folder: Path, ui_wanted: bool) -> str:
     if record.ui:
         ui = record.ui
     elif "ui" in record.processes:
-        ui = f"not there yet; see {folder / 'ui.log'}"
+        ui = f"it does not answer yet; see {folder / 'ui.log'}"
     elif ui_wanted:
         ui = f"it did not start: pip install 'culm[ui]', then culm ui --coordinator {record.address}"
     else:

@@ -1,4 +1,4 @@
-"""``culm verify``: the promise, tried on the user's own job: plain loop, calm run and killed run give the same bits."""
+"""``culm verify``: tries the promise on the user's own job. Plain loop, calm run and killed run give the same bits."""
 
 import argparse
 import json
@@ -18,12 +18,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "verify",
         help="prove that kills change nothing",
-        description="Runs the job in a plain PyTorch loop, calmly on a cluster, and with kills; compares all bits.",
+        description="Trains the job three times: on a calm cluster, on one with kills, and in a plain PyTorch loop. "
+        "Compares every loss and the final weights, bit for bit.",
         epilog="example: culm verify examples/digits_mlp.toml --kills 5",
     )
     add_job_arguments(parser)
-    parser.add_argument("--kills", type=flags.whole(), default=3, metavar="N")
-    parser.add_argument("--seed", type=flags.seed, default=0, metavar="S", help="of the kills' places")
+    parser.add_argument("--kills", type=flags.whole(), default=3, metavar="N", help="nodes to kill; default: 3")
+    parser.add_argument(
+        "--seed", type=flags.seed, default=0, metavar="S", help="draws where the kills strike; default: 0"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.set_defaults(command=verify)
 
@@ -36,7 +39,7 @@ def verify(arguments: argparse.Namespace) -> int:
     nodes = node_count(job, arguments.nodes, arguments.spares)
     if arguments.kills * SPACING > job.job.steps:
         mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
-        raise JobError(f"they do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
+        raise JobError(f"so many kills do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
     nursery.warm_up()
     try_out(job)
     from culm.oracle.plain_loop import Stopped, run_plain
@@ -56,7 +59,7 @@ def verify(arguments: argparse.Namespace) -> int:
 
         plain = run_plain(job, on_step)
     except Stopped as error:
-        print(f"culm verify: the plain loop alone stops, at {error}", file=sys.stderr)
+        print(f"culm verify: the plain loop stops, and the cluster does not: {error}", file=sys.stderr)
         return 1
     except RunFailed as error:
         alike = "; the plain loop stops there as well" if error.code == 1 and _stops_alike(job, str(error)) else ""
@@ -83,7 +86,11 @@ def verify(arguments: argparse.Namespace) -> int:
         survived = f"{len(killer.done)} kills survived: {', '.join(map(str, killer.done)) or 'none asked for'}"
         print(str(difference) if difference else f"identical {plain.sha256}\n{survived}")
     if len(killer.done) < arguments.kills:
-        print(f"culm verify: only {len(killer.done)} kills found their moment: set more steps", file=sys.stderr)
+        print(
+            f"culm verify: the run was over after {len(killer.done)} of {arguments.kills} kills: give it more steps "
+            "with --set job.steps=N",
+            file=sys.stderr,
+        )
         return 1
     return 1 if difference else os.EX_OK
 

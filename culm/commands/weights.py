@@ -20,15 +20,15 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "weights",
         help="the trained weights of a run that is done",
-        description="Gathers the weights from the nodes that hold them, once every step is committed; where those have "
-        "gone, from the checkpoint of the last step. With --out the run is over: the nodes need not keep them.",
+        description="Fetches the trained weights from the nodes once every step is committed, and prints their sha256. "
+        "If the nodes have gone, reads the checkpoint of the last step. Once --out has written them, the nodes may go.",
         epilog="example: culm weights --coordinator 127.0.0.1:7070 --out model.safetensors",
     )
     flags.add_coordinator(parser)
     parser.add_argument(
-        "--out", type=flags.new_file, metavar="FILE", help="write them as safetensors, as culm run --out does"
+        "--out", type=flags.new_file, metavar="FILE", help="write the weights as safetensors, as culm run --out does"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(command=weights)
 
 
@@ -42,11 +42,11 @@ def weights(arguments: argparse.Namespace) -> int:
         try:
             status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
         except grpc.RpcError as error:
-            mend = "look at the coordinator's log"
+            mend = "see the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", arguments.coordinator, mend) from error
         if status.phase != "done":
             where = f"step {status.step} of {status.steps}, {status.phase}"
-            raise JobError(f"the run is not done ({where})", arguments.coordinator, "wait for it: culm status")
+            raise JobError(f"the run is not done ({where})", arguments.coordinator, "wait until culm status says done")
         try:
             layers = gather(stub, lambda: None)
         except RunFailed as error:
@@ -57,7 +57,7 @@ def weights(arguments: argparse.Namespace) -> int:
             try:
                 save_weights(arguments.out, layers)
             except OSError as error:
-                print(f"culm weights: --out {arguments.out}: it cannot be written ({error})", file=sys.stderr)
+                print(f"culm weights: --out {arguments.out}: the weights cannot be written ({error})", file=sys.stderr)
                 return 1
             _say_fetched(stub, f"culm weights wrote {Path(arguments.out).name} on {socket.gethostname()}")
     print(json.dumps({"steps": status.steps, "weights_sha256": digest}) if arguments.json else digest)
@@ -65,8 +65,8 @@ def weights(arguments: argparse.Namespace) -> int:
 
 
 def _say_fetched(stub: CoordinatorStub, who: str) -> None:
-    """Nobody else needs the nodes' copies. One who may only look cannot say so: then the nodes stay for their time."""
+    """Tells the coordinator that the nodes may go. A viewer's certificate may not: then they stay for their time."""
     try:
         stub.NoteFetched(pb.NoteFetchedRequest(who=who), timeout=5.0)
     except grpc.RpcError as error:
-        print(f"culm weights: the nodes keep the weights for their time: {details(error)}", file=sys.stderr)
+        print(f"culm weights: the nodes stay for keep_after_done seconds: {details(error)}", file=sys.stderr)

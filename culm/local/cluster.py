@@ -23,12 +23,21 @@ from culm.pipeline.text import LONGEST_NAME
 from culm.terminal.outcome import RunFailed
 
 START_SECONDS = 30.0
-USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks; any port if it is taken
+USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks; any port if that is taken
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
-RESTARTS = 5
-COORDINATOR_FAILURES = 3  # in a row, that are no kill
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # nobody takes a machine so
-NODE_FAILURES = 3  # after which a node that ends by itself is not started again
+# How a process ended says what to do. Code 0: a node was drained, or its run is done. SIGKILL and other signals: the
+# machine was taken, as far as the run can see, so the process is started again. A code above 0 or a crash: something is
+# wrong there, and it is tried again a few times. The coordinator knows whether the job is at fault (rule 16).
+RESTARTS = 5  # attempts to listen at the old address again: its port may be taken for a moment
+COORDINATOR_FAILURES = 3  # ends with a code above 0, in a row, after which the run fails
+CRASHES = (
+    signal.SIGSEGV,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGILL,
+)  # signals of the process's own making
+NODE_FAILURES = 3  # times that a node may end by itself and is started again
 
 
 class LocalCluster:
@@ -50,7 +59,7 @@ class LocalCluster:
     ) -> None:
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
-        self.address = address  # the first of these, separated by commas, that is free; empty: any port
+        self.address = address  # several, separated by commas: the first that is free; empty: any free port
         stamp = time.strftime("%Y%m%d-%H%M%S")
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
@@ -60,7 +69,7 @@ class LocalCluster:
         self._failed: dict[str, int] = {}  # how often a node has ended by itself, by name
         self._resume = resume
         self._allow = allow
-        self._environments = environments  # what single processes have beside the common one, by name
+        self._environments = environments  # by name: variables of one process, beside the common ones
         self._children: dict[str, Child] = {}
         self._environment = self._make_environment(job_folder, patience)
         self._redis: EmbeddedRedis | None = None
@@ -89,7 +98,7 @@ class LocalCluster:
         self.close()
 
     def close(self) -> None:
-        """Ends every process: first asked, then made to."""
+        """Ends every process: asks all of them first, then kills those that stay."""
         for child in self._children.values():
             child.interrupt()
         for child in self._children.values():
@@ -154,13 +163,13 @@ class LocalCluster:
         return any(name in self._children for name in self.names)
 
     def _ended_by_itself(self, name: str, child: Child, code: int) -> None:
-        """Something is wrong there. The coordinator knows whether with the job (rule 16); here it is tried again."""
+        """Starts a node again that ended by itself, a few times. Raises RunFailed once no node is left."""
         del self._children[name]
         self._failed[name] = self._failed.get(name, 0) + 1
         if self._respawn and self._failed[name] <= NODE_FAILURES:
             self._start_stage(name)
         elif not self.has_nodes:
-            if code < 0:  # its last line is of something else
+            if code < 0:  # a crash writes no last line
                 why = f"{name} was ended by {signal.Signals(-code).name} {self._failed[name]} times: see {child.log}"
                 raise RunFailed(why, 1)
             last = child.last_line()
@@ -171,12 +180,12 @@ class LocalCluster:
         for address in addresses:
             log = self.folder / "coordinator.log"
             before = log.stat().st_size if log.exists() else 0
-            led = before > 0  # by a coordinator before: its nodes may know more than Redis does
+            led = before > 0  # a coordinator led before this one: its nodes may know more than Redis does (rule 15)
             child = self._start("coordinator", [*self._coordinator_words(address), *([] if led else ["--new-run"])])
             deadline = time.monotonic() + START_SECONDS
             while (found := LISTENING.search(log.read_bytes()[before:])) is None and not child.wait(0.02):
                 if time.monotonic() > deadline:
-                    raise RunFailed(f"the coordinator does not come up; see {child.log}")
+                    raise RunFailed(f"the coordinator does not listen after {START_SECONDS:g} s; see {child.log}")
             if found is not None:
                 self.address = found[1].decode()
                 return
@@ -184,11 +193,11 @@ class LocalCluster:
         raise RunFailed(text.removeprefix("culm coordinator: "), 2)
 
     def _restart_coordinator(self, child: Child, code: int) -> None:
-        """One that was killed, told to stop, or had to step down: the next goes on from what it persisted."""
+        """After a kill, a stop or a step down: the next coordinator goes on from what this one persisted."""
         self._coordinator_failures = 0 if code <= 0 else self._coordinator_failures + 1
         if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
             raise RunFailed(child.last_line(), code)
-        self._start_coordinator([self.address] * RESTARTS)  # the port may be taken for a moment
+        self._start_coordinator([self.address] * RESTARTS)
 
     def _coordinator_words(self, address: str) -> list[str]:
         assert self._redis is not None
@@ -197,7 +206,7 @@ class LocalCluster:
         return [*words, "--nodes", str(self._wanted), "--allow-kill"]
 
     def _redis_url_file(self) -> Path:
-        """What is on a command line, everybody on the machine reads; this file only the user does."""
+        """The file with the URL, for this user alone. A command line is for everybody on the machine to read."""
         assert self._redis is not None
         path = self.folder / "redis" / "url"
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
@@ -217,7 +226,7 @@ class LocalCluster:
         environment = {**self._environment, **self._environments.get(name, {})}
         if name == "coordinator":
             environment |= {"CULM_REDIS_URL": "", "CULM_REDIS_URL_FILE": str(self._redis_url_file())}
-        if words[0] == "stage" and self.job.job.device == "cpu":  # CUDA outlives no fork
+        if words[0] == "stage" and self.job.job.device == "cpu":  # CUDA does not survive a fork
             child = Child.fork(words, log, environment)
         else:
             child = Child.start([sys.executable, "-m", "culm", *words], log, environment)
@@ -228,16 +237,16 @@ class LocalCluster:
         threads = str(self.job.job.threads)
         path = [os.getcwd(), str(job_folder.resolve()), os.environ.get("PYTHONPATH", "")]
         return {
-            # Machines that nobody sells, at prices that are made up: so that there is money to look at.
+            # Made-up machines at made-up prices, so that costs have something to show.
             "CULM_PROVIDER": "example",
             "CULM_INSTANCE_TYPE": "local",
             "CULM_MARKET": "spot",
-            "CULM_NOTICES": "none",  # this machine's own, if it is in a cloud, are for whoever started the run
+            "CULM_NOTICES": "none",  # a notice to this machine is for its user, not for each of these nodes
             **os.environ,
-            # A port may pass from one run to the next while nodes of the first are still ending.
+            # A name of its own for each run: while the nodes of one run end, the next may listen at the same port.
             "CULM_RUN": f"{self.folder.name[: LONGEST_NAME - 9]}-{uuid.uuid4().hex[:8]}",
             VARIABLE: str(patience or from_environment() or self.job.resilience.patience),
-            "CULM_METRICS": "",  # one port cannot serve every process here
+            "CULM_METRICS": "",  # the processes cannot all listen at one port
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "PYTHONPATH": os.pathsep.join(p for p in path if p),
@@ -248,5 +257,5 @@ class LocalCluster:
 def job_folder_of(path: str | Path) -> Path:
     folder = Path(path).resolve().parent
     if not folder.is_dir():
-        raise JobError("its folder does not exist", str(path), "give the path of a JOB.toml")
+        raise JobError("the job file's folder does not exist", str(path), "give the path of a JOB.toml")
     return folder

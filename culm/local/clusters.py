@@ -1,6 +1,6 @@
-"""Clusters that stay: where each has its folder, what is on record of its processes, and how they are ended.
+"""Clusters that stay: the folder of each, the record of its processes, and how to end them.
 
-A process is known by its id and the time it was started, never by its name: ids are used again.
+The id of a process may be used again, so a process is known by its id and its start time, never by its name.
 """
 
 import json
@@ -20,8 +20,8 @@ from culm.pipeline.text import check_name
 
 RECORD = "cluster.json"
 KEEPER = "keeper"  # the process that starts all others and ends them
-CLOCK_SECONDS = 1.0  # by which a start time may read otherwise after the clock was set
-ASK_SECONDS = 20.0  # for the keeper, which ends its own in their time
+CLOCK_SECONDS = 1.0  # by how much a start time may change when the clock is set
+ASK_SECONDS = 20.0  # for the keeper, which first ends its own processes
 KILL_SECONDS = 5.0
 POLL_SECONDS = 0.05
 
@@ -53,7 +53,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a cluster. ``address`` is empty until its coordinator listens, ``ui`` if none is started."""
+    """What is known of a cluster. ``address`` is empty until its coordinator listens, ``ui`` until its UI answers."""
 
     name: str
     job: str = ""
@@ -78,7 +78,7 @@ def folder_of(name: str) -> Path:
 
 
 def write(folder: Path, record: Record) -> None:
-    """Puts it in place at once, so that no reader finds half of it."""
+    """Writes the record in one move, so that no reader finds half of it."""
     private.write_text(folder / RECORD, json.dumps(asdict(record), indent=1))
 
 
@@ -93,14 +93,14 @@ def read(folder: Path) -> Record | None:
 
 
 def running_clusters() -> list[str]:
-    """The names of the clusters of which anything runs."""
+    """The names of the clusters of which a process runs."""
     folders = sorted(clusters_folder().glob("*/"))
     records = [read(folder) for folder in folders]
     return [record.name for record in records if record is not None and record.running()]
 
 
 def make_folder(name: str) -> Path:
-    """The folder of a cluster that is to come up, empty; what an ended one left there goes.
+    """Makes the empty folder of a new cluster, and removes what an ended one of that name left there.
 
     Raises JobError when a cluster of that name is up.
     """
@@ -117,7 +117,7 @@ def make_folder(name: str) -> Path:
         write(folder, Record(name))
     except OSError as error:
         raise JobError(
-            f"{error.strerror}", str(folder), "remove it, or let CULM_HOME name a folder of yours"
+            f"the folder cannot be made ({error.strerror})", str(folder), "let CULM_HOME name a folder of yours"
         ) from error
     return folder
 
@@ -138,7 +138,7 @@ def end(folder: Path) -> list[str]:
 
 
 def _end(processes: Collection[psutil.Process], seconds: float) -> None:
-    """Asks each to end, and after so many seconds makes it."""
+    """Asks each process to end, and kills it after so many seconds."""
     _tell(processes, psutil.Process.terminate)
     _tell(processes, psutil.Process.resume)  # a frozen one cannot hear it otherwise
     _tell(_left_after(processes, seconds), psutil.Process.kill)
@@ -162,7 +162,7 @@ def _left_after(processes: Collection[psutil.Process], seconds: float) -> list[p
 
 
 def _runs(process: psutil.Process) -> bool:
-    """One that has ended and that nobody has asked about, as in a container without an init, runs no more."""
+    """Whether it runs. A zombie does not: in a container without an init nobody may reap it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

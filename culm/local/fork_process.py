@@ -1,4 +1,4 @@
-"""What Culm uses of the private parts of Python's forkserver; `tests/unit/test_private.py` tells when they change.
+"""The private parts of Python's forkserver that Culm uses. `tests/unit/test_private.py` fails when they change.
 
 ``multiprocessing`` keeps the process that forks in one object of the module. It has no public way to learn that
 process's id, nor to close the file by which a fork keeps it alive.
@@ -18,6 +18,6 @@ def process_id() -> int | None:
 
 
 def let_go() -> None:
-    """In a fork: the process that forks ends when nobody can ask it any more, and this one is not to keep it alive."""
+    """In a fork: closes the file that keeps the forking process alive. It ends when nobody can ask it any more."""
     os.close(_server._forkserver_alive_fd)
     _server._forkserver_alive_fd = None

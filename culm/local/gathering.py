@@ -16,7 +16,7 @@ from culm.stage_server.streams.fetch import fetch_layers
 from culm.terminal.outcome import LayerState, RunFailed
 
 POLL_SECONDS = 0.05
-PATIENCE = 60.0  # seconds
+PATIENCE = 60.0  # seconds: an owner may be lost while it is asked, and its heir has to be found
 
 
 def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]:
@@ -41,10 +41,13 @@ def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]
                 fetch_layers(address[stage.owners[0]], layers, status.plan.era, take, at_once=True)
         except grpc.RpcError:
             gathered.clear()
+        # An owner may be lost while it is asked, or may not have applied the last commit yet: then all are asked again.
         if gathered and all(version == status.steps for version, _ in gathered.values()):
             return [(layer, _state_dict(state)) for layer, (_, state) in sorted(gathered.items())]
         if time.monotonic() > deadline:
-            raise RunFailed("the owners do not give their final weights; see their logs")
+            raise RunFailed(
+                f"the owners of the stages did not give the final weights in {PATIENCE:g} s; see the nodes' logs"
+            )
         check()
         time.sleep(POLL_SECONDS)
 
@@ -59,7 +62,7 @@ def _from_checkpoint(status: pb.GetStatusResponse) -> list[LayerState]:
         return [(layer, _state_dict(read_layer(folder, manifest, layer))) for layer in sorted(manifest.files)]
     except (CheckpointCorrupt, JobError, OSError) as error:
         why = f"the nodes have gone, and the checkpoint {folder} cannot be read here: {error}"
-        raise RunFailed(f"{why}; culm checkpoint export reads it where it can be reached") from error
+        raise RunFailed(f"{why}; run culm checkpoint export on a machine that reaches it") from error
 
 
 def _state_dict(state: Value) -> dict[str, torch.Tensor]:

@@ -10,14 +10,14 @@ from culm.pipeline.places import KINDS
 from culm.pipeline.text import plain, shortened
 
 DEFAULT = "backward"
-OF_STAGES = ("ship", "ready")  # what a node does once for a stage
+OF_STAGES = ("ship", "ready")  # a node does these once for a stage, so they are named with a stage: ready:1
 EXAMPLE = "2B3"
 DIGITS = "0123456789"
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Kill -9 the node at an instruction of a step, which it does to itself."""
+    """The node kills itself with -9 at an instruction of a step."""
 
     node: str
     step: int
@@ -32,12 +32,12 @@ class Kill:
 
 
 def parse_kill(text: str, nodes: int, job: Job) -> Kill:
-    """``n1@12:2B3``, ``1@12`` or ``n1@12:send:2B3``. Raises JobError in one line for what this job never comes to."""
+    """``n1@12:2B3``, ``1@12`` or ``n1@12:send:2B3``. Raises JobError, in one line, for what this job never reaches."""
     steps = job.job.steps
     form = "write NODE@STEP[:INSTRUCTION], such as n1@12:2B3 or n1@12:send"
     match = re.fullmatch(r"(?:n|node-?)?([0-9]{1,9})@([0-9]{1,18})(?::(.+))?", text.strip())
     if match is None:
-        raise JobError(f"{shortened(plain(text), 80)!r} names no kill", "--kill", form)
+        raise JobError(f"{shortened(plain(text), 80)!r} does not name a kill", "--kill", form)
     node, step, instruction = int(match[1]), int(match[2]), match[3] or DEFAULT
     if node >= nodes:
         raise JobError(f"there is no node n{node}", f"--kill {text}", f"name one of n0 to n{nodes - 1}")
@@ -48,7 +48,7 @@ def parse_kill(text: str, nodes: int, job: Job) -> Kill:
 
 
 def _check_instruction(instruction: str, where: str, job: Job) -> None:
-    """Raises JobError unless some node comes to it in every step."""
+    """Raises JobError unless some node reaches the instruction in every step."""
     kind, colon, label = instruction.partition(":")
     if kind not in KINDS:
         kind, colon, label = "", ":", instruction
@@ -57,11 +57,11 @@ def _check_instruction(instruction: str, where: str, job: Job) -> None:
         return
     if kind in OF_STAGES:
         if not re.fullmatch(r"[0-9]{1,9}", label) or int(label) >= stages:
-            what = f"{instruction!r} names no stage of the {stages} that there are"
+            what = f"{instruction!r} names none of the {stages} stages"
             raise JobError(what, where, f"write {kind}:0 to {kind}:{stages - 1}, or {kind} alone")
         return
     if kind == "commit" or not re.fullmatch(r"[0-9]{1,9}[A-Z][0-9]{1,9}", label):
-        what = f"{instruction!r} is no instruction"
+        what = f"{instruction!r} is not an instruction"
         raise JobError(what, where, f"write a label such as {EXAMPLE}, or one of {', '.join(KINDS)}")
     stage = int(re.split("[A-Z]", label)[0])
     if stage >= stages:

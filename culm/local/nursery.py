@@ -1,7 +1,7 @@
 """Nodes of a local cluster are forked from one process that has torch in it.
 
-A process needs seconds to import torch, and more for its first optimizer step; a fork of one that has done both needs
-none, and all of them share its memory. The forks are processes as any others: they can be killed, frozen and watched.
+A process needs seconds to import torch, and more for its first optimizer step. A fork of a process that has done both
+needs none, and all forks share its memory. They are processes like any others: they can be killed, frozen and watched.
 """
 
 import ctypes
@@ -18,32 +18,40 @@ from pathlib import Path
 
 from culm.local import fork_process
 
-PR_SET_PDEATHSIG = 1
+#     launcher ── starts ──▶ the process that forks (multiprocessing's forkserver; imports culm.local.preloaded)
+#        │                        │ forks, one for each node
+#        │                        ▼
+#        └── waits for ───▶ n0, n1, n2, ... each of which becomes `culm stage ...`
+#
+# Whatever dies takes the rest with it: the process that forks dies with the launcher, and a node with the process that
+# forks, by PR_SET_PDEATHSIG. Ctrl-C reaches the launcher alone, which ends the others in order.
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["culm.local.preloaded"])
-# Starting a process asks after all others, and an exit code can be read once only: a second reader gets 255 for it.
+# Starting a process also reads the exit codes of all others, and each can be read only once: a second reader gets 255.
 _exit_codes = threading.Lock()
 
 
 def warm_up() -> None:
-    """Has the process begin to import torch, and does not wait for it."""
-    resource_tracker.ensure_running()  # else it is started on the way, and lets the signal through again
+    """Starts the process that forks, which begins to import torch, and does not wait for it."""
+    resource_tracker.ensure_running()  # otherwise the next lines start it, and that unblocks SIGINT
     with _deaf():
         forkserver.ensure_running()
 
 
 def end() -> None:
-    """Ends the process that forks at once, while it imports: it would notice at the end only that nobody is left."""
+    """Kills the process that forks, also in the middle of its imports: it would only notice after them."""
     if (pid := fork_process.process_id()) is not None:
         os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """A process started meanwhile hears no Ctrl-C, and would die in the middle of an import, with a traceback.
+    """A process that is started meanwhile ignores Ctrl-C, which would end it in an import, with a traceback.
 
-    The signal stays pending for the launcher, which ends all others itself.
+    For the launcher the signal stays pending, and the launcher ends all others itself.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -55,7 +63,7 @@ def _deaf() -> Iterator[None]:
 def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Starts ``culm WORDS``, which appends what it says to the log."""
     process = _context.Process(target=_become, args=(list(words), str(log), dict(environment), os.getcwd()))
-    with _exit_codes, _deaf():  # it starts the process that forks, if that has ended
+    with _exit_codes, _deaf():  # this starts the process that forks again, if it has ended
         process.start()
     return process
 

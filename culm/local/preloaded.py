@@ -1,8 +1,8 @@
-"""What ``culm.local.nursery`` imports once for all nodes: see there. Starts no thread, which no fork would have."""
+"""Imported once, in the process that forks nodes (``culm.local.nursery``). Starts no thread: forks would lack it."""
 
 from culm.local.nursery import die_with_parent
 
-die_with_parent()  # before anything that takes its time: a launcher that is killed meanwhile leaves nothing behind
+die_with_parent()  # before the slow imports: a launcher that is killed during them leaves nothing behind
 
 import torch  # noqa: E402
 

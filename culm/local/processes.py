@@ -1,4 +1,4 @@
-"""Child processes that never outlive this one, and when each of them died."""
+"""Child processes: none outlives this one, and each has the time of its death."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ class Child:
 
     @staticmethod
     def start(command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
-        """Any command."""
+        """Starts any command."""
         with open(log, "ab", opener=private.opener) as output:
             process = subprocess.Popen(
                 tied(command),
@@ -43,7 +43,7 @@ class Child:
 
     @staticmethod
     def fork(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> "Child":
-        """``culm WORDS`` with torch in it from the start."""
+        """Starts ``culm WORDS`` as a fork that has torch in it already."""
         log.touch(mode=private.FILE)
         process = nursery.begin(words, log, environment)
         assert process.pid is not None
@@ -70,7 +70,7 @@ class Child:
             self._signal(signal.SIGKILL)
 
     def stop(self, seconds: float = STOP_SECONDS) -> None:
-        """Asks it to end, again and again since it may be starting still; then ends it."""
+        """Asks it to end, several times since it may still be starting; then kills it."""
         deadline = time.monotonic() + seconds
         while not self.wait(0.5) and time.monotonic() < deadline:
             self.interrupt()
@@ -79,11 +79,11 @@ class Child:
             self._ended.wait()
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ended this very moment
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.kill(self.pid, number)
 
     def last_line(self) -> str:
         """The last line of its log that was meant for the user, else the last line."""
         lines = self.log.read_text(errors="replace").strip().splitlines() or [""]
-        told = [line for line in lines if line.startswith("culm ")]
+        told = [line for line in lines if line.startswith("culm ")]  # others are log lines, or a traceback
         return (told or lines)[-1]

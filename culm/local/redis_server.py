@@ -1,8 +1,8 @@
 """The embedded Redis: a real redis-server that the launcher starts, that nobody else reaches, and that ends with it.
 
-It listens at a socket in a folder that only this user opens, at no port. It wants a password all the same, and the
-commands that write files, load code or follow another server are not there: whoever gets in by a mistake finds no more
-than the run's own keys.
+It listens at no port, only at a socket in a folder that this user alone may open. It wants a password all the same, and
+lacks the commands that write files, load code or follow another server. So whoever gets in by mistake finds the run's
+own keys, and no more.
 """
 
 import os
@@ -29,7 +29,7 @@ PAUSE_SECONDS = 0.005
 STOP_SECONDS = 5.0
 LONGEST_SOCKET = 100  # bytes of a path; the kernel takes 107
 SOCKET = "redis.sock"
-# All of them are in Redis 6.2: a configuration that names one that a server has not is refused.
+# Redis 6.2 has all of these. A server refuses a configuration that renames a command which it does not have.
 DISABLED = [
     "CONFIG",
     "MODULE",
@@ -54,11 +54,11 @@ DISABLED = [
 
 
 class EmbeddedRedis:
-    """A Redis server of one run, as a context manager: entered, it answers; left, it is gone.
+    """A Redis server of one run, as a context manager: it answers once entered, and is gone once left.
 
-    Its log is `folder`/redis.log. With `durable` it keeps its data there, too, so that one that was killed comes back
-    with all that it acknowledged; else nothing is on disk. `patience` is how many seconds it gets to answer the first
-    PING. start() raises RedisUnavailable.
+    Its log is `folder`/redis.log. With `durable` its data is there too, so that a killed server comes back with all
+    that it acknowledged; otherwise nothing is on disk. `patience`: seconds that it gets to answer the first PING.
+    start() raises RedisUnavailable.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EmbeddedRedis:
         self._patience = patience
         self._password = secrets.token_urlsafe(32)
         self._process: subprocess.Popen[bytes] | None = None
-        self._own: str | None = None  # a folder for the socket alone, where the path of this one is too long
+        self._own: str | None = None  # a folder for the socket alone, if the path in ``folder`` is too long for one
         self._socket = self._folder / SOCKET
 
     @property
@@ -94,7 +94,7 @@ class EmbeddedRedis:
             self._own = tempfile.mkdtemp(prefix="culm-redis-")
             self._socket = Path(self._own) / SOCKET
         elif self._own is not None:
-            os.mkdir(self._own, 0o700)  # started again, where its clients look for it
+            os.mkdir(self._own, 0o700)  # start after stop: its clients know the socket by this path
         self._begin(server)
         return self
 
@@ -149,7 +149,7 @@ class EmbeddedRedis:
         return self._folder / "redis.conf"
 
     def _configure(self) -> None:
-        """In a file that only this user reads: the words of a command are for everybody on the machine."""
+        """Writes the configuration to a file for this user alone: a command line, everybody may read."""
         lines = [
             "port 0",
             f"unixsocket {_quoted(self._socket)}",
@@ -169,8 +169,8 @@ class EmbeddedRedis:
 
     def _launch(self, server: Path) -> subprocess.Popen[bytes]:
         self._configure()
-        self._socket.unlink(missing_ok=True)  # of one that was killed
-        # A session of its own: Ctrl-C in the terminal ends the launcher, which then ends the server in its own time.
+        self._socket.unlink(missing_ok=True)  # a killed server leaves its socket
+        # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which ends the server last.
         with self._log.open("wb") as log:
             return subprocess.Popen(
                 tied([str(server), str(self._configuration)]),
@@ -187,7 +187,7 @@ class EmbeddedRedis:
             if self._answering_pid() == process.pid:
                 return
             try:
-                # Waits for the next attempt, and notices at once when the server ends.
+                # The pause before the next attempt, which ends at once if the server does.
                 code = process.wait(PAUSE_SECONDS)
             except subprocess.TimeoutExpired:
                 continue
@@ -211,6 +211,6 @@ class EmbeddedRedis:
 
 
 def _quoted(path: Path) -> str:
-    """As a word of a configuration."""
+    """The path as a word of redis.conf."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'

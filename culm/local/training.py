@@ -18,10 +18,10 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
 from culm.terminal.outcome import Outcome, RunFailed
 
-PROMPT_SECONDS = 0.05  # between two looks where something is to be done at a certain step
+PROMPT_SECONDS = 0.05  # between two looks, where something has to happen at a certain step
 POLL_SECONDS = 0.25
-CHECKPOINT_SECONDS = 60.0  # that the last checkpoint has to become whole
-FAULTY_SECONDS = 5.0  # the same once the run has said that it cannot be written
+CHECKPOINT_SECONDS = 60.0  # that the last checkpoint gets to become whole
+FAULTY_SECONDS = 5.0  # the same, once the run has said that it cannot be written
 
 
 Disturber = Callable[[CoordinatorStub, pb.GetStatusResponse, list[tuple[str, float]]], None]
@@ -34,7 +34,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     channel, stub = connect(cluster.address, patience=10.0)
     seen = 0
     begun: float | None = None
-    ended: float | None = None  # unix time, as is begun: the last checkpoint does not count
+    ended: float | None = None  # of the last step; both in unix time. Writing the last checkpoint does not count
     done_at: float | None = None
     failed: RunFailed | None = None
     lost: dict[str, Entry] = {}
@@ -72,7 +72,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
             if status.phase == "failed":
                 raise failed or RunFailed(status.detail, 2)
             if cluster.names and not cluster.has_nodes and status.phase != "done":
-                raise RunFailed("every node has ended; see their logs")
+                raise RunFailed(f"every node has ended; see their logs in {cluster.folder}")
             if status.phase == "done" and status.step == status.steps:
                 done_at = done_at or time.monotonic()
                 if _has_last_checkpoint(status, cluster.job):
@@ -97,8 +97,8 @@ def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: Local
         step = event.step - outcome.first_step
         if not outcome.losses:
             outcome.first_step, step = step, 0
-        del outcome.losses[step:]
-        # Commits of a coordinator that was killed while Redis was away may be on no record.
+        del outcome.losses[step:]  # after a rollback a step is committed again
+        # The log lacks commits of a coordinator that was killed while Redis was away.
         outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
         outcome.losses.append(event.loss)
     elif isinstance(event, Lost):
@@ -107,7 +107,7 @@ def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: Local
         detect = event.detect_ms
         at = lost[event.node].time if event.node in lost else None
         deaths = [death for name, death in cluster.deaths if name == event.node and at is not None and death <= at]
-        if deaths and at is not None:  # seen by the launcher itself, more closely than by the last heartbeat
+        if deaths and at is not None:  # the launcher saw the death itself, which is more exact than the last heartbeat
             detect = (at - deaths[-1]) * 1e3
         outcome.losses_of_nodes.append(
             {

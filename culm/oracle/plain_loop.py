@@ -1,4 +1,4 @@
-"""The oracle: the job as an ordinary single-process PyTorch loop, sharing no code with the stage servers."""
+"""The oracle: the job as an ordinary PyTorch loop in one process. It shares no code with the stage servers."""
 
 import math
 import time
@@ -15,14 +15,21 @@ from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
+# Equal bits need everything that rounds in the order in which the stage servers do it:
+#
+# - every layer's forward draws from its own seed, and every microbatch's samples from theirs;
+# - a loss is divided by the number of microbatches before its backward, and gradients add up in microbatch order;
+# - squared norms are taken in float64, parameter by parameter, and added up by layer;
+# - the mean loss is a sum in microbatch order, divided once.
+
 
 class Stopped(Exception):
-    """The job stops at a step whose loss or gradient is not finite; the words are those of a run's last line."""
+    """The job stops at a step whose loss or gradient is not finite. The text is the last line of such a run."""
 
 
 @dataclass(frozen=True)
 class PlainResult:
-    """``layers``: (index, state dict) at the end. ``trace``: for each step every layer's hash, if it was asked for."""
+    """``layers``: (index, state dict) at the end. ``trace``: the hash of every layer after each step, if asked for."""
 
     losses: list[float]
     layers: list[tuple[int, dict[str, torch.Tensor]]]
@@ -32,9 +39,9 @@ class PlainResult:
 
 
 def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, trace: bool = False) -> PlainResult:
-    """Trains the job to its end. ``on_step(step, loss)`` follows every step. ``seconds`` counts the steps alone.
+    """Trains the job to its end. Calls ``on_step(step, loss)`` after every step. ``seconds`` counts the steps alone.
 
-    Raises Stopped where the job says so of numbers that are not finite.
+    Raises Stopped at numbers that are not finite, unless the job skips such steps.
     """
     torch.set_num_threads(job.job.threads)
     source = ModelSource(job)
@@ -52,6 +59,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         of_step: list[float] = []
         skips = job.train.nonfinite == "skip"
         before = [[buffer.clone() for buffer in layer.buffers()] for layer in model] if skips else []
+        # Each pipeline's gradients are added up apart, and then the pipelines in order: another order has other bits.
         sums: list[torch.Tensor | None] = [None] * len(parameters)
         for pipeline in range(pipelines):
             optimizer.zero_grad()
@@ -73,6 +81,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             for parameter, summed in zip(parameters, sums, strict=True):
                 parameter.grad = summed
         clips = job.train.clip_norm is not None
+        # A job that clips nothing needs no norms, only whether they are finite: as on the nodes.
         squared = [_squared_norm(layer) if clips else 0.0 if _is_finite(layer) else math.nan for layer in model]
         fault = fault_in(dict(enumerate(squared)), of_step)
         if fault and not skips:
@@ -106,13 +115,13 @@ def _squared_norm(layer: torch.nn.Module) -> float:
 
 
 def _is_finite(layer: torch.nn.Module) -> bool:
-    """Whether the layer's gradient is. A sum that is finite has finite summands alone."""
+    """Whether the layer's gradient is finite. If a sum is, so are its summands; a sum that overflows proves nothing."""
     grads = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
     return all(bool(torch.isfinite(grad.sum())) or bool(torch.isfinite(grad).all()) for grad in grads)
 
 
 def _put_back(model: list[torch.nn.Module], before: list[list[torch.Tensor]]) -> None:
-    """Buffers as at the step's beginning: a step that is left out changes nothing."""
+    """Puts the buffers back as they were at the step's beginning: a skipped step changes nothing."""
     with torch.no_grad():
         for layer, buffers in zip(model, before, strict=True):
             for buffer, old in zip(layer.buffers(), buffers, strict=True):

@@ -1,4 +1,4 @@
-"""What ``culm verify`` is made of: kills at places that a seed chooses, and the comparison of runs bit by bit."""
+"""The parts of ``culm verify``: kills at places that a seed draws, and the comparison of runs bit by bit."""
 
 import random
 import sys
@@ -37,7 +37,7 @@ class Killer:
             self.done.append(self._armed)
             self._armed = None
         if self._armed is not None and status.step > self._armed.step + 1:
-            self._armed = None  # the step was over before the order came: another place
+            self._armed = None  # the step was over before the order came: try another place
         due = (len(self.done) + 0.5) * status.steps / max(1, self._wanted)
         safe = status.phase == "running" and not any(status.exposure.values()) and len(status.nodes) > 2
         if self._armed is None and len(self.done) < self._wanted and status.step >= due - 2 and safe:
@@ -50,11 +50,12 @@ class Killer:
         at = self._draw.choice([each for duty in duties for each in self._job.schedule.order(duty, stages)])
         node = status.plan.stages[stage].owners[at.duty.pipeline]
         kind = self._draw.choice([*KINDS, *[str(at)] * 3])
+        # Two steps ahead: the order has to reach the node before the node reaches the instruction.
         self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
         try:
             stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)
         except grpc.RpcError:
-            self._armed = None  # it is just being lost: another one
+            self._armed = None  # the node is just being lost: try another one
 
 
 @dataclass(frozen=True)

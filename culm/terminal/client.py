@@ -19,6 +19,6 @@ def connect(
     except grpc.FutureTimeoutError as error:
         channel.close()
         why = why_silent(coordinator, role)
-        what, mend = (why.what, why.mend) if why else ("it answers only now", "try again")
+        what, mend = (why.what, why.mend) if why else ("it has begun to answer just now", "try again")
         raise JobError(f"no {role} answers at {coordinator}: {what}", "--coordinator", mend) from error
     return channel, CoordinatorStub(channel)

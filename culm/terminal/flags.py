@@ -1,7 +1,7 @@
 """What may stand on a command line: numbers with bounds, addresses, files to be written, names, URLs.
 
-Each is a ``type`` for argparse. Whatever is wrong becomes one line that says what, where, and the mend, before
-anything starts. A default may come from an environment variable; a line about it names the variable.
+Each function is a ``type`` for argparse. It refuses a bad value before anything starts, in one line that says what,
+where, and the mend. A default may come from an environment variable; a line about it names the variable.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def from_environment(variable: str, default: str = "") -> str:
 
 
 class Refused(argparse.ArgumentTypeError):
-    """``what`` and ``mend`` of an argument; argparse knows where."""
+    """Why an argument is refused, and the mend; argparse adds where."""
 
     def __init__(self, text: str, what: str, mend: str) -> None:
         shown = shortened(plain(shown_url(text)), 80)
@@ -58,10 +58,11 @@ def whole(least: int = 0, most: int = 2**31 - 1) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         mend = f"give a whole number from {least} to {most}"
+        # int() alone would also take 1_0, and the digits of other scripts.
         if re.fullmatch(r"[+-]?[0-9]{1,30}", text.strip()) is None:
-            raise Refused(text, "is no whole number", mend)
+            raise Refused(text, "is not a whole number", mend)
         if not least <= int(text) <= most:
-            raise Refused(text, "is too little" if int(text) < least else "is too much", mend)
+            raise Refused(text, "is too small" if int(text) < least else "is too large", mend)
         return int(text)
 
     return parse
@@ -76,13 +77,13 @@ def number(least: float = 0.0, most: float = math.inf, above: bool = False) -> C
         try:
             value = float(text)
         except ValueError:
-            raise Refused(text, "is no number", mend) from None
+            raise Refused(text, "is not a number", mend) from None
         if not math.isfinite(value):
-            raise Refused(text, "is no finite number", mend)
+            raise Refused(text, "is not a finite number", mend)
         if value < least or (above and value == least):
-            raise Refused(text, "is too little", mend)
+            raise Refused(text, "is too small", mend)
         if value > most:
-            raise Refused(text, "is too much", mend)
+            raise Refused(text, "is too large", mend)
         return value
 
     return parse
@@ -95,16 +96,16 @@ seed = whole(0, 2**63 - 1)
 
 
 def switch(text: str) -> bool:
-    """What a variable says of a flag that is on or off."""
+    """The value of a variable for a flag that is on or off."""
     if text.lower() not in (*ON, *OFF):
         raise Refused(text, "is neither on nor off", "write 1 or 0")
     return text.lower() in ON
 
 
 def add_switch(parser: argparse.ArgumentParser, flag: str, variable: str, what: str | None = None) -> None:
-    """A flag that is also on where the variable says so."""
+    """A flag that the variable can switch on as well."""
     action = parser.add_argument(flag, action="store_true", default=from_environment(variable, "0"), help=what)
-    action.type = switch  # argparse passes a default that is a text through it
+    action.type = switch  # argparse applies it to a default that is a text
 
 
 def address(text: str, least_port: int = 1) -> str:
@@ -113,13 +114,13 @@ def address(text: str, least_port: int = 1) -> str:
         return str(text)
     host, colon, port = text.rpartition(":")
     if not colon or not re.fullmatch(r"[0-9]{1,10}", port) or not re.fullmatch(r"[\w.\-:/\[\]%]*", host):
-        raise Refused(text, "is no address", ADDRESS_MEND)
+        raise Refused(text, "is not an address", ADDRESS_MEND)
     if ":" in host and not host.startswith("[") and "/" not in host:
-        raise Refused(text, "is no address", "write [HOST]:PORT where the host is an IPv6 address")
+        raise Refused(text, "is not an address", "write [HOST]:PORT where the host is an IPv6 address")
     if not host and least_port:
         raise Refused(text, "names no host", ADDRESS_MEND)
     if not least_port <= int(port) <= 65535:
-        raise Refused(text, "has no such port", f"choose a port from {least_port} to 65535")
+        raise Refused(text, "has an impossible port", f"choose a port from {least_port} to 65535")
     return str(text)
 
 
@@ -127,13 +128,14 @@ listen_address = partial(address, least_port=0)  # port 0: any that is free
 
 
 def default_coordinator() -> str:
-    """Where the coordinator is, unless it is said."""
+    """The coordinator's address where the command line names none."""
     return from_environment("CULM_COORDINATOR", default_ports.COORDINATOR)
 
 
 def add_coordinator(parser: argparse.ArgumentParser) -> None:
-    """Whom the command asks."""
-    parser.add_argument("--coordinator", type=address, default=default_coordinator(), metavar="HOST:PORT")
+    """The coordinator that the command asks."""
+    what = f"the run's coordinator; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}"
+    parser.add_argument("--coordinator", type=address, default=default_coordinator(), metavar="HOST:PORT", help=what)
 
 
 def optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -146,13 +148,13 @@ def name(text: str) -> str:
     try:
         return str(check_name(text, ""))
     except JobError as error:
-        raise Refused(text, "is no name", error.mend) from error
+        raise Refused(text, "is not a valid name", error.mend) from error
 
 
 def url(text: str) -> str:
-    """Of checkpoints, without secrets in it."""
+    """A URL of checkpoints, without secrets in it."""
     if not text:
-        raise Refused(text, "is no URL", "give file://, s3://, gs://, az:// or a plain path")
+        raise Refused(text, "is not a URL", "give file://, s3://, gs://, az:// or a plain path")
     try:
         return str(refuse_secrets(text, ""))
     except JobError as error:
@@ -164,21 +166,21 @@ def allowed(text: str) -> str:
     try:
         parse_allowed(text)
     except JobError as error:
-        raise Refused(text, "names no parts of a run", error.mend) from error
+        raise Refused(text, "does not name parts of a run", error.mend) from error
     return text
 
 
 def add_allowed(parser: argparse.ArgumentParser, default: str = "") -> None:
-    what = f"what may differ from that checkpoint: some of {','.join(PARTS)}"
+    what = f"what may differ from the checkpoint of --resume: some of {','.join(PARTS)}"
     parser.add_argument("--allow", type=allowed, default=default, metavar="PARTS", help=what)
 
 
 def new_file(text: str) -> str:
-    """A file that will be written at the end: that it cannot be is said at the beginning. Touches nothing."""
+    """A file that is written at the end. Refuses at the beginning one that cannot be written; touches nothing."""
     path = Path(text)
     folder = path.resolve().parent
     if not text or path.is_dir():
-        raise Refused(text, "is no file", "give the path of a file to write")
+        raise Refused(text, "is not a file", "give the path of a file to write")
     if not folder.is_dir():
         raise Refused(text, "cannot be written: its folder does not exist", "make the folder first")
     if not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
@@ -192,19 +194,19 @@ def host(text: str) -> str:
     if colon and not text.endswith("]") and re.fullmatch(r"[0-9]+", port):
         return address(text)
     if not re.fullmatch(r"[\w.\-]+|\[[0-9A-Fa-f:.%\w]+\]", text):
-        raise Refused(text, "is no address", "write HOST or HOST:PORT")
+        raise Refused(text, "is not an address", "write HOST or HOST:PORT")
     return str(text)
 
 
 def metrics_address(text: str) -> str:
     """[HOST:]PORT."""
     if ":" not in text and not re.fullmatch(r"[0-9]{1,10}", text):
-        raise Refused(text, "is no address", "give HOST:PORT or PORT, such as 9464")
+        raise Refused(text, "is not an address", "give HOST:PORT or PORT, such as 9464")
     return listen_address(text) if ":" in text else listen_address(f"{LOOPBACK}:{text}").rpartition(":")[2]
 
 
 def one_of(*known: str) -> Callable[[str], str]:
-    """A word of these, also where a variable says it: argparse compares no default with its choices."""
+    """One of these words. Not argparse's choices: these would not check a default from a variable."""
 
     def parse(text: str) -> str:
         if text not in known:
@@ -230,23 +232,25 @@ def redis_url(text: str) -> str:
     """Of a Redis server."""
     scheme, _, rest = text.partition("://")
     if scheme not in ("redis", "rediss", "unix") or not rest:
-        raise Refused(text, "is no URL of a Redis", "write redis://HOST:PORT/0, rediss:// for TLS, or unix:///PATH")
+        raise Refused(
+            text, "is not the URL of a Redis", "write redis://HOST:PORT/0, rediss:// for TLS, or unix:///PATH"
+        )
     try:
         _ = urlsplit(text).port
     except ValueError as error:
-        raise Refused(text, "has no such port", "choose one up to 65535") from error
+        raise Refused(text, "has an impossible port", "choose a port up to 65535") from error
     return str(text)
 
 
 def label(text: str) -> str:
     """A short text that is shown, such as a machine's type."""
     if len(text) > LONGEST_NAME or not text.isprintable():
-        raise Refused(text, "is no label", f"use up to {LONGEST_NAME} characters that can be printed")
+        raise Refused(text, "is not a label", f"use up to {LONGEST_NAME} printable characters")
     return str(text)
 
 
 class Parser(argparse.ArgumentParser):
-    """Refuses in one line, and names the closest known word for one that is not known."""
+    """Refuses a command line in one line. For an unknown word the line names the closest known one."""
 
     def error(self, message: str) -> NoReturn:
         text = " ".join(plain(message).split())

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to a command, from its first moment on. SIGINT alone: SIGTERM ends a process by itself."""
+"""What Ctrl-C (SIGINT) does to a command, from its first moment on. SIGTERM ends a process by itself."""
 
 import os
 import signal
@@ -6,13 +6,12 @@ import sys
 import threading
 
 INTERRUPTED = 130  # the exit code, by convention
-_exit = (
-    os._exit
-)  # as it is before culm.pipeline.user_code.exits takes it from the job's code, which may be what is interrupted
+# The real one: Ctrl-C may come while culm.pipeline.user_code.exits has replaced os._exit for the job's code.
+_exit = os._exit
 
 
 def end_at_once() -> None:
-    """Until ``interrupt`` Ctrl-C ends the process without more ado, since there is nothing to be ended before it.
+    """Until ``interrupt`` is called Ctrl-C ends the process at once: it has started nothing yet.
 
     A KeyboardInterrupt in the middle of an import may be swallowed there, or leave half of a module behind.
     """
@@ -28,6 +27,6 @@ def end_at_once() -> None:
 
 
 def interrupt() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt: something runs that is to be ended in order."""
+    """From now on Ctrl-C raises KeyboardInterrupt, so that the command can end what it started."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""What ``culm plan`` is told of prices and lost nodes, as markets that can be drawn: one a seed."""
+"""The flags of ``culm plan`` for prices and lost nodes, and the markets that they describe: one a seed."""
 
 import argparse
 import random
@@ -19,24 +19,38 @@ def add_market_arguments(parser: argparse.ArgumentParser) -> None:
         "--price",
         default="",
         metavar="$/H[,...]|FILE",
-        help="of a machine on the spot market, or of each zone's; or a table for --machine, before the shipped one",
+        help="the spot price of a machine, or one for each zone; or, with --machine, a price table to search first",
     )
-    parser.add_argument("--machine", metavar="TYPE", help="whose spot price the price table knows, such as p3.2xlarge")
+    parser.add_argument(
+        "--machine", metavar="TYPE", help="take this machine's price from the price table, such as p3.2xlarge"
+    )
     market = parser.add_mutually_exclusive_group(required=True)
-    market.add_argument("--hazard", metavar="R[,...]", help="how often a machine is lost an hour, or of each zone's")
-    market.add_argument("--trace", metavar="FILE", help="each seed begins somewhere else in it")
+    market.add_argument("--hazard", metavar="R[,...]", help="how often an hour a machine is lost, or one for each zone")
+    market.add_argument(
+        "--trace", metavar="FILE", help="machines come and go as in this trace; each seed begins at another place in it"
+    )
     parser.add_argument(
         "--zones",
         type=flags.whole(1, 1000),
         metavar="Z",
-        help="that machines are spread over; default: as many as said",
-    )
-    parser.add_argument("--traffic", type=flags.number(), default=0.0, metavar="$/GB", help="of tensors between zones")
-    parser.add_argument(
-        "--bulk", type=flags.number(), default=0.0, metavar="R", help="times an hour that half a zone goes"
+        help="how many zones the machines are in; default: as many as there are prices or hazards",
     )
     parser.add_argument(
-        "--notice", type=flags.seconds, default=0.0, metavar="S", help="seconds that machines tell it before"
+        "--traffic", type=flags.number(), default=0.0, metavar="$/GB", help="price of tensors between zones; default: 0"
+    )
+    parser.add_argument(
+        "--bulk",
+        type=flags.number(),
+        default=0.0,
+        metavar="R",
+        help="how often an hour half a zone goes at once; default: 0",
+    )
+    parser.add_argument(
+        "--notice",
+        type=flags.seconds,
+        default=0.0,
+        metavar="S",
+        help="seconds of notice before a machine goes; default: 0",
     )
 
 
@@ -44,11 +58,13 @@ def read_prices(arguments: argparse.Namespace) -> list[float]:
     """Dollars an hour of a machine: one price, or one for each zone. Raises JobError."""
     text, kind = arguments.prices, arguments.machine
     if kind is None and not text:
-        raise JobError("what a machine costs is not said", "--prices", "give a number, or a --machine that is known")
+        raise JobError(
+            "no price of a machine is given", "--prices", "give a number, or a --machine that the table knows"
+        )
     if kind is None:
         return _each(text, "--prices")
     if _is_number(text.split(",")[0]):
-        raise JobError("both say what a machine costs", "--prices and --machine", "give one of them")
+        raise JobError("both give the price of a machine", "--prices and --machine", "give one of them")
     return [_known_price(kind, text)]
 
 
@@ -64,14 +80,16 @@ def read_market(arguments: argparse.Namespace, prices: list[float], machines: in
     """Markets of so many machines for so long. Raises JobError."""
     if arguments.trace is not None:
         if len(prices) > 1 or arguments.zones is not None:
-            raise JobError("the trace says which zones there are", "--trace", "give one price, and no --zones")
+            raise JobError("the trace has its own zones", "--trace", "give one price, and no --zones")
         return partial(_from_trace, read_trace(arguments.trace), seconds)
     hazards = _each(arguments.hazard, "--hazard")
     count = arguments.zones if arguments.zones is not None else max(len(prices), len(hazards))
     for values, name in ((prices, "--prices"), (hazards, "--hazard")):
         if len(values) not in (1, count):
-            raise JobError(f"{len(values)} numbers for {count} zones", name, "give one, or one for each zone")
-    share = -(-machines // count)
+            raise JobError(
+                f"there are {len(values)} numbers for {count} zones", name, "give one number, or one for each zone"
+            )
+    share = -(-machines // count)  # rounded up: all zones together have at least the machines that are asked for
     zones = [
         Zone(
             name=f"zone-{i + 1}",
@@ -88,7 +106,7 @@ def read_market(arguments: argparse.Namespace, prices: list[float], machines: in
 def _each(text: str, name: str) -> list[float]:
     parts = text.split(",")
     if not all(map(_is_number, parts)):
-        raise JobError(f"{text!r} is no number", name, "write 0.91, or 0.91,0.97: one for each zone")
+        raise JobError(f"{text!r} is not a number", name, "write 0.91, or 0.91,0.97: one for each zone")
     values = [float(part) for part in parts]
     for value in values:
         _refuse(value, name)
@@ -97,13 +115,13 @@ def _each(text: str, name: str) -> list[float]:
 
 def _refuse(value: float, name: str) -> None:
     if not 0.0 <= value < float("inf"):
-        raise JobError(f"{value} is too little" if value < 0.0 else f"{value} is no number", name, "give 0 or more")
+        raise JobError(f"{value} is too small" if value < 0.0 else f"{value} is not finite", name, "give 0 or more")
 
 
 def _known_price(kind: str, path: str) -> float:
     rows = [x for x in load_prices(path).rows() if x.instance_type.lower() == kind.lower() and x.spot is not None]
     if not rows:
-        mend = "give a number or a table that has it with --prices (culm prices ls shows what is known)"
+        mend = "give a number, or a table that has it, with --prices (culm prices ls shows what is known)"
         raise JobError(f"the spot price of {kind} is not known", "--machine", mend)
     row = min(rows, key=lambda x: x.spot or 0.0)
     where = " ".join(filter(None, (row.provider, row.instance_type, row.region, row.zone)))

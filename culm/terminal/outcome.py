@@ -1,4 +1,4 @@
-"""What a run gave. Known without torch, so that what shows it is, too."""
+"""The outcome of a run. Imports no torch, so that the modules that show it need none either."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
 
 @dataclass(kw_only=True)
 class Outcome:
-    """What a run gave. ``losses`` by step from ``first_step`` on; the names are those of ``culm run --json``."""
+    """The outcome of a run. ``losses`` by step from ``first_step`` on. The names are those of ``culm run --json``."""
 
     losses: list[float] = field(default_factory=list)
     first_step: int = 0  # more than 0 where the run went on from a checkpoint
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class RunFailed(Exception):
-    """The run cannot go on. ``code`` is the exit code that it deserves."""
+    """The run cannot go on. ``code`` is the exit code of the command."""
 
     def __init__(self, text: str, code: int = 1) -> None:
         super().__init__(text)

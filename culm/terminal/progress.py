@@ -14,6 +14,7 @@ from rich.text import Text
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome
 
+# Kinds of events that whoever watches a run wants to see. Commits have a form of their own.
 SHOWN = {
     "joined",
     "plan",
@@ -48,7 +49,7 @@ class Lines:
     def __init__(self, title: str) -> None:
         self._title = title
         self._said = -1
-        self._detail = "every step is committed"  # the last one shown; this one is the event's
+        self._detail = "every step is committed"  # the last detail shown; this first one comes as an event already
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +129,7 @@ def nodes_table(status: pb.GetStatusResponse) -> Table:
         standby = ", ".join(f"{s}" if (s, node.id) in hot else f"{s} (seeding)" for s in node.standby_of)
         style = {"active": "green", "spare": "cyan"}.get(node.state, "yellow")
         stages = ", ".join(map(str, node.stages))
-        # Not as markup: a node's name and words are its own.
+        # As Text, which holds no markup: other processes chose the names and the words.
         state, words = Text(node.state, style=style), (stages, standby, node.instruction)
         table.add_row(Text(node.id), str(node.pid), state, *map(Text, words))
     exposed = [f"stage {s} for {x:.1f} s" for s, x in sorted(status.exposure.items()) if x > 0]
@@ -147,11 +148,11 @@ def lost_nodes_table(outcome: Outcome) -> Table:
 
 
 def counted(text: str) -> None:
-    """One line that is written over, and nothing unless stderr is a terminal; an empty text ends it."""
+    """Writes a line over the one before, if stderr is a terminal. An empty text ends it."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}" if text else "", end="" if text else "\n", file=sys.stderr, flush=True)
 
 
 def display(title: str, plain: bool = False) -> Display:
-    """The one that fits: plain lines unless stderr is a terminal."""
+    """A live display if stderr is a terminal, else plain lines."""
     return Lines(title) if plain or not sys.stderr.isatty() else Screen(title)

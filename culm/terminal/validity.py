@@ -14,7 +14,7 @@ def validity(pem: str) -> tuple[datetime, datetime]:
     """(not before, not after) of the first certificate in the text, in UTC. Raises ValueError if there is none."""
     start, end = pem.find(BEGIN), pem.find(END)
     if start < 0 or end < start:
-        raise ValueError("it holds no certificate in PEM")
+        raise ValueError("the file holds no certificate in PEM")
     try:
         whole = ssl.PEM_cert_to_DER_cert(pem[start : end + len(END)])
         certificate = _items(_content(whole, SEQUENCE))[0]
@@ -24,13 +24,13 @@ def validity(pem: str) -> tuple[datetime, datetime]:
         first, last = _items(fields[3][1])  # after serial number, signature algorithm and issuer
         return _time(*first), _time(*last)
     except IndexError as error:
-        raise ValueError("its certificate is cut off") from error
+        raise ValueError("the certificate is cut off") from error
 
 
 def _content(data: bytes, tag: int) -> bytes:
     found = _items(data)[0]
     if found[0] != tag:
-        raise ValueError(f"its certificate is no X.509: tag {found[0]:#x}")
+        raise ValueError(f"the certificate is not X.509: it begins with the tag {found[0]:#x}")
     return found[1]
 
 
@@ -55,5 +55,5 @@ def _time(tag: int, content: bytes) -> datetime:
     if tag == UTC_TIME:  # two digits of the year: 50 to 99 are of the last century
         text = ("19" if int(text[:2]) >= 50 else "20") + text
     elif tag != GENERALIZED_TIME:
-        raise ValueError(f"its certificate has a time of an unknown kind, tag {tag:#x}")
+        raise ValueError(f"the certificate has a time of an unknown kind, tag {tag:#x}")
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)

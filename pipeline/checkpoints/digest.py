@@ -1,4 +1,4 @@
-"""What final weights are compared and kept by: their sha256, and a safetensors file with the same keys."""
+"""How final weights are compared and kept: by their sha256, and as a safetensors file with the same keys."""
 
 import hashlib
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""A layer's state to and from a checkpoint: safetensors, written by its holder, refused by hash if it was changed."""
+"""A layer's state in a checkpoint: safetensors files, which a holder writes and a reader compares with their hash."""
 
 import hashlib
 import json
@@ -15,13 +15,17 @@ from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, File, Manifest
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
 
-# What files of anybody's making may raise when they are parsed.
+#     layer-00003.safetensors              parameters and buffers, named as in the layer's state dict; its metadata has
+#                                          the names of the whole state, in order
+#     layer-00003.optimizer.safetensors    all the rest, under its whole name: the optimizer's state, transient buffers
+
+# What parsing may raise of a file that anybody may have made.
 _UNREADABLE = (SafetensorError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
 
 
 def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
-    """Writes what ``HeldLayer.export`` gave. Two holders write the same files; leftovers are overwritten.
+    """Writes what ``HeldLayer.export`` gave. Two holders write the same bytes, so either may overwrite the other's.
 
     Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
     """
@@ -35,7 +39,7 @@ def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
         kind, _, entry = name.partition(".")
         into, key = (model, entry) if kind in MODEL_KINDS else (rest, name)
         into[key] = _alone(tensor.detach().cpu().contiguous(), storages)
-    # safetensors keeps no order and no kind: both are needed to install the state again.
+    # safetensors keeps neither order nor kind, and installing the state needs both.
     order = "\n".join(name for name, _ in state.tensors)
     name = f"layer-{layer:05d}"
     return (
@@ -46,7 +50,7 @@ def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
 
 @cache
 def _fits(dtype: torch.dtype) -> bool:
-    """Whether safetensors can write and read it: some dtypes are written that it then cannot read."""
+    """Whether safetensors can write it and read it again: it writes some dtypes that it cannot read."""
     try:
         load(save({"tensor": torch.empty(0, dtype=dtype)}))
     except (KeyError, RuntimeError, SafetensorError):
@@ -55,7 +59,7 @@ def _fits(dtype: torch.dtype) -> bool:
 
 
 def _alone(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
-    """A copy if an earlier tensor has the same memory: safetensors refuses to write what is shared."""
+    """The tensor; a copy where an earlier one has the same memory, which safetensors refuses to write."""
     memory = tensor.untyped_storage().data_ptr()
     if memory in storages:
         return tensor.clone()
@@ -82,7 +86,7 @@ def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
     except _UNREADABLE as error:
         files = " and ".join(file.name for file in manifest.files[layer])
         what = f"{type(error).__name__} {str(error)[:200]}"
-        raise CheckpointCorrupt(f"{folder}: {files} do not hold a layer's state: {what}") from error
+        raise CheckpointCorrupt(f"{folder}: {files} do not hold a layer's state ({what})") from error
     return Value(tuple(tensors))
 
 
@@ -117,4 +121,4 @@ def export(folder: str, out: str | Path) -> None:
     try:
         private.write_whole(out, lambda part: save_file(entries, part))
     except (OSError, SafetensorError) as error:
-        raise JobError(f"it cannot be written ({error})", str(out), "choose another file") from error
+        raise JobError(f"the export cannot be written ({error})", str(out), "choose another file") from error

@@ -19,9 +19,20 @@ from culm.pipeline.checkpoints import storage
 from culm.pipeline.identity import Identity, identity_from, identity_to
 from culm.pipeline.origin import Origin
 
+# What makes a checkpoint whole, and keeps it so:
+#
+#     write    holders put the files of their layers; the coordinator sees every file itself, and then puts the manifest
+#     begin    an era names its origin: step, folder and the manifest's sha256 (rule 14)
+#     read     a node compares the manifest with the origin, and every file with the manifest
+#     retain   the manifest goes first and the files after it, so a half-deleted checkpoint has no manifest
+#
+# One folder may be written twice: by two holders of a stage, by two coordinators, in two eras. On equal hardware the
+# state at a step is the same bits every time, and so are the files. Manifests then differ in their loss at most: the
+# first one stays.
+
 MANIFEST = "manifest.json"
 FORMAT = 1
-# What a manifest may say: it may have been written by anybody.
+# What a manifest may say: anybody may have written it (rule 18).
 MOST_BYTES = 64_000_000  # of the manifest itself
 MOST_COUNT = 1 << 63  # of steps, and of a file's bytes
 MOST_TEXT = 1000  # characters of a job's name and of a fingerprint
@@ -37,7 +48,7 @@ class CheckpointCorrupt(Exception):
 
 
 class OriginUnseen(Exception):
-    """The storage answers, and shows no such manifest: not here, or not to this process. No proof (rule 14)."""
+    """The storage answers, and shows this process no such manifest: no proof that the checkpoint is bad (rule 14)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class File:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A whole checkpoint. ``step`` counts the steps applied; ``files`` by layer: of the model, of the rest."""
+    """A whole checkpoint. ``step`` counts the steps applied. ``files`` by layer: one of the model, one of the rest."""
 
     job: str
     step: int
@@ -69,7 +80,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A folder that looks like a checkpoint; without a manifest it is incomplete, for ``problem``'s reason."""
+    """A folder that looks like a checkpoint. Without a manifest it is incomplete, and ``problem`` says why."""
 
     step: int
     url: str
@@ -79,7 +90,7 @@ class Found:
 
     @property
     def origin(self) -> Origin:
-        """As what an era may begin from."""
+        """The checkpoint as an era's origin."""
         return Origin(self.step, self.url, self.sha256)
 
 
@@ -117,10 +128,10 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CheckpointCorrupt(f"{where} is torn: {error}") from error
+        raise CheckpointCorrupt(f"{where} is damaged: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         there = content.get("format") if isinstance(content, dict) else None
-        raise CheckpointCorrupt(f"{where} has format {there}, this version reads {FORMAT}")
+        raise CheckpointCorrupt(f"{where} has format {there}; this version of Culm reads format {FORMAT}")
     try:
         files = {int(layer): tuple(map(_file, listed)) for layer, listed in content["layers"].items()}
         loss = float.fromhex(content["loss"])
@@ -136,7 +147,7 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
         )
         count = _count(content.get("layer_count", len(files)))
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        raise CheckpointCorrupt(f"{where} is no manifest: {type(error).__name__} {str(error)[:200]}") from error
+        raise CheckpointCorrupt(f"{where} is not a manifest: {type(error).__name__} {str(error)[:200]}") from error
     names = {file.name for listed in files.values() for file in listed}
     whole = len(files) == count and sorted(files) == list(range(count)) and len(names) == 2 * count
     if not whole or any(len(listed) != 2 for listed in files.values()):
@@ -147,7 +158,7 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
 def _file(listed: list[object]) -> File:
     name, size, sha256 = listed
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(f"{str(name)[:80]!r} is no name of a file")
+        raise ValueError(f"{str(name)[:80]!r} is not the name of a file")
     if not isinstance(sha256, str) or not re.fullmatch(r"[0-9a-f]{64}", sha256, re.ASCII):
         raise ValueError(f"{name} has no sha256")
     return File(name, _count(size), sha256)
@@ -155,20 +166,20 @@ def _file(listed: list[object]) -> File:
 
 def _count(number: object) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < MOST_COUNT:
-        raise ValueError(f"{str(number)[:80]!r} is no count")
+        raise ValueError(f"{str(number)[:80]!r} is not a count")
     return number
 
 
 def _text(text: object) -> str:
     if not isinstance(text, str) or len(text) > MOST_TEXT or not text.isprintable():
-        raise ValueError("a name that is no line of text")
+        raise ValueError("a name in it is not a line of text")
     return text
 
 
 def named(data: bytes, origin: Origin) -> Manifest:
     """The manifest that the origin names, from what stands under its name. Raises OriginUnseen, CheckpointCorrupt."""
     if hashlib.sha256(data).hexdigest() != origin.sha256:
-        raise OriginUnseen(f"{origin.folder}/{MANIFEST} is another one than the era begins from")
+        raise OriginUnseen(f"{origin.folder}/{MANIFEST} is not the manifest that the era begins from")
     manifest = manifest_from_json(data, f"{origin.folder}/{MANIFEST}")
     if manifest.step != origin.step:
         raise CheckpointCorrupt(f"{origin.folder}/{MANIFEST} is of step {manifest.step}, not {origin.step}")
@@ -211,9 +222,9 @@ def complete(url: str, manifest: Manifest) -> Origin:
     for files in manifest.files.values():
         for file in files:
             if there.get(file.name) != file.size:
-                seen = "is not seen" if file.name not in there else f"has {there[file.name]} bytes, not {file.size},"
+                what = "does not see" if file.name not in there else f"sees {there[file.name]} of {file.size} bytes of"
                 mend = "let the URL be one folder for all machines, such as a mount or s3://"
-                raise OSError(f"{folder}/{file.name}, which a node has written, {seen} from the coordinator: {mend}")
+                raise OSError(f"the coordinator {what} {folder}/{file.name}, which a node has written: {mend}")
     return write_manifest(folder, manifest)
 
 
@@ -232,7 +243,7 @@ def _read_manifest(folder: str) -> tuple[Manifest, str]:
         raise CheckpointCorrupt(f"{folder}/{MANIFEST} has more than {MOST_BYTES} bytes")
     manifest = manifest_from_json(data, f"{folder}/{MANIFEST}")
     if step_of(folder) not in (manifest.step, None):
-        raise CheckpointCorrupt(f"{folder}/{MANIFEST} is of step {manifest.step}")
+        raise CheckpointCorrupt(f"{folder}/{MANIFEST} is of step {manifest.step}, which is not its folder's")
     return manifest, hashlib.sha256(data).hexdigest()
 
 
@@ -251,9 +262,9 @@ def shows_others(origin: Origin) -> bool:
 
 
 def find_checkpoints(url: str) -> list[Found]:
-    """All that is there, newest first, incomplete ones too; an empty list where there is nothing.
+    """All checkpoints there, newest first, incomplete ones too; an empty list where there is nothing.
 
-    Raises OSError where the storage does not answer: what cannot be read is not to be taken for incomplete.
+    Raises OSError where the storage does not answer: a checkpoint that cannot be read is not incomplete.
     """
     steps = {step for step in map(step_of, storage.names(url)) if step is not None}
     found = []
@@ -279,7 +290,7 @@ def problems(folder: str, manifest: Manifest) -> list[str]:
     for files in manifest.files.values():
         for file in files:
             try:
-                if there.get(file.name, file.size) != file.size:  # told without reading it
+                if there.get(file.name, file.size) != file.size:  # a wrong size needs no reading
                     _compare(folder, file, there[file.name], file.sha256)
                 _compare(folder, file, *storage.digest(folder, file.name))
             except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Files under a URL: put in place at once, read, listed and removed through fsspec. Knows nothing of their content.
 
-Whatever a storage's own library raises becomes an OSError, or a JobError for a URL that cannot be used, so a caller
-needs to know no other. What is absent is a FileNotFoundError.
+Whatever a storage's own library raises becomes an OSError, or a JobError for a URL that cannot be used. So a caller
+needs to know no other. A file that is absent is a FileNotFoundError.
 """
 
 import hashlib
@@ -22,7 +22,8 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.text import shown_url, without_secrets
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
-WHOLE_PUTS = {*EXTRAS, "memory"}  # a file appears when all of it is there; a move would be a copy and a deletion
+# Here a file appears only when all of it is there. A move would be a copy and a deletion.
+WHOLE_PUTS = {*EXTRAS, "memory"}
 BLOCK_BYTES = 1 << 23
 
 
@@ -34,8 +35,10 @@ def open_fs(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     shown = shown_url(url)
     full = os.path.expandvars(url) if "${" in url else url
     if missing := re.search(r"\$\{(\w+)\}", full):
-        what = f"{missing[1]} is not in the environment"
-        raise JobError(what, f"checkpoint url {shown}", "set it for the coordinator and every node")
+        what = f"the variable {missing[1]} is not set"
+        raise JobError(
+            what, f"checkpoint url {shown}", "set it in the environment of the coordinator and of every node"
+        )
     try:
         fs, path = url_to_fs(full)
     except ImportError as error:
@@ -44,7 +47,7 @@ def open_fs(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
         raise JobError(f"this URL needs another package ({error})", f"checkpoint url {shown}", mend) from error
     except ValueError as error:
         mend = "use file://, memory://, s3://, gs:// or az://"
-        what = f"this is no URL that can be used ({without_secrets(str(error))})"
+        what = f"this URL cannot be used ({without_secrets(str(error))})"
         raise JobError(what, f"checkpoint url {shown}", mend) from error
     return fs, path
 
@@ -70,19 +73,19 @@ def check_url(url: str) -> None:
     fs, path = open_fs(url)
     if not isinstance(fs, LocalFileSystem):
         return
-    where, mend = f"checkpoint url {shown_url(url)}", "name a folder that can be written"
+    where, mend = f"checkpoint url {shown_url(url)}", "name a folder that you may write in"
     try:
         private.make_folder(path)
     except OSError as error:
         raise JobError(f"the folder cannot be made ({error.strerror})", where, mend) from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise JobError("nobody may write in this folder", where, mend)
+        raise JobError("this user may not write in the folder", where, mend)
 
 
 def put(folder: str, name: str, data: bytes) -> None:
-    """Whatever happens to a writer, what stands under the name is never torn.
+    """Writes a file. Whatever happens to the writer, no reader ever finds half of it under its name.
 
-    So one that writes a file again may be killed half-way, though a manifest vouches for the file already.
+    A manifest may name the file already when somebody writes it again and is killed half-way.
     """
     with _reaching(folder) as (fs, path):
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
@@ -118,9 +121,9 @@ def read(folder: str, name: str, most: int) -> bytes:
 
 
 def probe(url: str, patience: float) -> None:
-    """Writes a file and takes it away again. Raises JobError where no checkpoint could be written.
+    """Writes a file and removes it again. Raises JobError where no checkpoint could be written.
 
-    On a thread of its own, given up after ``patience`` seconds: a call to a storage that hangs never comes back.
+    It does so on a thread of its own, and gives up after ``patience`` seconds: a call to a storage may never come back.
     """
     raised: list[BaseException] = []
     ended = threading.Event()
@@ -141,7 +144,7 @@ def probe(url: str, patience: float) -> None:
         if isinstance(error, JobError):
             raise error
         what = f"no checkpoint can be written there ({' '.join(str(error).split())[:500]})"
-        mend = "check the address, the room, the rights and your credentials, or leave [checkpoint] out"
+        mend = "check the address, the free space, the permissions and your credentials, or leave [checkpoint] out"
         raise JobError(what, f"checkpoint url {url}", mend) from error
 
 

@@ -1,8 +1,8 @@
-"""How many calls may be open at once: a caller who opens streams takes no room from those who are needed (rule 18).
+"""How many calls may be open at once, so that a caller who opens many keeps none out that training needs (rule 18).
 
 A server with threads gives each open stream a thread, for as long as the caller likes. So calls are of two kinds: those
-that training needs, and all others. Each kind has room of its own, of which one caller gets a share. What is beyond is
-refused at once, with RESOURCE_EXHAUSTED, and may be tried again.
+that training needs, and all others. Each kind has room of its own, of which one caller gets a share. A call beyond that
+is refused at once, with RESOURCE_EXHAUSTED, and may be tried again.
 """
 
 import logging
@@ -35,15 +35,17 @@ class Room:
 
 
 OTHERS = Room(32, 8, 8)  # health, reflection and whatever a viewer asks
-# Many nodes may share a host, or a certificate: only together they come near to this.
+# Deliver is one stream from each other node, Attend one from each node of the run, Fetch one for each node being
+# seeded. One caller may be many nodes, which share a host or a certificate: only together do they come near to this.
 NEEDED = {
     "/culm.v1.Stage/Deliver": Room(512, 512, 32),
     "/culm.v1.Stage/Fetch": Room(64, 32, 8),
     "/culm.v1.Coordinator/Attend": Room(1 << 14, 1 << 14, 8),
     "/culm.v1.Coordinator/ListEvents": Room(256, 64, 64),
 }
-MOST_STREAMS = [("grpc.max_concurrent_streams", 1024)]  # of one connection, before any of them is looked at
-THREADS = sum(room.all for method, room in NEEDED.items() if "Stage" in method) + OTHERS.all + 16  # to refuse others on
+MOST_STREAMS = [("grpc.max_concurrent_streams", 1024)]  # of one connection: HTTP/2 holds back the others
+# Of a node's server: a thread for each call that has room, and 16 on which the others are refused.
+THREADS = sum(room.all for method, room in NEEDED.items() if "Stage" in method) + OTHERS.all + 16
 
 
 class Admission:
@@ -55,15 +57,15 @@ class Admission:
         self._kinds: Counter[str] = Counter()
 
     def refusal(self, method: str, peer: str, names_node: bool = False) -> str:
-        """Why the call has no room; nothing: it is counted until it has left."""
+        """Why the call has no room. Empty: it has, and counts as open until ``left``."""
         kind, room = (method, NEEDED[method]) if method in NEEDED else ("", OTHERS)
         name = method.rpartition("/")[2]
         with self._lock:
             most = room.node if names_node else room.each
             if self._open[kind, peer] >= most:
-                return f"{most} calls like {name} are open from here already: end one first"
+                return f"this caller has {most} calls like {name} open already: end one first"
             if self._kinds[kind] >= room.all:
-                return f"{room.all} calls like {name} are open: try again later"
+                return f"all callers together have {room.all} calls like {name} open: try again later"
             self._open[kind, peer] += 1
             self._kinds[kind] += 1
             return ""
@@ -78,7 +80,7 @@ class Admission:
 
     @contextmanager
     def counted(self, method: str, context: Any) -> Iterator[str]:
-        """Why the call is refused, or nothing."""
+        """Gives why the call is refused, or an empty text."""
         peer, authenticated = peer_of(context), context.auth_context()
         why = self.refusal(method, peer, has_tls(authenticated) and bool(identity_of(authenticated).node))
         try:

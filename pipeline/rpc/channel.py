@@ -1,4 +1,4 @@
-"""gRPC options: a dead peer is noticed at once, a frozen one by the patience, and no two servers share a port."""
+"""gRPC options: a dead peer is noticed at once, a frozen one after the patience; no two servers share a port."""
 
 import grpc
 
@@ -13,9 +13,9 @@ def _keepalive(patience: Patience) -> Options:
     return [
         ("grpc.keepalive_time_ms", ping),
         ("grpc.keepalive_timeout_ms", ping),
-        ("grpc.http2.ping_timeout_ms", ping),  # what C-core really obeys for a peer that is frozen
+        ("grpc.http2.ping_timeout_ms", ping),  # C-core obeys this one for a frozen peer
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_pings_without_data", 0),  # no bound: by default the pings of a quiet connection stop after two
     ]
 
 
@@ -23,6 +23,7 @@ def channel_options(patience: Patience = DEFAULT) -> Options:
     """For every client channel."""
     return [
         *_keepalive(patience),
+        # A server that starts again is to be found soon, so the wait between two attempts stays short.
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", round(patience.connect * 1000)),
         ("grpc.max_reconnect_backoff_ms", 500),
@@ -33,9 +34,10 @@ def server_options(patience: Patience = DEFAULT) -> Options:
     """For every server."""
     return [
         *_keepalive(patience),
+        # By default a server ends a connection whose client pings as often as these clients do.
         ("grpc.http2.min_ping_interval_without_data_ms", 100),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", 0),  # by default two servers may listen at one port, and each gets a part of the callers
     ]
 
 

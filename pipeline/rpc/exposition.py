@@ -1,6 +1,7 @@
 """Serves a process's metrics to Prometheus over HTTP, from a registry of its own.
 
-A few threads, and a few seconds for each request: a caller who opens connections and says nothing holds up nobody.
+It has a few threads, and gives each request a few seconds, so a caller who opens connections and says nothing holds up
+nobody.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, make_wsgi_app
 
 LOOPBACK = "127.0.0.1"
-AT_ONCE = 8  # requests; who comes while so many are open is turned away
+AT_ONCE = 8  # requests; one more is turned away
 SECONDS = 10.0  # from a connection to its end
 
 
@@ -22,7 +23,7 @@ def parse_listen(listen: str) -> tuple[str, int]:
     """Host and port of ``[HOST]:PORT`` or ``PORT``; loopback unless a host is named. Raises ValueError."""
     host, _, port = listen.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"--metrics {listen}: this is no address; give HOST:PORT, such as {LOOPBACK}:9464")
+        raise ValueError(f"--metrics {listen}: this is not an address; give HOST:PORT, such as {LOOPBACK}:9464")
     return host.strip("[]") or LOOPBACK, int(port)
 
 
@@ -30,7 +31,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SECONDS  # that a client may be silent
 
     def log_message(self, *arguments: Any) -> None:
-        """Scrapes are no news."""
+        """Writes nothing: a scrape is not worth a line."""
 
 
 class _Server(WSGIServer):
@@ -49,7 +50,9 @@ class _Server(WSGIServer):
         threading.Thread(target=self._serve, args=(request, client_address), name="metrics", daemon=True).start()
 
     def _serve(self, request: Any, client_address: Any) -> None:
-        late = threading.Timer(SECONDS, _end, args=(request,))  # also for one who says a word now and then
+        late = threading.Timer(
+            SECONDS, _end, args=(request,)
+        )  # ``timeout`` alone would let a client say a word now and then
         late.daemon = True
         late.start()
         try:
@@ -76,12 +79,12 @@ def _server_class(host: str) -> type[_Server]:
 class Exposition:
     """An HTTP server on a daemon thread. Port 0 stands for any that is free; ``address`` is where it listens.
 
-    Raises ValueError for what is no address and OSError where it cannot listen.
+    Raises ValueError for a text that is not an address, and OSError where it cannot listen.
     """
 
     def __init__(self, listen: str) -> None:
         host, port = parse_listen(listen)
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, of which nothing here makes use
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # else every counter has a second series, which nobody reads
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         app: Callable[..., Any] = make_wsgi_app(self.registry)

@@ -1,6 +1,6 @@
-"""Why no connection to a server comes about: one attempt of its own, step by step, and the step at which it ends.
+"""Why a server cannot be reached: one attempt of its own, step by step, which says at which step it failed.
 
-gRPC says of most failures that a deadline was exceeded. Each of these wants another mend, so they are told apart: the
+gRPC says of most failures that a deadline was exceeded. Each of them wants another mend, so they are told apart: the
 name, the route, the port, whatever listens there, TLS, and the certificate of either end. Knows sockets, not gRPC.
 """
 
@@ -21,7 +21,7 @@ NOT_YET, EXPIRED, OTHER_HOST = 9, 10, 62
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """At what a connection fails, and what to do."""
+    """Why a connection fails, and the mend."""
 
     what: str
     mend: str
@@ -31,7 +31,7 @@ class Obstacle:
 
 
 def find_obstacle(address: str, role: str, certificates: Path | None, patience: float = PATIENCE) -> Obstacle | None:
-    """Why a server of this role does not answer at HOST:PORT; None: it does, or the address is of another form.
+    """Why a server of this role does not answer at HOST:PORT. None: it does, or the address has another form.
 
     ``certificates``: the folder with ca.crt, tls.crt and tls.key; None: a connection without TLS.
     """
@@ -44,18 +44,20 @@ def find_obstacle(address: str, role: str, certificates: Path | None, patience: 
                 return _without_tls(connection, patience)
             return _with_tls(connection, role, certificates, patience)
     except socket.gaierror as error:
-        return Obstacle(f"the name {host} is not known ({error.strerror})", "correct it, or wait until DNS knows it")
+        return Obstacle(
+            f"the name {host} is not known ({error.strerror})", "correct the name, or wait until DNS has it"
+        )
     except TimeoutError:
         what = f"nothing came back from {host} in {patience:g} s: packets are dropped, or no machine has that address"
-        return Obstacle(what, f"let firewalls and network policies pass port {port}, and see that the machine is up")
+        return Obstacle(what, f"open port {port} in firewalls and network policies, and check that the machine is up")
     except ConnectionRefusedError:
         return Obstacle(
-            f"the machine is there, but nothing listens at port {port}", f"start the {role}, or name its port"
+            f"the machine answers, but nothing listens at port {port}", f"start the {role}, or correct the port"
         )
     except OSError as error:
         if error.errno in UNREACHABLE:
-            return Obstacle(f"no route leads to {host}", "see that both machines are in one network")
-        return Obstacle(f"the connection fails ({error})", "see that the address is right and the network is up")
+            return Obstacle(f"no route leads to {host}", "put both machines into one network")
+        return Obstacle(f"the connection fails ({error})", "check the address and the network")
 
 
 def _without_tls(connection: socket.socket, patience: float) -> Obstacle | None:
@@ -69,11 +71,10 @@ def _without_tls(connection: socket.socket, patience: float) -> Obstacle | None:
     if len(said) > FRAME_KIND and said[FRAME_KIND] == SETTINGS:
         return None
     if not said or said.startswith(b"\x15\x03"):  # gRPC closes; others send an alert of TLS
-        what = "somebody answers, but not without TLS"
-        return Obstacle(
-            what, "name certificates in CULM_TLS_DIR; if the other end has none, something else listens there"
-        )
-    return Obstacle("something else than Culm listens there", "name the right port")
+        what = "the server there answers with TLS alone"
+        mend = "set CULM_TLS_DIR to a folder of certificates; if the other end has none, something else listens there"
+        return Obstacle(what, mend)
+    return Obstacle("a server that is not Culm's listens there", "correct the port")
 
 
 def _with_tls(connection: socket.socket, role: str, certificates: Path, patience: float) -> Obstacle | None:
@@ -98,37 +99,39 @@ def _with_tls(connection: socket.socket, role: str, certificates: Path, patience
         reason = error.reason or str(error)
         if "ALERT" in reason:
             return _refused(certificates, reason)
-        what = f"somebody answers, but not with TLS ({reason})"
-        return Obstacle(what, "start the other end with CULM_TLS_DIR too, or name the right port")
+        what = f"the server there answers, but without TLS ({reason})"
+        return Obstacle(what, "start the other end with CULM_TLS_DIR too, or correct the port")
     except ConnectionError:
         return _ended("reset")
 
 
 def _not_trusted(error: ssl.SSLCertVerificationError, role: str, certificates: Path) -> Obstacle:
-    newer = "issue a newer one there: culm certs issue"
+    newer = "issue a newer one on its machine: culm certs issue"
     match error.verify_code:
         case code if code == EXPIRED:
-            return Obstacle("its certificate has expired", newer)
+            return Obstacle("the server's certificate has expired", newer)
         case code if code == NOT_YET:
-            return Obstacle("its certificate is not valid yet", "set the clocks of both machines right")
+            return Obstacle("the server's certificate is not valid yet", "set the clocks of both machines right")
         case code if code == OTHER_HOST:
-            what = f"its certificate is for another role: it does not name {role}.culm"
-            return Obstacle(what, f"name the port of a {role}, or give that one a {role}'s certificate")
+            what = f"the server's certificate is for another role: it does not name {role}.culm"
+            return Obstacle(what, f"give the port of a {role}, or give that server a {role}'s certificate")
         case _:
-            what = f"its certificate is not of the authority in {certificates}/ca.crt ({error.verify_message})"
-            return Obstacle(what, "let both ends have certificates of one authority")
+            what = f"the server's certificate is not of the authority in {certificates}/ca.crt ({error.verify_message})"
+            return Obstacle(what, "give both ends certificates of one authority")
 
 
 def _refused(certificates: Path, reason: str) -> Obstacle:
-    what = f"it refuses the certificate in {certificates} ({reason})"
-    return Obstacle(what, "let both ends have certificates of one authority that are valid: culm certs issue")
+    what = f"the server refuses the certificate in {certificates} ({reason})"
+    return Obstacle(what, "give both ends valid certificates of one authority: culm certs issue")
 
 
 def _silent(patience: float) -> Obstacle:
-    what = f"the connection is accepted, but for {patience:g} s nothing is said: it is frozen, or no server of Culm"
-    return Obstacle(what, "look at that process, and at whatever passes connections on to it")
+    what = (
+        f"the connection is accepted, but nothing is sent for {patience:g} s: the process is frozen, or is not Culm's"
+    )
+    return Obstacle(what, "look at that process, and at any proxy before it")
 
 
 def _ended(how: str) -> Obstacle:
     what = f"the connection was {how} during the TLS handshake"
-    return Obstacle(what, "see that Culm listens there with CULM_TLS_DIR, and that nothing between cuts connections")
+    return Obstacle(what, "check that Culm listens there with CULM_TLS_DIR, and that nothing between cuts connections")

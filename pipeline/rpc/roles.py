@@ -1,8 +1,8 @@
-"""Who may call what. A caller is known by the URI in its certificate; without TLS by nothing.
+"""Who may call what. A caller is known by the URI in its certificate; without TLS nobody is known.
 
 The URI is ``culm://ROLE/NAME``, and may go on with ``/run/RUN``, ``/node/NODE``, or both in this order: then the
-certificate counts for that run, and as that node, alone. ROLE is read as a host is: in either case, percent-encoded or
-not. A URI of another form names no role, and so do two of them in one certificate.
+certificate counts for that run alone, or as that node alone. ROLE is read as a host is: in either case, percent-encoded
+or not. A URI of another form gives no role. Neither do two such URIs in one certificate.
 """
 
 import logging
@@ -64,7 +64,7 @@ FORM = re.compile(r"culm://([^/?#]*)/([^/?#]+)(?:/run/([^/?#]+))?(?:/node/([^/?#
 
 
 def identity_in(uris: Iterable[str]) -> CertificateHolder:
-    """Of a certificate's URIs; ``NOBODY`` unless exactly one is Culm's, of the form that this module tells."""
+    """The holder, from a certificate's URIs. ``NOBODY`` unless exactly one is Culm's and has the form above."""
     own = [uri for uri in uris if uri.lower().startswith(SCHEME)]
     found = FORM.fullmatch(own[0]) if len(own) == 1 else None
     if found is None:
@@ -81,14 +81,14 @@ def has_tls(authenticated: Authenticated) -> bool:
 
 
 def identity_of(authenticated: Authenticated) -> CertificateHolder:
-    """Of what gRPC says of the peer: of the certificate's URIs alone, since a DNS name may hold any text."""
+    """The peer, from its certificate's URIs alone: a DNS name may hold any text."""
     return identity_in(uri.decode(errors="replace") for uri in authenticated.get("peer_uri", ()))
 
 
 def refusal(method: str, authenticated: Authenticated, run: str = "") -> str:
-    """Why the peer may not call the method, or nothing. Without TLS whoever reaches the port may.
+    """Why the peer may not call the method; empty: it may. Without TLS everybody who reaches the port may.
 
-    ``run``: the one that is served here; empty: it is not known.
+    ``run``: the one that is served here; empty: not known yet.
     """
     if not has_tls(authenticated):
         return ""
@@ -97,14 +97,14 @@ def refusal(method: str, authenticated: Authenticated, run: str = "") -> str:
     name = method.rpartition("/")[2]
     if identity.role not in allowed:
         who = f"the role {identity.role}" if identity.role else "no role of Culm"
-        return f"the certificate has {who}; {name} needs {' or '.join(allowed)}"
+        return f"the certificate has {who}; {name} needs the role {' or '.join(allowed)}"
     if run and identity.run and identity.run != run:
-        return f"the certificate is for the run {identity.run}; {name} is of the run {run}"
+        return f"the certificate is for the run {identity.run}; this is the run {run}"
     return ""
 
 
 def stranger(authenticated: Authenticated, node: str) -> str:
-    """Why the peer is not the node that it says it is, or nothing. A certificate that names no node is any node's."""
+    """Why the peer is not the node that it says it is; empty: it may be. A certificate without a node fits any."""
     named = identity_of(authenticated).node if has_tls(authenticated) else ""
     return f"the certificate is for the node {named}, not for {node[:80]!r}" if named and named != node else ""
 
@@ -117,6 +117,7 @@ def peer_of(context: Any) -> str:
 
 
 def guarded(handler: Any, behaviour: Callable[..., Any]) -> Any:
+    """The handler with another behaviour, whose requests may be ``Unreadable``."""
     make = HANDLERS[bool(handler.request_streaming), bool(handler.response_streaming)]
     return make(behaviour, lenient(handler.request_deserializer), handler.response_serializer)
 
@@ -142,7 +143,7 @@ class RoleInterceptor(grpc.ServerInterceptor):
         def checked(request: Any, context: Any) -> Any:
             why = refusal(details.method, context.auth_context(), self._run)
             if why:
-                SELDOM.say(peer_of(context), f"it is refused: {why}")
+                SELDOM.say(peer_of(context), f"the call is refused: {why}")
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
             if wrong := problem(request):
                 SELDOM.say(peer_of(context), wrong)
@@ -167,7 +168,7 @@ class AioRoleInterceptor(grpc.aio.ServerInterceptor):
         async def check(request: Any, context: Any) -> None:
             why = refusal(details.method, context.auth_context(), self._run)
             if why:
-                SELDOM.say(peer_of(context), f"it is refused: {why}")
+                SELDOM.say(peer_of(context), f"the call is refused: {why}")
                 await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
             if wrong := problem(request):
                 SELDOM.say(peer_of(context), wrong)

@@ -1,6 +1,6 @@
 """What a gRPC server tells Prometheus of its RPCs, under the names of go-grpc-prometheus.
 
-Of a stream the messages are counted, and its time is taken once, at its end.
+A stream counts its messages, and its time once, at its end.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class _Rpc:
         self._metrics = metrics
         self._labels = labels
         self._context = context
-        self._gone = gone  # whether the client has left: a behaviour may come to its end all the same
+        self._gone = gone  # whether the client has left, though the behaviour came to its end
         self.received = metrics.received.labels(*labels)
         self.sent = metrics.sent.labels(*labels)
 

@@ -1,4 +1,4 @@
-"""A log line that anybody outside can cause is written at most once a second and peer, with a count (rule 18)."""
+"""Writes a log line that anybody outside can cause at most once a second and peer, with a count (rule 18)."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 EVERY = 1.0  # seconds
-PEERS = 1 << 10  # that are remembered; of the others the oldest is forgotten
+PEERS = 1 << 10  # remembered; beyond so many the one is forgotten whose last line is the oldest
 
 
 class Seldom:
@@ -17,7 +17,9 @@ class Seldom:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self._said: OrderedDict[str, tuple[float, int]] = OrderedDict()  # peer -> when, and how often since
+        self._said: OrderedDict[str, tuple[float, int]] = (
+            OrderedDict()
+        )  # peer -> when it was last written of, and how often it was not since
 
     def say(self, peer: str, text: str) -> None:
         with self._lock:

@@ -1,8 +1,8 @@
 """Mutual TLS on every channel where CULM_TLS_DIR names a folder with ca.crt, tls.crt and tls.key; plain without it.
 
-The files are named as in a Kubernetes TLS secret. They are read again when they change: servers serve what is there
-now, and every new channel uses it. Who somebody is stands in the certificate's URI: ``culm://ROLE/NAME``. A client
-knows a server by its role too: only a coordinator's certificate names the host ``coordinator.culm``.
+The files are named as in a Kubernetes TLS secret. A server reads them again at every handshake, a client for every new
+channel. The certificate's URI says who somebody is: ``culm://ROLE/NAME``. A client checks the server's role too: only a
+coordinator's certificate names the host ``coordinator.culm``.
 """
 
 import logging
@@ -48,21 +48,21 @@ def read(where: Path) -> Credentials:
     try:
         ca, key, certificate = ((where / name).read_bytes() for name in FILES)
     except OSError as error:
-        mend = "make certificates with culm certs init, and name the folder of one identity"
+        mend = "make certificates with culm certs init, and name the folder of one role"
         raise JobError(f"a certificate cannot be read ({error})", f"{VARIABLE}={where}", mend) from error
     return Credentials(ca, key, certificate)
 
 
 def check_validity(identity: Credentials, where: Path) -> None:
-    """Raises JobError for a certificate whose time is over: the other end would refuse it without a word."""
+    """Raises JobError for an expired certificate: the other end would refuse it without a reason."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
         ends = load_pem_x509_certificate(identity.certificate).not_valid_after_utc
     except ValueError as error:
-        raise JobError(f"this is no certificate ({error})", f"{where}/tls.crt", ANOTHER) from error
+        raise JobError(f"this is not a certificate ({error})", f"{where}/tls.crt", ANOTHER) from error
     if ends < datetime.now(UTC):
-        raise JobError(f"the certificate has expired on {ends:%Y-%m-%d %H:%M} UTC", f"{where}/tls.crt", ANOTHER)
+        raise JobError(f"the certificate expired on {ends:%Y-%m-%d %H:%M} UTC", f"{where}/tls.crt", ANOTHER)
 
 
 def open_channel(address: str, role: str, patience: Patience = DEFAULT) -> grpc.Channel:
@@ -74,17 +74,18 @@ def open_channel(address: str, role: str, patience: Patience = DEFAULT) -> grpc.
     own = read(where)
     check_validity(own, where)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    # Certificates name roles, since machines come and go: gRPC compares the role's name, whatever the address.
     name = ("grpc.ssl_target_name_override", f"{role}.culm")
     return grpc.secure_channel(address, credentials, options=[*options, name])
 
 
 def why_silent(address: str, role: str) -> Obstacle | None:
-    """Why the server there does not answer a channel like ``open_channel``'s; None: it does by now."""
+    """Why the server does not answer a channel of ``open_channel``; None: it answers by now."""
     return find_obstacle(address, role, folder())
 
 
 class Files:
-    """What a server serves: the newest files that belong together. Thread-safe."""
+    """The certificates of a server: the newest files that belong together. Thread-safe."""
 
     def __init__(self, where: Path) -> None:
         self._where = where
@@ -96,12 +97,12 @@ class Files:
         return grpc.ssl_server_certificate_configuration([(known.key, known.certificate)], known.ca)
 
     def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """Asked at every handshake; None: nothing new. Files that are just being replaced count as nothing new."""
+        """Asked at every handshake; None: nothing new. Files that are just being replaced count as not new."""
         with self._lock:
             try:
                 now = read(self._where)
             except JobError as error:
-                log.warning("could not read the new certificates, the old ones stay: %s", error)
+                log.warning("could not read the new certificates, so the old ones stay in use: %s", error)
                 return None
             if now == self._known or not _belong_together(now):
                 return None
@@ -111,7 +112,7 @@ class Files:
 
 
 def _belong_together(identity: Credentials) -> bool:
-    """Not while one of them is replaced already and the others are not."""
+    """Whether the key is the certificate's: it is not while the files are being replaced one by one."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
 
@@ -124,9 +125,9 @@ def _belong_together(identity: Credentials) -> bool:
 
 
 def add_port(server: Any, listen: str, insecure: bool = False) -> int:
-    """Binds a server, sync or aio. 0 or RuntimeError if the port is taken.
+    """Binds a server, sync or aio, and returns its port. 0 or RuntimeError if the port is taken.
 
-    Raises JobError for an address that others reach, unless there are certificates or ``insecure`` is meant.
+    Raises JobError for an address that other machines reach, unless there are certificates or ``insecure`` allows it.
     """
     where = folder()
     if where is not None:
@@ -139,6 +140,6 @@ def add_port(server: Any, listen: str, insecure: bool = False) -> int:
         return int(server.add_secure_port(listen, credentials))
     if not insecure and not listen.startswith(LOOPBACK):
         what = "everybody who reaches this address could read and change the training"
-        mend = f"name certificates in {VARIABLE} (culm certs init makes some), or say --insecure"
+        mend = f"set {VARIABLE} to a folder of certificates (culm certs init makes some), or allow it with --insecure"
         raise JobError(what, f"--listen {listen}", mend)
     return int(server.add_insecure_port(listen))

@@ -1,4 +1,4 @@
-"""What is no message of its method: gRPC itself would write a traceback for each, whoever sends it."""
+"""Bytes that are not a message of their method: gRPC itself would write a traceback for each, whoever sends it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Unreadable:
 
 
 def lenient(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """The deserializer, but that it gives ``Unreadable`` where it would raise."""
+    """The same deserializer, which returns ``Unreadable`` where the given one raises."""
     if deserializer is None:
         return None
 
@@ -23,13 +23,11 @@ def lenient(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], An
         try:
             return deserializer(data)
         except (DecodeError, ValueError) as error:
-            return Unreadable(f"{len(data)} bytes that are no such message ({error})")
+            return Unreadable(f"the {len(data)} bytes are not a message of this method ({error})")
 
     return decoded
 
 
 def problem(request: Any) -> str:
-    """What is wrong with a request that a behaviour is called with, or that it reads; a stream of them is looked at
-    one by one.
-    """
+    """Why a request cannot be read; empty: it can. Of a stream each request is asked by itself."""
     return request.why if isinstance(request, Unreadable) else ""

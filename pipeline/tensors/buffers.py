@@ -10,10 +10,10 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Memory = bytearray | mmap.mmap
 
-SMALLEST = 1 << 20  # bytes; what is smaller the allocator keeps at hand anyhow
+SMALLEST = 1 << 20  # bytes; the allocator keeps smaller pieces at hand anyway
 KEPT = 1 << 29  # bytes that may lie unused
-# Bytes from which memory is asked of the system page by page, as it is written: what a header names and nobody sends
-# takes none. The allocator has smaller pieces at hand.
+# From so many bytes on the system gives memory page by page, as it is written: a header that names bytes takes none
+# before they come (rule 18).
 BY_PAGE = 1 << 25
 
 
@@ -28,7 +28,7 @@ class Buffers:
     def take(self, size: int) -> Bytes:
         """[size], with anything in it."""
         whole = -(-size // SMALLEST) * SMALLEST
-        try:
+        try:  # one atomic pop: between asking and taking another thread could come
             memory = self._free[whole].pop()
             self._unused -= whole
         except IndexError:
@@ -40,7 +40,7 @@ class Buffers:
         return array
 
     def _give_back(self, memory: Memory) -> None:
-        # Deques and numbers only: this runs wherever the last reference goes, also within ``take``.
+        # Takes no lock: this runs wherever the last reference goes, also in the middle of ``take``.
         if self._unused + len(memory) <= self._kept:
             self._unused += len(memory)
             self._free[len(memory)].append(memory)

@@ -1,4 +1,4 @@
-"""What the header of a value may say: looked at before a byte is set aside for it (rule 18).
+"""What the header of a value may say. It is checked before any memory is set aside for the value (rule 18).
 
 A header comes from another process. Torch trusts what it is told: a shape that is larger than the bytes makes a tensor
 that reads beyond them, and a dtype that is not made for plain bytes ends the process.
@@ -34,7 +34,7 @@ NAMES = [
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
 ]
-# Those whose elements are plain bytes of a known size. The smallest floats came to torch one after the other.
+# Dtypes whose elements are plain bytes of a known size. Older versions of torch lack some of the smallest floats.
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in NAMES if hasattr(torch, name)}
 MOST_TENSORS = 1 << 16  # in a value: a layer's parameters and what an optimizer keeps of each
 MOST_DIMENSIONS = 32
@@ -42,24 +42,24 @@ MOST_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # a value
 
 
 def problem(header: tensor_pb2.ValueHeader, most_bytes: int = MOST_BYTES) -> str:
-    """What is wrong with a header, in words; nothing if its tensors fill exactly the bytes that it names."""
+    """What is wrong with a header, in words; empty if its tensors fill exactly the bytes that it names."""
     if header.total_bytes > most_bytes:
-        return f"a value of {header.total_bytes} bytes; at most {most_bytes} are taken"
+        return f"the value has {header.total_bytes} bytes; {most_bytes} at most are accepted"
     if len(header.tensors) > MOST_TENSORS:
-        return f"a value of {len(header.tensors)} tensors; at most {MOST_TENSORS} are taken"
-    if header.squared_norm < 0.0:  # one that is no number is the job's fault and is told as such
-        return f"a squared norm of {header.squared_norm}"
+        return f"the value has {len(header.tensors)} tensors; {MOST_TENSORS} at most are accepted"
+    if header.squared_norm < 0.0:  # NaN passes: it is a fact of the job
+        return f"the squared norm is {header.squared_norm}; it cannot be negative"
     total = 0
     for spec in header.tensors:
         dtype = DTYPES.get(spec.dtype)
         if dtype is None:
-            return f"a tensor of dtype {spec.dtype[:32]!r}, which does not travel"
+            return f"a tensor has dtype {spec.dtype[:32]!r}, which cannot be sent"
         if len(spec.shape) > MOST_DIMENSIONS:
-            return f"a tensor of {len(spec.shape)} dimensions; at most {MOST_DIMENSIONS} are taken"
+            return f"a tensor has {len(spec.shape)} dimensions; {MOST_DIMENSIONS} at most are accepted"
         count = math.prod(spec.shape)
-        if not count and math.prod(x or 1 for x in spec.shape) > most_bytes:  # torch multiplies those, too
-            return f"an empty tensor of shape {list(spec.shape)}"
+        if not count and math.prod(x or 1 for x in spec.shape) > most_bytes:  # torch multiplies these too
+            return f"an empty tensor has the shape {list(spec.shape)}, whose other dimensions are too large"
         total += count * dtype.itemsize
     if total != header.total_bytes:
-        return f"tensors of {total} bytes in a value of {header.total_bytes}"
+        return f"the tensors have {total} bytes, and the value has {header.total_bytes}"
     return ""

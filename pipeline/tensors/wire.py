@@ -14,7 +14,16 @@ from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
 from culm.pipeline.tensors.values import Value
 from culm.protos import tensor_pb2
 
-# Those of most tensors: numpy makes them, and tells their bytes, at half of what torch takes for it.
+# A value of three tensors of 3 MiB, 8 bytes and 8 bytes:
+#
+#     header    names, dtypes and shapes; total_bytes; squared norm and losses. It comes with the piece at offset 0.
+#     bytes     | tensor 0 ------------------------------------ | tensor 1 | tensor 2 |
+#     pieces    | at 0: 2 MiB --------- | at 2 MiB: the rest of tensor 0, and both others |
+#
+# The pieces of a value follow one another on one stream. So a receiver needs no more than the next offset, and a piece
+# that does not follow is an error of the sender.
+
+# The dtypes of most tensors. For these numpy makes a tensor, and gives its bytes, in half the time that torch takes.
 PLAIN: dict[torch.dtype, npt.DTypeLike] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -28,14 +37,14 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
-    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous():  # as most are: soon done
+    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous():  # as most are: no copy
         return (tensor.detach() if tensor.requires_grad else tensor).numpy().data.cast("B")
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
-    """Not to be changed: another value's header may be the same message."""
+    """The header. Nobody may change it: another value's header may be the same message."""
     specs = _specs(tuple([(name, tensor.dtype, tensor.shape) for name, tensor in value.tensors]))
     if not value.squared_norm and not value.losses:
         return specs
@@ -98,7 +107,7 @@ BUFFERS = Buffers()
 
 
 class Passing:
-    """The pieces of one value that nobody here needs: their order is looked at, and nothing is kept."""
+    """Takes the pieces of a value that nobody here needs: checks their order, and keeps nothing."""
 
     def __init__(self, header: tensor_pb2.ValueHeader) -> None:
         """Raises ValueError for a header that cannot be true (rule 18)."""
@@ -110,9 +119,11 @@ class Passing:
     def add(self, offset: int, payload: bytes | memoryview) -> None:
         """Takes the next piece. Raises ValueError if it does not follow the one before."""
         if offset != self._received or offset + len(payload) > self._header.total_bytes:
-            raise ValueError(f"a piece at {offset} of {len(payload)} bytes does not follow {self._received}")
+            raise ValueError(
+                f"the piece of {len(payload)} bytes at {offset} does not follow the {self._received} received"
+            )
         if not payload and self._header.total_bytes:
-            raise ValueError("a piece without bytes")
+            raise ValueError("the piece has no bytes")
         self._received += len(payload)
 
     @property
@@ -134,7 +145,9 @@ class Assembler(Passing):
         if isinstance(self._memory, bytearray):
             self._memory[offset : offset + len(payload)] = payload
         elif payload:
-            self._memory[offset : offset + len(payload)] = np.frombuffer(payload, np.uint8)  # others run meanwhile
+            self._memory[offset : offset + len(payload)] = np.frombuffer(
+                payload, np.uint8
+            )  # numpy copies without the GIL
 
     def value(self) -> Value:
         """The value, its tensors on the CPU."""

@@ -1,7 +1,7 @@
 """Tries a job's model on one microbatch, so that a mistake in it shows before anything starts.
 
 Layer by layer, each built, run forward and backward alone: a model too large for this machine is never whole on it. A
-layer through which no gradient passes shows by itself: the gradient of its output with respect to its input is none.
+layer that passes no gradient on shows by itself: its output has no gradient with respect to its input.
 """
 
 import inspect
@@ -42,18 +42,18 @@ def check_job(job: Job) -> None:
 
 
 def refuse_loss(loss: Any, output: torch.Tensor) -> None:
-    """Raises JobError for what cannot be a loss of that output: nothing, or not all, would be trained by it."""
+    """Raises JobError for a loss that would train nothing of the model, or not all of it."""
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise JobError("the loss is no single number", "train.loss", "return the mean over the microbatch")
+        raise JobError("the loss is not a single number", "train.loss", "return the mean over the microbatch")
     if not loss.is_floating_point():
-        raise JobError(f"the loss is of {loss.dtype}", "train.loss", "return a floating point number")
+        raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
     if output.requires_grad and not loss.requires_grad:
         what = "the loss has no graph: no gradient goes back from it"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
 
 
 def _first_microbatch(job: Job, dataset: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raises JobError where it is no pair of tensors."""
+    """Raises JobError where it is not a pair of tensors."""
     mend = "let every item be an (input, target) pair of tensors, all alike in shape"
     try:
         found = Microbatches(job, dataset).microbatch(0, 0, 0)
@@ -73,7 +73,7 @@ def _build(source: ModelSource, index: int) -> nn.Module:
     if kept:
         raise source.keeps(index, kept)
     if hash_layer(index, dict(tensors_of(layer))) != hash_layer(index, dict(tensors_of(again))):
-        what = f"layer {index} ({type(layer).__name__}) has other initial values each time that it is built"
+        what = f"layer {index} ({type(layer).__name__}) has different initial values each time it is built"
         mend = "draw them from torch's, Python's or numpy's global generator, which Culm seeds"
         raise JobError(what, "model.layers", mend)
     return layer
@@ -84,7 +84,7 @@ def _run(layer: nn.Module, name: str, x: torch.Tensor, trained: bool) -> torch.T
     for _ in range(TRIES):
         leaf = _leaf(x, trained)
         try:
-            y = layer(leaf.clone())  # as an output before it: what is written in place is no leaf
+            y = layer(leaf.clone())  # in training the input is no leaf either, so it may be written in place
         except RAISED as error:
             what = f"{name} raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
@@ -98,7 +98,7 @@ def _run(layer: nn.Module, name: str, x: torch.Tensor, trained: bool) -> torch.T
     if trained:
         what = f"{name} passes no gradient on: the parameters of the layers before it would never change"
     else:
-        what = f"{name} gives an output that does not depend on its parameters: they would never change"
+        what = f"the output of {name} does not depend on its parameters: they would never change"
     raise JobError(what, "model.layers", mend)
 
 
@@ -139,11 +139,11 @@ def _check_optimizer(source: ModelSource, job: Job) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         what = f"the step of {job.train.optimizer} wants a closure that computes the loss again"
-        raise JobError(what, "train.optimizer", "take one that uses gradients alone")
+        raise JobError(what, "train.optimizer", "use an optimizer that needs gradients alone")
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     try:
         optimizer.step()
     except RAISED as error:
         what = f"the first step of {job.train.optimizer} raised {described(error)}"
-        raise JobError(what, "train.optimizer", "correct it or its arguments, or take another") from error
+        raise JobError(what, "train.optimizer", "correct the optimizer or its arguments, or use another") from error

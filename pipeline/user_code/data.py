@@ -21,7 +21,9 @@ class Microbatches:
         self._size = job.data.microbatch
         self._microbatches = job.pipeline.microbatches
         self._per_step = job.samples_per_step
-        self._permutation = lru_cache(maxsize=2)(self._permuted)
+        self._permutation = lru_cache(maxsize=2)(
+            self._permuted
+        )  # a microbatch may begin in one epoch and end in the next
 
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(input, target)``, samples stacked along the first dimension."""

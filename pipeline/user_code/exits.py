@@ -1,4 +1,4 @@
-"""User's code that ends the process (``os._exit``, ``sys.exit``) raises instead: nobody ends without a word, or well.
+"""The user's code raises where it would end the process (``os._exit``, ``sys.exit``), so that a node tells its reason.
 
 Only code that calls Python's ``os._exit`` on the thread that runs it is caught. What ends the process in C leaves no
 word; the coordinator counts such deaths (``culm.coordinator.failures``).
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 class ProcessEnded(Exception):
-    """The user's code wanted to end the process."""
+    """The user's code tried to end the process."""
 
 
 @contextmanager
@@ -21,13 +21,13 @@ def caught() -> Iterator[None]:
 
     def _exit(status: int) -> None:
         if (os.getpid(), threading.get_ident()) == (own, thread):
-            raise ProcessEnded(f"the job's code ends the process with os._exit({status})")
+            raise ProcessEnded(f"the job's code tried to end the process with os._exit({status})")
         real(status)
 
     os._exit = _exit  # type: ignore[assignment]
     try:
         yield
     except SystemExit as error:
-        raise ProcessEnded(f"the job's code ends the process with exit code {error.code}") from error
+        raise ProcessEnded(f"the job's code tried to end the process with exit code {error.code}") from error
     finally:
         os._exit = real

@@ -11,15 +11,17 @@ import torch
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.hardware import hardware_of
 
-WHOLE_BYTES = 1 << 28  # of a file: what is beyond is hashed in samples, and what layers are made of it by layer
+# Files up to this size are hashed as a whole, larger ones in samples. Where the samples miss a difference, the hash of
+# each layer that is built from the file shows it (rule 23).
+WHOLE_BYTES = 1 << 28
 SAMPLES, SAMPLE_BYTES = 64, 1 << 20
 
 
 def parts_of(job: Job, sources: Iterable[tuple[str, Path]]) -> dict[str, str]:
     """By part. ``sources``: (module, file) of the user's code.
 
-    Of model, data and train these are the files that their arguments name: the keys themselves come with the job, and
-    are compared one by one where it is another.
+    Of model, data and train only the files are hashed that their arguments name. Their keys come with the job, and are
+    compared one by one where two jobs meet.
     """
     out = {}
     for part, named in (("model", job.model.args), ("data", job.data.args), ("train", job.train.optimizer_args)):
@@ -56,7 +58,7 @@ def _files_in(args: Any) -> Iterator[Path]:
         try:
             if path.is_file():
                 yield path
-        except OSError:  # too long a name, no permission: no file that a constructor could read
+        except OSError:  # the name is too long, or may not be read: a constructor could not read it either
             return
 
 

@@ -1,4 +1,4 @@
-"""What of a machine the bits of a result depend on, in words: processor, instruction set, accelerator, torch's modes.
+"""What the bits of a result depend on in a machine: processor, instruction set, accelerator, torch's modes; in words.
 
 torch and the libraries under it (oneDNN, MKL, cuBLAS) choose their kernels by these at run time. Another kernel adds up
 in another order.
@@ -24,7 +24,7 @@ VARIABLES = (
 
 
 def hardware_of(job: Job) -> str:
-    """This machine, as far as it matters to the job; to be asked after ``device_of`` has set torch up.
+    """This machine, as far as it matters to the job. Call ``device_of`` first: it sets torch up.
 
     Where an accelerator computes, hosts may differ in all but their instruction set: they build layers and load data.
     """

@@ -1,4 +1,4 @@
-"""The user's code by its name: "module:callable". Whatever it does when it is imported or called becomes one line."""
+"""The user's code by its name, "module:callable". Whatever it raises becomes a JobError of one line."""
 
 import importlib
 import pkgutil
@@ -52,7 +52,7 @@ def _imported(name: str, where: str) -> Any:
 
 
 def _alike(name: str) -> str:
-    """A question whether another module of the same package was meant, or nothing."""
+    """``did you mean X?`` where the package has a module of a similar name, or nothing."""
     package, _, last = name.rpartition(".")
     try:
         folders = importlib.import_module(package).__path__ if package else None
@@ -63,7 +63,7 @@ def _alike(name: str) -> str:
 
 
 def called(factory: Callable[..., Any], arguments: dict[str, Any], where: str) -> Any:
-    """What the factory gives. Raises JobError for whatever it raises."""
+    """What the factory returns. Raises JobError for whatever it raises."""
     try:
         return factory(**arguments)
     except JobError:

@@ -1,4 +1,4 @@
-"""The tensors of each layer by name, as far as the job's code decides them: what others send is held against these."""
+"""The tensors of each layer by name, as the job's code makes them. What other nodes send is compared with these."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ OF_THE_MODEL = ("parameter", "buffer", "transient")  # kinds of a layer's state;
 
 @dataclass(frozen=True, slots=True)
 class LayerShapes:
-    """What may be sent of a layer, by name in each kind of value."""
+    """The tensors that may be sent of a layer, by name, for each kind of value."""
 
     parameters: Mapping[str, Shape]  # each once, though it may have several names
     reduced: Mapping[str, Shape]
@@ -47,13 +47,13 @@ def accumulated(layers: Sequence[LayerShapes]) -> Mapping[str, Shape]:
 
 
 def state_problem(header: tensor_pb2.ValueHeader, layer: LayerShapes) -> str:
-    """Of a layer's whole state: all its parameters, and buffers. What else there is only its optimizer knows."""
+    """What is wrong with the header of a layer's whole state. Only the optimizer knows its own tensors: they pass."""
     own = tensor_pb2.ValueHeader(tensors=[s for s in header.tensors if s.name.partition(".")[0] in OF_THE_MODEL])
     if wrong := problem(header) or unknown(own, layer.state):
         return wrong
     names = {spec.name for spec in own.tensors}
     lacking = [name for name in layer.parameters if f"parameter.{name}" not in names]
-    return f"a state without the parameter {lacking[0]}" if lacking else ""
+    return f"the state lacks the parameter {lacking[0]}" if lacking else ""
 
 
 def unknown(header: tensor_pb2.ValueHeader, known: Mapping[str, Shape]) -> str:
@@ -61,12 +61,12 @@ def unknown(header: tensor_pb2.ValueHeader, known: Mapping[str, Shape]) -> str:
     seen: set[str] = set()
     for spec in header.tensors:
         if spec.name in seen:
-            return f"{spec.name[:80]!r} comes twice"
+            return f"the tensor {spec.name[:80]!r} comes twice"
         seen.add(spec.name)
         wanted = known.get(spec.name)
         if wanted is None:
-            return f"a tensor {spec.name[:80]!r}, and the job's code has none of that name there"
+            return f"the tensor {spec.name[:80]!r} is not one that the job's code has there"
         if wanted != (spec.dtype, tuple(spec.shape)):
             said = f"{spec.dtype[:32]} {list(spec.shape)[:8]}"
-            return f"{spec.name[:80]!r} as {said}; it is {wanted[0]} {list(wanted[1])}"
+            return f"the tensor {spec.name[:80]!r} is {said}; in the job's code it is {wanted[0]} {list(wanted[1])}"
     return ""

@@ -19,6 +19,13 @@ from culm.pipeline.user_code.outline import Outline
 from culm.pipeline.user_code.sharing import kept_between, shared_between
 from culm.pipeline.user_code.streams import layer_seed, seed_all
 
+# A layer's initial values must not depend on the node that builds it, nor on what was built before:
+#
+#     a module in the list        the factory made it, under the job's seed; each build is a deep copy of it
+#     a constructor in the list   each build calls it, under a seed of the job's and of this layer alone
+#
+# Only constructors let a node build its own layers without the memory that the whole model takes.
+
 Constructor = Callable[[], nn.Module]
 
 
@@ -34,7 +41,7 @@ class ModelSource:
         seed_all(job.job.seed)
         made = called(self._factory, job.model.args, "model.layers")
         if not isinstance(made, nn.Sequential | list | tuple):
-            what = f"it returned a {type(made).__name__}, not a list of layers"
+            what = f"the callable returned a {type(made).__name__}, not a list of layers"
             raise JobError(what, f"model.layers, {job.model.layers}", "return an nn.Sequential or a list")
         self._layers: Sequence[nn.Module | Constructor] = list(made)
         for index, layer in enumerate(self._layers):
@@ -42,9 +49,9 @@ class ModelSource:
                 what = f"layer {index} is a {type(layer).__name__}, neither a module nor a constructor"
                 raise JobError(what, f"model.layers, {job.model.layers}", "return nn.Modules or functools.partials")
         if not self._layers:
-            raise JobError("it gives no layers", f"model.layers, {job.model.layers}", "return one or more")
+            raise JobError("the callable returned no layers", f"model.layers, {job.model.layers}", "return one or more")
         if len(self._layers) < job.pipeline.stages:
-            what = f"{job.pipeline.stages} stages for a model of {len(self._layers)} layers"
+            what = f"the model has {len(self._layers)} layers, too few for {job.pipeline.stages} stages"
             raise JobError(what, "pipeline.stages", f"set it to {len(self._layers)} or less")
         self._outlines: tuple[Outline, ...] | None = None
         shared = shared_between({i: layer for i, layer in enumerate(self._layers) if isinstance(layer, nn.Module)})
@@ -90,7 +97,7 @@ class ModelSource:
         return [outline.parameters for outline in self.outlines()]
 
     def sketch(self, index: int) -> nn.Module:
-        """The layer to be looked at, not used: without values, if its constructor can do without them."""
+        """The layer, for its names and shapes alone: without values where its constructor needs none."""
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)
@@ -106,9 +113,9 @@ class ModelSource:
         return module
 
     def keeps(self, index: int, name: str) -> JobError:
-        """The error for a tensor that is the same one whenever the layer is built."""
-        what = f"layer {index} shares its {name} with all that its constructor builds, or with other layers"
-        mend = "make the tensor within the constructor, or clone it there: ties between layers are not there yet"
+        """The error for a tensor that is the same object each time the layer is built."""
+        what = f"layer {index} shares its {name} with every layer that its constructor builds, or with another layer"
+        mend = "make the tensor within the constructor, or clone it there: tied layers are not supported as yet"
         return JobError(what, f"model.layers, {self._job.model.layers}", mend)
 
     def optimizer(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
@@ -116,7 +123,9 @@ class ModelSource:
         arguments = {"params": list(parameters), **self._job.train.optimizer_args}
         made = called(self._optimizer, arguments, "train.optimizer_args")
         if not isinstance(made, torch.optim.Optimizer):
-            raise JobError(f"{self._job.train.optimizer!r} makes no optimizer", "train.optimizer", "name one")
+            raise JobError(
+                f"{self._job.train.optimizer!r} returns no optimizer", "train.optimizer", "name one that does"
+            )
         return made
 
     def dataset(self) -> Any:
@@ -127,11 +136,11 @@ class ModelSource:
         try:
             length = len(made) if hasattr(made, "__getitem__") else 0
         except RAISED as error:
-            raise JobError(f"the dataset's length cannot be told: {described(error)}", "data.dataset", mend) from error
+            raise JobError(f"the length of the dataset raised {described(error)}", "data.dataset", mend) from error
         if length == 0:
-            raise JobError(f"{self._job.data.dataset!r} gives no dataset with samples", "data.dataset", mend)
+            raise JobError(f"{self._job.data.dataset!r} returns no dataset with samples", "data.dataset", mend)
         if self._job.data.microbatch > length:
-            what = f"a microbatch of {self._job.data.microbatch} samples of a dataset that has {length}"
+            what = f"a microbatch has {self._job.data.microbatch} samples, and the whole dataset has {length}"
             raise JobError(what, "data.microbatch", f"set it to {length} or less")
         return made
 
@@ -168,8 +177,8 @@ def _root(module: str) -> str:
 
 
 def _refuse_lazy(layer: nn.Module, index: int) -> None:
-    """A lazy module's parameters have no shape before its first forward: nobody could seed or count them."""
+    """Raises JobError for a lazy module: before its first forward nobody can seed or count its parameters."""
     lazy = next((m for m in layer.modules() if any(map(nn.parameter.is_lazy, m.parameters(recurse=False)))), None)
     if lazy is not None:
         what = f"layer {index} has a {type(lazy).__name__}, whose parameters have no shape before its first forward"
-        raise JobError(what, "model.layers", "name its input's size, as nn.Linear does")
+        raise JobError(what, "model.layers", "give its input's size, as nn.Linear takes it")

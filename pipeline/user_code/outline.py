@@ -8,7 +8,7 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """``text`` tells two layers apart whose state does not fit each other."""
+    """``text`` is different for two layers unless the state of one fits into the other."""
 
     text: str
     parameters: int

@@ -1,8 +1,8 @@
-"""Which layers would share memory: built on different nodes they are silently untied, so such models are refused.
+"""Which layers share memory. Built on different nodes they would silently come apart, so such models are refused.
 
-A layer is built wherever it is held, alone, and again whenever an era begins from the initial state. So a constructor
-must make all that it returns: a tensor that outlives the call is the same one in every layer that uses it, and it comes
-back trained where the initial state is asked for.
+Each node builds the layers that it holds, alone, and again whenever an era begins from the initial state. So a
+constructor must make all that it returns. A tensor that outlives the call is the same one in every layer that uses it,
+and it comes back trained where the initial state is asked for.
 """
 
 from collections.abc import Iterator, Mapping

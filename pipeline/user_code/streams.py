@@ -6,8 +6,12 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
+# Each piece of work has a seed of its own, and the generators are seeded before it. So work that is done again, or on
+# another node, draws the same numbers, whatever ran there before.
+
 
 def _seed(text: str) -> int:
+    # Not Python's hash, which is another one in every process.
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 

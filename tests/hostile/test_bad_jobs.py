@@ -161,7 +161,7 @@ TRAIN: dict[str, Case] = {
     "an optimizer nowhere": ({"train.optimizer": "torch.optim:AdamX"}, "train.optimizer"),
     "an optimizer that is none": (
         {"train.optimizer": f"{MODELS}:no_optimizer", "train.optimizer_args": {}},
-        "makes no optimizer",
+        "returns no optimizer",
     ),
     "an optimizer that exits": (
         {"train.optimizer": f"{MODELS}:optimizer_exits", "train.optimizer_args": {}},
@@ -238,10 +238,10 @@ CASES = SECTIONS | JOB | MODEL | DATA | TRAIN | PIPELINE | RESILIENCE | CHECKPOI
 
 TEXTS = {
     "empty": ("", "missing"),
-    "no TOML": ("[job\nsteps = 3", "this is no TOML"),
-    "JSON": ('{"job": {"steps": 3}}', "this is no TOML"),
-    "a key twice": ("[job]\nsteps = 3\nsteps = 4", "this is no TOML"),
-    "deep nesting": ("x = " + "[" * 5000 + "]" * 5000, "this is no TOML"),
+    "no TOML": ("[job\nsteps = 3", "this is not valid TOML"),
+    "JSON": ('{"job": {"steps": 3}}', "this is not valid TOML"),
+    "a key twice": ("[job]\nsteps = 3\nsteps = 4", "this is not valid TOML"),
+    "deep nesting": ("x = " + "[" * 5000 + "]" * 5000, "this is not valid TOML"),
 }
 
 MODULES = {

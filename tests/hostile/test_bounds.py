@@ -46,16 +46,16 @@ def header(
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (header("quint8", (32,), 32), "does not travel"),  # ended the process: torch aborts
-        (header("Tensor", (2,), 8), "does not travel"),
-        (header(shape=(1 << 62,), total=16), "tensors of"),  # read beyond the 16 bytes
-        (header(shape=(1 << 63, 2), total=0), "tensors of"),
+        (header("quint8", (32,), 32), "cannot be sent"),  # ended the process: torch aborts
+        (header("Tensor", (2,), 8), "cannot be sent"),
+        (header(shape=(1 << 62,), total=16), "the tensors have"),  # read beyond the 16 bytes
+        (header(shape=(1 << 63, 2), total=0), "the tensors have"),
         (header(shape=(0, 1 << 62), total=0), "empty tensor"),
         (header("uint8", (1 << 62,), 1 << 62), "at most"),
         (header(shape=(1,) * 33, total=4), "dimensions"),
-        (header(shape=(2,), total=4), "tensors of"),
-        (header(shape=(), total=0), "tensors of"),
-        (tensor_pb2.ValueHeader(total_bytes=8), "tensors of"),
+        (header(shape=(2,), total=4), "the tensors have"),
+        (header(shape=(), total=0), "the tensors have"),
+        (tensor_pb2.ValueHeader(total_bytes=8), "the tensors have"),
         (tensor_pb2.ValueHeader(squared_norm=-1.0), "squared norm"),
     ],
 )
@@ -162,9 +162,7 @@ def test_answers_and_requests_are_held_against_the_run() -> None:
     assert bounds.fetched_problem(stage_pb2.FetchResponse(layer=2, header=whole), [1], RUN)
     assert bounds.fetched_problem(stage_pb2.FetchResponse(layer=2, version=99, header=whole), [2], RUN)
     half = header_of(Value((("parameter.weight", torch.zeros(3, 3)),)))
-    assert "without the parameter bias" in bounds.fetched_problem(
-        stage_pb2.FetchResponse(layer=2, header=half), [2], RUN
-    )
+    assert "lacks the parameter bias" in bounds.fetched_problem(stage_pb2.FetchResponse(layer=2, header=half), [2], RUN)
 
 
 def test_a_slot_is_given_back_once() -> None:

@@ -44,10 +44,10 @@ def identity(folder: Path) -> CertificateHolder:
 )
 def test_a_name_that_is_a_path_is_refused(authority: Path, name: str) -> None:
     before = set(authority.parent.rglob("*"))
-    with pytest.raises(JobError, match="is no name"):
+    with pytest.raises(JobError, match="is not a valid name"):
         issue(authority, "stage", name, 1.0)
     for run, node in ((name, ""), ("", name)) if name else ():  # nothing: any
-        with pytest.raises(JobError, match="is no name"):
+        with pytest.raises(JobError, match="is not a valid name"):
             issue(authority, "stage", "n0", 1.0, run, node)
     assert set(authority.parent.rglob("*")) == before
 

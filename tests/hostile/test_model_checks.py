@@ -31,7 +31,7 @@ def test_several_pipelines_are_refused_by_every_command(command: str, tmp_path: 
     path = tmp_path / "job.toml"
     path.write_text(job_text().replace("microbatches = 2", "microbatches = 2\npipelines = 2"))
     line = said([*command.split(), str(path)], tmp_path)
-    assert "pipeline.pipelines: several pipelines are not there yet; set it to 1" in line
+    assert "pipeline.pipelines: a run has one pipeline as yet; set it to 1" in line
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_only_looks_like_sharing_is_taken() -> None:
 
 
 def test_a_layer_with_other_values_each_time_is_refused() -> None:
-    with pytest.raises(JobError, match=r"layer 0 .* other initial values each time"):
+    with pytest.raises(JobError, match=r"layer 0 .* different initial values each time"):
         check_job(make_job(layers="tests.hostile.jobs:drawn"))
 
 
@@ -89,7 +89,7 @@ LOSSES = {
     "loss_without_graph": "no graph",
     "loss_of_target": "does not depend on the last layer's output",
     "integer_loss": "int64",
-    "loss_by_sample": "no single number",
+    "loss_by_sample": "not a single number",
 }
 
 

@@ -98,7 +98,7 @@ def test_a_name_that_nobody_knows() -> None:
 def test_a_listener_that_accepts_and_says_nothing(certificates: Path, tls: bool) -> None:
     with listening(lambda connection: None) as address:
         told = what(address, certificates / "stage" if tls else None, patience=PATIENCE)
-    assert "accepted, but for 0.5 s nothing is said" in told
+    assert "accepted, but nothing is sent for 0.5 s" in told
     assert "certificate" not in told
 
 
@@ -115,11 +115,11 @@ def test_a_connection_that_is_reset_in_the_handshake(certificates: Path) -> None
 
 def test_tls_at_one_end_alone(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(monkeypatch, None) as address:
-        assert "somebody answers, but not with TLS" in what(address, certificates / "stage")
+        assert "the server there answers, but without TLS" in what(address, certificates / "stage")
     with serving(monkeypatch, certificates / "coordinator") as address:
-        assert "somebody answers, but not without TLS" in what(address, None)
+        assert "the server there answers with TLS alone" in what(address, None)
     with listening(lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as address:
-        assert "something else than Culm" in what(address, None)
+        assert "a server that is not Culm's" in what(address, None)
 
 
 def test_certificates_that_do_not_fit(certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +132,10 @@ def test_certificates_that_do_not_fit(certificates: Path, tmp_path: Path, monkey
         mixed = tmp_path / "mixed"  # it trusts that server, which does not trust it
         shutil.copytree(stranger / "stage", mixed)
         shutil.copy(certificates / "ca.crt", mixed / "ca.crt")
-        assert "it refuses the certificate in" in what(address, mixed)
+        assert "the server refuses the certificate in" in what(address, mixed)
     issue(certificates, "coordinator", "coordinator", -0.001)
     with serving(monkeypatch, certificates / "coordinator") as address:
-        assert "its certificate has expired" in what(address, certificates / "stage")
+        assert "the server's certificate has expired" in what(address, certificates / "stage")
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_dropped_packets_are_not_reported_as_a_fault_of_tls(blackhole: list[str]
             assert done.returncode == 2, done.stderr
             told = done.stderr.strip().split("\n")[-1]
             assert "packets are dropped" in told
-            assert "let firewalls and network policies pass port 7070" in told
+            assert "open port 7070 in firewalls and network policies" in told
             assert "TLS" not in told
             assert "certificate" not in told
 

@@ -38,7 +38,7 @@ def test_the_job_says_the_patience_and_a_flag_overrides_it(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("text", ["", "soon", "nan", "inf", "-1", "0"])
 def test_what_is_no_patience_is_refused(text: str) -> None:
-    with pytest.raises(JobError, match="is no patience"):
+    with pytest.raises(JobError, match="is not a patience"):
         checked(text, "--patience")
     with pytest.raises(JobError):
         bad_job(1, 2, f"resilience.patience={text or '[]'}")

@@ -41,9 +41,9 @@ def test_machines_go_and_come_as_the_trace_says(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--speed", "0"], "--speed: '0' is too little"),
-        (["--hours", "0"], "--hours: '0' is too little"),
-        (["--set", "pipeline.stages=5"], "4 machines are there at the trace's beginning, 5 stages need one each"),
+        (["--speed", "0"], "--speed: '0' is too small"),
+        (["--hours", "0"], "--hours: '0' is too small"),
+        (["--set", "pipeline.stages=5"], "the trace begins with 4 machines, too few for 5 stages"),
     ],
 )
 def test_bad_words_are_told_in_a_line(

@@ -83,11 +83,11 @@ def test_who_is_refused_is_told_why_and_disturbs_nothing(
     issue(expired, "stage", "stage", -0.001)
     stage = ("stage", "--coordinator", address, "--connect-timeout", "2", "--notices", "none")
     refused = {
-        "the role viewer; Attend needs stage": culm(*stage, certificates=certificates / "viewer"),
-        "not without TLS: name certificates in CULM_TLS_DIR": culm(*stage, certificates=None),
+        "the role viewer; Attend needs the role stage": culm(*stage, certificates=certificates / "viewer"),
+        "with TLS alone: set CULM_TLS_DIR to a folder of certificates": culm(*stage, certificates=None),
         "is not of the authority in": culm(*stage, certificates=stranger / "stage"),
-        "the certificate has expired on": culm(*stage, certificates=expired / "stage"),
-        "the role viewer; Drain needs operator": culm(
+        "the certificate expired on": culm(*stage, certificates=expired / "stage"),
+        "the role viewer; Drain needs the role operator": culm(
             "drain", "n0", "--coordinator", address, certificates=certificates / "viewer"
         ),
     }
@@ -98,15 +98,15 @@ def test_who_is_refused_is_told_why_and_disturbs_nothing(
     assert looked.returncode == 0, looked.stderr
     with monkeypatch.context() as viewing:
         viewing.setenv("CULM_TLS_DIR", str(certificates / "viewer"))
-        assert "n0 was not preempted: the certificate has the role viewer; Kill needs operator" in Live(address).kill(
-            "n0"
-        )
+        assert "n0 was not preempted: the certificate has the role viewer; Kill needs the role operator" in Live(
+            address
+        ).kill("n0")
     outcome = train(cluster, lambda status, events, outcome: None)
     assert [loss["node"] for loss in outcome.losses_of_nodes] == ["n1"], "the one that was asked for"
     assert outcome.sha256 == run_plain(cluster.job).sha256
     log = (cluster.folder / "coordinator.log").read_text()
     # Of one caller a line a second: what is refused right after the Drain is only counted.
-    for why in ("the role viewer; Attend needs stage", "the role viewer; Drain"):
+    for why in ("the role viewer; Attend needs the role stage", "the role viewer; Drain"):
         assert why in log
 
 
@@ -121,5 +121,5 @@ def test_an_address_that_others_reach_wants_certificates() -> None:
     words = ("coordinator", "--job", str(EXAMPLES / "digits_mlp.toml"), "--listen", "0.0.0.0:0")
     done = culm(*words, certificates=None)
     assert done.returncode == 2
-    assert "or say --insecure" in done.stderr
+    assert "or allow it with --insecure" in done.stderr
     assert len(done.stderr.strip().split("\n")) == 1

@@ -302,7 +302,7 @@ def test_a_storage_that_does_not_answer_is_not_taken_for_an_empty_one(capsys: py
             attempt()
     assert main(["checkpoint", "ls", url]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("culm checkpoint: unreachable://bucket: it cannot be read")
+    assert line.startswith("culm checkpoint: unreachable://bucket: the storage cannot be read")
     assert "credentials" in line
 
 
@@ -370,7 +370,7 @@ def test_an_export_that_cannot_be_written_or_read(tmp_path: Path, capsys: pytest
     (tmp_path / "taken").mkdir()
     assert main(["checkpoint", "export", url, "--out", str(tmp_path / "taken")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "is no file" in line
+    assert "is not a file" in line
     assert main(["checkpoint", "export", url, "--out", str(tmp_path / "nowhere" / "m.safetensors")]) == 2
     assert "make the folder first" in capsys.readouterr().err
     assert main(["checkpoint", "export", url, "--out", str(tmp_path / "m"), "--step", "100"]) == 1

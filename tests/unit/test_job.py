@@ -26,7 +26,7 @@ def test_overrides_are_toml_or_bare_words() -> None:
     [
         ("job.stepz=3", ["job.stepz", "unknown key", "did you mean steps?"]),
         ('job.steps="many"', ["job.steps", "integer"]),
-        ("job.steps=0", ["job.steps", "0 is too little", "set it to 1 or more"]),
+        ("job.steps=0", ["job.steps", "0 is too small", "set it to 1 or more"]),
         ("resilience.redundancy=maybe", ["resilience.redundancy", "lazy"]),
         ("model.layers=nothing", ["model.layers", '"module:callable"']),
         ("jobs.steps=1", ["unknown key 'jobs'", "did you mean job?"]),
@@ -45,5 +45,5 @@ def test_a_missing_file_and_bad_toml(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be read"):
         load_job(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("[job\n")
-    with pytest.raises(JobError, match="no TOML"):
+    with pytest.raises(JobError, match="not valid TOML"):
         load_job(tmp_path / "bad.toml")

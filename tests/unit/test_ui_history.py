@@ -116,7 +116,7 @@ def test_a_recorded_log_is_played_at_its_speed_and_again(tmp_path: Path) -> None
     assert recorded.look().status.step == 5
     now[0] = 100.0
     assert recorded.look().status.step == 0, "it begins again"
-    assert recorded.kill("n0") == "nothing can be preempted in a recorded run"
+    assert recorded.kill("n0") == "this is a recorded run: it has no nodes to preempt"
 
 
 def test_the_ring_tells_everything_in_words_too() -> None:

@@ -22,7 +22,9 @@ def show(source: Source) -> None:
     )
     if cost.unpriced:
         names = literal(", ".join(cost.unpriced))
-        st.warning(f"No price is known for {names}: they count as free. Give the coordinator a table with `--prices`.")
+        st.warning(
+            f"No price is known for {names}, so they count as free. Give the coordinator a table with `--prices`."
+        )
     left, right = st.columns(2)
     with left:
         st.subheader("Spent on")
@@ -41,10 +43,10 @@ def show(source: Source) -> None:
     if cost.interruptions:
         st.dataframe([lost(x) for x in reversed(cost.interruptions)], hide_index=True, width="stretch")
     else:
-        st.caption("Nothing so far.")
+        st.caption("No interruption has cost anything so far.")
     st.subheader("Bills")
     st.dataframe([bill(node) for node in cost.nodes], hide_index=True, width="stretch")
-    st.caption("docs/cost.md says how every figure is worked out; all of them come from the event log.")
+    st.caption("Every figure comes from the event log. docs/cost.md has the formulas.")
 
 
 def lost(x: pb.InterruptionCost) -> dict[str, object]:

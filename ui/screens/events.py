@@ -20,11 +20,14 @@ def show(source: Source) -> None:
         words = st.text_input("Containing", key="words", width=320)
     events = chosen(look.history.notable, wanted, words)
     st.dataframe([row(event) for event in events[: -SHOWN - 1 : -1]], hide_index=True, width="stretch", height=560)
-    st.caption(f"{len(events)} of {len(look.history.notable)} events; commits and usage are left out.")
+    st.caption(
+        f"{len(events)} of {len(look.history.notable)} events, newest first. The table shows {SHOWN} at most, without "
+        "commits and usage: `culm events` lists all."
+    )
 
 
 def chosen(events: list[Entry], kinds: list[str], words: str) -> list[Entry]:
-    """Those of the kinds, all if none is named, that contain the words."""
+    """The events of these kinds (of all, if none is chosen) that contain the words."""
     sought = words.strip().lower()
     return [e for e in events if (not kinds or e.kind in kinds) and sought in f"{e.kind} {e.text}".lower()]
 

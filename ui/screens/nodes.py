@@ -15,7 +15,7 @@ def show(source: Source) -> None:
     banner(look)
     nodes = sorted(look.status.nodes, key=lambda node: node.id)
     if not nodes:
-        st.caption("No node has joined yet.")
+        st.caption("No node has joined yet. Start one with `culm stage`.")
         return
     st.dataframe([row(node) for node in nodes], hide_index=True, width="stretch")
     split = time_split(nodes)

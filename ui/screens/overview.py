@@ -38,7 +38,7 @@ def show(source: Source) -> None:
     if look.history.steps:
         st.vega_lite_chart(None, loss_curve(look.history), width="stretch")
     else:
-        st.caption("No step is committed yet.")
+        st.caption("No step is committed yet: the curve begins with the first one.")
 
 
 def _saved(other: float, own: float) -> str:

@@ -17,7 +17,7 @@ def show(source: Source) -> None:
     banner(look)
     preemptions = look.history.preemptions
     if not preemptions:
-        st.caption("No node has been preempted yet.")
+        st.caption("No node has been lost or handed over yet. The page Topology has a button that preempts one.")
         return
     lost = [p for p in preemptions if p.kind != "handover"]
     resumed = sorted(p.resume_ms for p in lost if p.resume_ms is not None)
@@ -31,8 +31,9 @@ def show(source: Source) -> None:
         st.vega_lite_chart(None, timeline(lost[-SHOWN:]), width="stretch")
     st.dataframe([row(p) for p in reversed(preemptions)], hide_index=True, width="stretch")
     st.caption(
-        "Detect: silence before the node was declared lost. Promote: until the plan without it. Resume: until its "
-        "heir's first instruction. Restored: until every stage had a hot standby again."
+        "detect: the silence before the node was declared lost. The other times count from then: promote, to the plan "
+        "without it; resume, to its heir's first instruction; restored, until every stage had a hot standby again. "
+        "redone: instructions that ran a second time."
     )
 
 

@@ -14,7 +14,7 @@ def show(source: Source) -> None:
     banner(look)
     preempt(source, look.status)
     if not look.status.nodes:
-        st.caption("No node has joined yet.")
+        st.caption("No node has joined yet. Start one with `culm stage`.")
         return
     ink = "#fafafa" if st.context.theme.type == "dark" else "#31333f"
     st.image(ring_svg(look.status, look.history.gone, look.at, ink), width=860)

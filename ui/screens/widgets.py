@@ -8,7 +8,7 @@ from culm.ui.words import literal
 
 
 def banner(look: Look) -> None:
-    """What the viewer has to know before anything else."""
+    """What everybody has to know first: a silent coordinator, the phase, a stall, stages without a hot standby."""
     status = look.status
     if look.problem:
         st.warning(literal(look.problem), icon=":material/cloud_off:")
@@ -28,10 +28,10 @@ def banner(look: Look) -> None:
 
 
 def preempt(source: Source, status: pb.GetStatusResponse) -> None:
-    """A button that takes a node away, where that is allowed."""
+    """A button that kills a node, where the coordinator allows it."""
     names = sorted(node.id for node in status.nodes)
     if not status.kill_allowed or not names:
-        st.caption("Preempting nodes from here is not allowed: the coordinator was started without `--allow-kill`.")
+        st.caption("This page may preempt nodes if the coordinator is started with `--allow-kill`.")
         return
     with st.container(horizontal=True, vertical_alignment="bottom"):
         node = st.selectbox("Node", names, key="victim", width=220)
@@ -43,6 +43,6 @@ def preempt(source: Source, status: pb.GetStatusResponse) -> None:
 
 
 def tiles(*each: tuple[str, str, str]) -> None:
-    """Figures beside each other: title, figure, and what else there is to say."""
+    """Figures beside each other, each with its title and a note."""
     for column, (title, figure, more) in zip(st.columns(len(each)), each, strict=True):
         column.metric(title, figure, more or None, delta_color="off", delta_arrow="off", border=True, height="stretch")
