@@ -77,7 +77,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         return _stopped(state, fault)
     norms = [state.norms[layer] for layer in sorted(state.norms)]
     scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm)
-    loss = mean(state.losses)
+    loss = mean(state.losses, settings.pipelines)
     recovered = tuple(_recovered(state, lost, now) for lost in state.lost_owners)
     # Before the facts go: a copy is hot by the same facts that make the step count. Owners are among these as well;
     # ``settle`` asks for standbys alone.
@@ -221,7 +221,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         most = min(most, max(asked, len(usable) - settings.spares))
     situation = Situation(
         layer_costs=state.layer_costs,
-        microbatches=settings.microbatches,
+        microbatches=settings.microbatches_of_step,
+        pipelines=settings.pipelines,
         most_stages=most,
         nodes=tuple(natural_order(usable)),
         redundancy=settings.redundancy,

@@ -324,7 +324,7 @@ def validate(state: State) -> None:
     )
     assert [r for s in plan.stages for r in s.layers] == list(range(plan.stages[-1].end_layer)), "layers in order, once"
     for s, stage in enumerate(plan.stages):
-        holders = [*stage.owners, *(b.node for b in stage.standbys)]
+        holders = [*dict.fromkeys(stage.owners), *(b.node for b in stage.standbys)]
         assert len(set(holders)) == len(holders), f"stage {s} names a holder twice: {holders}"
         for node in holders:
             assert node in plan.members, f"{node} holds stage {s} but is no member"

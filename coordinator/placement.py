@@ -52,7 +52,12 @@ def ring_standby(owners: Sequence[str], stage: int) -> str | None:
 
 
 def place(
-    nodes: Collection[str], costs: Sequence[float], stages: int, redundancy: bool, zones: Zones = NO_ZONES
+    nodes: Collection[str],
+    costs: Sequence[float],
+    stages: int,
+    redundancy: bool,
+    zones: Zones = NO_ZONES,
+    pipelines: int = 1,
 ) -> Stages:
     """The placement that a run, or an era, begins with: one stage a node, standbys in a ring that crosses the zones.
 
@@ -62,7 +67,7 @@ def place(
     order = ring(natural_order(nodes), zones, min(len(nodes), stages), redundancy)
     # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
     owners = [order[s * len(order) // stages] for s in range(stages)]
-    return with_standbys(owners, partition(costs, stages), redundancy, nodes, zones)
+    return with_standbys(owners, partition(costs, stages), redundancy, nodes, zones, pipelines)
 
 
 def with_standbys(
@@ -71,13 +76,18 @@ def with_standbys(
     redundancy: bool,
     nodes: Collection[str],
     zones: Zones = NO_ZONES,
+    pipelines: int = 1,
 ) -> Stages:
-    """Stages with their standbys, all hot: by the ring, and where it stays in a zone by one of ``nodes`` elsewhere."""
+    """Stages with their standbys, all hot: by the ring, and where it stays in a zone by one of ``nodes`` elsewhere.
+
+    The owner of a stage runs it in every pipeline.
+    """
     alone: list[StagePlan] = []
     for s, (first, end) in enumerate(ranges):
         # None where one node owns everything: then there is one copy, and the stage is exposed.
         standby = ring_standby(owners, s) if redundancy else None
-        alone.append(StagePlan(first, end, (owners[s],), (Standby(standby, True),) if standby else ()))
+        hot = (Standby(standby, True),) if standby else ()
+        alone.append(StagePlan(first, end, (owners[s],) * pipelines, hot))
     # Ends: each move takes one stage out of those that share a zone with their standby.
     placed = tuple(alone)
     while (move := find_apart(placed, nodes, zones)) is not None:
@@ -101,18 +111,18 @@ def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[
             moved.append(stage)
             continue
         standbys = tuple(b for b in stage.standbys if b.node not in lost)
-        owners = stage.owners
-        if stage.owner in lost:
+        owner = stage.owner
+        if owner in lost:
             heir = next((b.node for b in standbys if b.hot), None)
             if heir is None:
                 return None, [f"stage {s} was held by {', '.join(stage.required())} alone: no copy is left"]
-            owners = (heir,)
+            owner = heir
             standbys = tuple(b for b in standbys if b.node != heir)
             reasons.append(f"{heir}, the hot standby, runs stage {s} in place of {stage.owner}")
         elif len(standbys) < len(stage.standbys):
             names = ", ".join(b.node for b in stage.standbys if b.node in lost)
             reasons.append(f"stage {s} lost its standby {names}")
-        moved.append(replace(stage, owners=owners, standbys=standbys))
+        moved.append(stage.run_by(owner, standbys))
     return tuple(moved), reasons
 
 
@@ -173,7 +183,7 @@ def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[st
         if stage.owner in leaving and staying:
             heir, *others = staying
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != heir))
-            stages = _with(stages, s, owners=(heir,), standbys=standbys)
+            stages = (*stages[:s], stage.run_by(heir, standbys), *stages[s + 1 :])
             reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which hands over what it holds")
             staying = others
         if staying:
@@ -226,7 +236,7 @@ def settle(
             owning[stage.owner] -= 1
             owning[relief] += 1
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != relief))
-            stages = _with(stages, s, owners=(relief,), standbys=standbys)
+            stages = (*stages[:s], stage.run_by(relief, standbys), *stages[s + 1 :])
             reasons.append(
                 f"{relief} takes stage {s} over from {stage.owner}, which ran several stages and now stands by for it"
             )

@@ -30,7 +30,8 @@ class Observed:
     forward: float
     backward: float
     bubble: float  # what the node waited for tensors, or ran ahead meanwhile
-    microbatches: int
+    microbatches: int  # of each pipeline
+    pipelines: int = 1
     gradient_bytes: float = 0.0  # of the largest stage
     bytes_per_second: float = 0.0  # of the slowest link; 0: nothing large enough has been sent to tell
     lost_per_second: float = 0.0
@@ -59,7 +60,8 @@ def prices(seen: Observed) -> list[Price]:
     fits = min(1.0, seen.bubble / seen.forward) if seen.forward else 0.0
     found = []
     for every in [0, *_periods(seen)]:
-        part = every / seen.microbatches if every else 1.0
+        # What was shipped of finished pipelines is whole, and of one the last shipment counts.
+        part = every / (seen.pipelines * seen.microbatches) if every else 1.0
         for eager in (False, True) if fits > 0.0 else (False,):
             ahead = fits if eager else 0.0
             redone = part / 2 * (seen.forward * (1.0 - ahead) + seen.backward)
@@ -78,7 +80,8 @@ def _link_seconds(seen: Observed, every: int) -> float:
     """What a step's shipments take before the last gradient, which is sent anyhow."""
     if not every:
         return 0.0
-    return ((seen.microbatches - 1) // every) * seen.gradient_bytes / seen.bytes_per_second
+    shipments = seen.pipelines * ((seen.microbatches - 1) // every)
+    return shipments * seen.gradient_bytes / seen.bytes_per_second
 
 
 def choose(seen: Observed, present: Redundancy) -> tuple[Redundancy, str]:
@@ -136,6 +139,7 @@ def observe(state: State, plan: Plan, last: Review, now: float) -> Observed | No
         backward=busiest.backward / steps,
         bubble=(busiest.bubble + ahead) / steps,
         microbatches=state.settings.microbatches,
+        pipelines=state.settings.pipelines,
         gradient_bytes=GRADIENT_BYTES * parameters,
         bytes_per_second=min(filter(None, speeds), default=0.0),
         lost_per_second=_lost_per_second(state, now),

@@ -31,7 +31,8 @@ class Situation:
     """What the decision depends on. ``slowness``: seconds for the same cost, against the fastest node."""
 
     layer_costs: tuple[float, ...]
-    microbatches: int
+    microbatches: int  # of a step, all pipelines together
+    pipelines: int
     most_stages: int
     nodes: tuple[str, ...]  # that can be given work, in the order in which they are to be used
     redundancy: bool
@@ -101,7 +102,7 @@ def _cost(stage: StagePlan, situation: Situation) -> float:
 def _cut(owners: Sequence[str], situation: Situation) -> Stages:
     slowness = [situation.slowness.get(name, 1.0) for name in owners]
     ranges = partition(situation.layer_costs, len(owners), slowness)
-    return with_standbys(owners, ranges, situation.redundancy, situation.nodes, situation.zones)
+    return with_standbys(owners, ranges, situation.redundancy, situation.nodes, situation.zones, situation.pipelines)
 
 
 def _new(stages: Stages, node: str, stage: StagePlan) -> list[int]:

@@ -82,6 +82,7 @@ def _available(state: State, said: pb.Available) -> str:
     # Another fingerprint means other code, whose model may have any number of layers: it is refused by name later, in
     # words that say what to do (``membership.refusal``).
     known, count, steps = state.layer_costs, len(said.layer_parameters), state.settings.steps
+    pipelines = state.settings.pipelines
     if not 0 < count <= MOST_LAYERS:
         return f"its model has {count} layers; 1 to {MOST_LAYERS} are accepted"
     if known and said.fingerprint == state.fingerprint and count != len(known):
@@ -97,9 +98,9 @@ def _available(state: State, said: pb.Available) -> str:
         commit = said.last_commit
         if commit.step >= max(said.version, 1):
             return f"it has applied step {commit.step}, but is at version {said.version}"
-        if wrong := commit_problem(commit, count, steps):
+        if wrong := commit_problem(commit, count, steps, pipelines):
             return wrong
-    if said.HasField("plan") and (wrong := plan_problem(said.plan, count, steps)):
+    if said.HasField("plan") and (wrong := plan_problem(said.plan, count, steps, pipelines)):
         return wrong
     return text_problem("the fingerprint", said.fingerprint, LONGEST_WORD) or _identity(said, count)
 
@@ -180,10 +181,11 @@ def _ready(state: State, said: pb.Ready) -> str:
     # A NaN is not below zero: it passes, as the job's own fault.
     if any(norm < 0.0 for norm in said.squared_norms):
         return f"a squared norm is {min(said.squared_norms)}, which is negative"
-    if len(said.losses) not in (0, state.settings.microbatches):
-        return f"it tells {len(said.losses)} losses for {state.settings.microbatches} microbatches"
+    microbatches = state.settings.microbatches_of_step
+    if len(said.losses) not in (0, microbatches):
+        return f"it tells {len(said.losses)} losses for {microbatches} microbatches"
     # An heir may run each microbatch's forward, backward and, with zb-h1, the backward's second half again.
-    most = 3 * state.settings.microbatches
+    most = 3 * microbatches
     return f"it has redone {said.redone} instructions of a stage with at most {most}" if said.redone > most else ""
 
 

@@ -42,8 +42,9 @@ class Settings:
 
     # What the job asks for. The present plan may have fewer, after a new cut for fewer nodes, or up to ``most_stages``.
     stages: int
-    microbatches: int
+    microbatches: int  # of each pipeline
     steps: int
+    pipelines: int = 1
     clip_norm: float | None = None
     redundancy: bool = True
     auto: bool = False  # which redundancy is chosen at run time
@@ -62,6 +63,10 @@ class Settings:
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
     # node. Every other limit is in ratio to it.
     patience: Patience = field(default_factory=Patience)
+
+    @property
+    def microbatches_of_step(self) -> int:
+        return self.pipelines * self.microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

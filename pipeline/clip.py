@@ -1,7 +1,10 @@
 """The factor that a commit puts on a step's gradients: from clip_norm, or SKIPPED where a number is not finite."""
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
+
+from culm.pipeline import tree
 
 # These functions see facts alone, and add them up in one fixed order. So every coordinator comes to the same commit
 # (rule 7), and the plain loop to the same step.
@@ -10,12 +13,22 @@ from collections.abc import Mapping, Sequence
 SKIPPED = 0.0
 
 
-def mean(losses: Sequence[float]) -> float:
-    """The mean, added up one after the other; 0.0 of no losses. Python's ``sum`` rounds differently from 3.12 on."""
+def mean(losses: Sequence[float], pipelines: int = 1) -> float:
+    """The mean of a step's losses, pipeline by pipeline; 0.0 of no losses.
+
+    They are added as gradients are: those of a pipeline one after the other, then the tree (rule 19).
+    """
+    each = len(losses) // pipelines
+    sums = [_in_order(losses[p * each : (p + 1) * each]) for p in range(pipelines)]
+    return tree.total(sums, operator.add) / len(losses) if losses else 0.0
+
+
+def _in_order(numbers: Sequence[float]) -> float:
+    """Python's ``sum`` rounds differently from 3.12 on."""
     total = 0.0
-    for loss in losses:
-        total += loss
-    return total / len(losses) if losses else 0.0
+    for number in numbers:
+        total += number
+    return total
 
 
 def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float:
@@ -26,9 +39,7 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float
     """
     if clip_norm is None:
         return 1.0
-    total = 0.0
-    for squared in squared_norms:
-        total += squared
+    total = _in_order(squared_norms)
     # 1e-6 as in torch's clip_grad_norm_. A huge norm may divide down to 0.0, which holders would read as SKIPPED.
     return min(1.0, clip_norm / (math.sqrt(total) + 1e-6)) or math.ulp(0.0)
 

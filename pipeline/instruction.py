@@ -5,6 +5,10 @@ from typing import Literal, NamedTuple
 Pass = Literal["F", "B", "W"]
 
 
+def _prefix(pipeline: int) -> str:
+    return f"p{pipeline}/" if pipeline else ""
+
+
 class Duty(NamedTuple):
     """A stage of a pipeline, which one node runs. Prints as ``2``, in pipelines after the first as ``p1/2``."""
 
@@ -12,7 +16,7 @@ class Duty(NamedTuple):
     stage: int
 
     def __str__(self) -> str:
-        return f"p{self.pipeline}/{self.stage}" if self.pipeline else str(self.stage)
+        return f"{_prefix(self.pipeline)}{self.stage}"
 
 
 class Instruction(NamedTuple):
@@ -28,6 +32,11 @@ class Instruction(NamedTuple):
     @property
     def stage(self) -> int:
         return self.duty.stage
+
+    @property
+    def of_stage(self) -> str:
+        """The same without its stage, which under another cut is another one: ``B3``, ``p1/B3``."""
+        return f"{_prefix(self.duty.pipeline)}{self.op}{self.microbatch}"
 
     def __str__(self) -> str:
         return f"{self.duty}{self.op}{self.microbatch}"

@@ -107,6 +107,9 @@ class PipelineSection(_Section):
 
     ``schedule``: 1f1b; or zb-h1, whose gradients of parameters fill the bubbles of the cooldown, and which keeps more
     graphs meanwhile: on every stage up to as many as the first one.
+
+    ``pipelines``: fixed parts of a step's samples, of ``microbatches`` each. The bits depend on their number. So far
+    the owner of a stage runs it in every pipeline.
     """
 
     stages: Few
@@ -233,9 +236,6 @@ def _validated(content: Mapping[str, Any], where: str) -> Job:
         location = [plain(str(part)) for part in first["loc"]]
         what, mend = _explained(first, location)
         raise JobError(what, f"{where}, {shortened('.'.join(location), 100)}", mend) from error
-    if job.pipeline.pipelines > 1:
-        # Here and not in one command: a coordinator that runs such a job would train on a part of the samples.
-        raise JobError("a run has one pipeline as yet", f"{where}, pipeline.pipelines", "set it to 1")
     return job
 
 

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 KINDS = ("forward", "backward", "send", "receive", "ship", "ready", "commit")
 
-_LABEL = re.compile(r"[0-9]+([FBW][0-9]+)?")
+_LABEL = re.compile(r"(p[0-9]{1,9}/)?[0-9]+[FBW][0-9]+|[0-9]+")  # an instruction, or a stage
 
 
 class Place(NamedTuple):
-    """The first instruction of a kind of ``KINDS`` in a step, the one with a label such as ``2B3``, or both."""
+    """The first instruction of a kind of ``KINDS`` in a step, the one with a label (``2B3``, ``p1/2B3``), or both."""
 
     step: int
     kind: str  # empty: any

@@ -48,6 +48,10 @@ class StagePlan:
         (owner,) = dict.fromkeys(self.owners)
         return owner
 
+    def run_by(self, node: str, standbys: tuple[Standby, ...]) -> "StagePlan":
+        """The same layers, which this node runs in every pipeline."""
+        return StagePlan(self.first_layer, self.end_layer, (node,) * len(self.owners), standbys)
+
     def holders(self) -> tuple[str, ...]:
         """Every node with a copy, hot or being seeded, owners first."""
         return self._holders

@@ -43,7 +43,7 @@ def order_problem(term: int, generation: int) -> str:
     return f"its generation is {generation}; {MOST_GENERATION} is the highest" if generation > MOST_GENERATION else ""
 
 
-def plan_problem(plan: pb.Plan, layers: int | None, steps: int) -> str:
+def plan_problem(plan: pb.Plan, layers: int | None, steps: int, pipelines: int) -> str:
     """Of a whole plan: who holds what is among its members, and its stages are the model's layers, each once."""
     if wrong := order_problem(plan.term, plan.generation):
         return f"the plan is refused: {wrong}"
@@ -66,9 +66,9 @@ def plan_problem(plan: pb.Plan, layers: int | None, steps: int) -> str:
         return "the plan names a member twice"
     if not plan.stages:
         return "the plan has no stages"
-    wrong = _stages_problem(plan.stages, members, layers)
+    wrong = _stages_problem(plan.stages, members, layers, pipelines)
     if not wrong and plan.target:
-        wrong = _stages_problem(plan.target, members, plan.stages[-1].end_layer)
+        wrong = _stages_problem(plan.target, members, plan.stages[-1].end_layer, pipelines)
     return f"the plan of generation {plan.generation} is refused: {wrong}" if wrong else ""
 
 
@@ -82,15 +82,15 @@ def member_problem(member: pb.Member) -> str:
     )
 
 
-def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: int | None) -> str:
+def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: int | None, pipelines: int) -> str:
     end = 0
     for s, stage in enumerate(stages):
         if stage.first_layer != end or stage.end_layer <= stage.first_layer:
             return f"stage {s} has layers {stage.first_layer} up to {stage.end_layer}; it has to begin at {end}"
         end = stage.end_layer
-        holders = [*stage.owners, *(standby.node for standby in stage.standbys)]
-        if len(stage.owners) != 1:
-            return f"stage {s} has {len(stage.owners)} owners; the one pipeline needs one"
+        holders = [*dict.fromkeys(stage.owners), *(standby.node for standby in stage.standbys)]
+        if len(stage.owners) != pipelines:
+            return f"stage {s} has {len(stage.owners)} owners; each of the {pipelines} pipelines needs one"
         if len(set(holders)) != len(holders):
             return f"stage {s} names a holder twice"
         if strangers := [node for node in holders if node not in members]:
@@ -100,7 +100,7 @@ def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: i
     return f"it has {end} layers; the model has {layers}" if end != layers else ""
 
 
-def commit_problem(commit: pb.Commit, layers: int | None, steps: int) -> str:
+def commit_problem(commit: pb.Commit, layers: int | None, steps: int, pipelines: int) -> str:
     """Of a commit. Its loss may be NaN: that is a fact of the job."""
     if wrong := order_problem(commit.term, 0):
         return f"the commit is refused: {wrong}"
@@ -108,4 +108,4 @@ def commit_problem(commit: pb.Commit, layers: int | None, steps: int) -> str:
         return f"the commit is of step {commit.step}; the last step is {steps - 1}"
     if not math.isfinite(commit.scale) or commit.scale < 0.0:
         return f"the commit of step {commit.step} has the scale {commit.scale}; it has to be finite, and not negative"
-    return plan_problem(commit.next_plan, layers, steps) if commit.HasField("next_plan") else ""
+    return plan_problem(commit.next_plan, layers, steps, pipelines) if commit.HasField("next_plan") else ""

@@ -22,16 +22,13 @@ def work_of(work: Work[Value] | Load, plan: Plan, building: int | None) -> pb.Fa
     if building is not None:
         return pb.FailedWork(what="build", first_layer=building, end_layer=building + 1)
     if isinstance(work, Run):
-        layers, what = (
-            plan.stages[work.instruction.stage].layers,
-            work.instruction.op + str(work.instruction.microbatch),
-        )
-        return _failed(what, work.step, layers)
+        return _failed(work.instruction.of_stage, work.step, plan.stages[work.instruction.stage].layers)
     if isinstance(work, Load):
         return _failed(f"load {work.microbatch}", work.step, range(plan.stages[-1].end_layer))
-    if isinstance(work, Reduce | Resume):
-        what = "reduce" if isinstance(work, Reduce) else "resume"
-        return _failed(what, work.step, plan.stages[work.duty.stage].layers)
+    if isinstance(work, Reduce):
+        return _failed("reduce", work.step, plan.stages[work.stage].layers)
+    if isinstance(work, Resume):
+        return _failed("resume", work.step, plan.stages[work.duty.stage].layers)
     if isinstance(work, Apply):
         return _failed("apply", work.step, [layer for layer, _ in work.gradients])
     if isinstance(work, Install):

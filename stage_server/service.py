@@ -200,7 +200,7 @@ class StageServer:
         compute.warm_up()
         worker.at.term = welcome.term
         patience = Patience(welcome.patience_seconds or self._settings.patience)
-        run = run_of(job.pipeline.microbatches, job.job.steps, source)
+        run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
         faults = Faults(self._settings.kill_at)
         node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run)
         node.receiver.serve(self._server)

@@ -41,6 +41,7 @@ class CoordinatorSettings:
         return Settings(
             stages=job.pipeline.stages,
             microbatches=job.pipeline.microbatches,
+            pipelines=job.pipeline.pipelines,
             steps=job.job.steps,
             samples_per_step=job.samples_per_step,
             tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),

@@ -60,14 +60,17 @@ def _check_instruction(instruction: str, where: str, job: Job) -> None:
             what = f"{instruction!r} names none of the {stages} stages"
             raise JobError(what, where, f"write {kind}:0 to {kind}:{stages - 1}, or {kind} alone")
         return
-    if kind == "commit" or not re.fullmatch(r"[0-9]{1,9}[A-Z][0-9]{1,9}", label):
+    named = re.fullmatch(r"(?:p([0-9]{1,9})/)?([0-9]{1,9})[A-Z][0-9]{1,9}", label)
+    if kind == "commit" or named is None:
         what = f"{instruction!r} is not an instruction"
         raise JobError(what, where, f"write a label such as {EXAMPLE}, or one of {', '.join(KINDS)}")
-    stage = int(re.split("[A-Z]", label)[0])
+    pipeline, stage = int(named[1] or 0), int(named[2])
+    if pipeline >= job.pipeline.pipelines:
+        what = f"there is no pipeline {pipeline}"
+        raise JobError(what, where, f"name one of 0 to {job.pipeline.pipelines - 1}; the first one's is {EXAMPLE}")
     if stage >= stages:
         raise JobError(f"there is no stage {stage}", where, f"name one of 0 to {stages - 1}")
-    duties = [Duty(pipeline, stage) for pipeline in range(job.pipeline.pipelines)]
-    known = [str(each) for duty in duties for each in job.schedule.order(duty, stages)]
+    known = [str(each) for each in job.schedule.order(Duty(pipeline, stage), stages)]
     if label not in known:
         most = job.pipeline.microbatches - 1
         mend = f"stage {stage} runs {', '.join(sorted({f'{k.rstrip(DIGITS)}0' for k in known}))} to .. {most}"

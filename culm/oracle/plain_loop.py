@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,9 +19,11 @@ from culm.pipeline.user_code.streams import seed_all, stream_seed
 # Equal bits need everything that rounds in the order in which the stage servers do it:
 #
 # - every layer's forward draws from its own seed, and every microbatch's samples from theirs;
-# - a loss is divided by the number of microbatches before its backward, and gradients add up in microbatch order;
+# - a loss is divided by the number of the step's microbatches before its backward, and gradients add up in microbatch
+#   order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``;
+# - every pipeline starts a step from the same buffers, and those of the next step are pipeline 0's (rule 21);
 # - squared norms are taken in float64, parameter by parameter, and added up by layer;
-# - the mean loss is a sum in microbatch order, divided once.
+# - the mean loss is a sum in microbatch order within a pipeline, then the tree, divided once.
 
 
 class Stopped(Exception):
@@ -55,14 +58,15 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     traced: list[list[str]] = []
     begun = time.perf_counter()
     for step in range(job.job.steps):
-        total = 0.0
+        before = _buffers(model)
         of_step: list[float] = []
-        skips = job.train.nonfinite == "skip"
-        before = [[buffer.clone() for buffer in layer.buffers()] for layer in model] if skips else []
-        # Each pipeline's gradients are added up apart, and then the pipelines in order: another order has other bits.
-        sums: list[torch.Tensor | None] = [None] * len(parameters)
+        sums: list[float] = []
+        gradients: list[list[torch.Tensor | None]] = []
+        after: list[list[list[torch.Tensor]]] = []
         for pipeline in range(pipelines):
+            _put_back(model, before)
             optimizer.zero_grad()
+            total = 0.0
             for index in range(microbatches):
                 x, target = (part.to(device) for part in data.microbatch(step, pipeline, index))
                 for number, layer in enumerate(model):
@@ -72,19 +76,17 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
                 (loss / (pipelines * microbatches)).backward()
                 of_step.append(loss.item())
                 total += of_step[-1]
-            if pipelines > 1:
-                for i, parameter in enumerate(parameters):
-                    if parameter.grad is not None:
-                        so_far = sums[i]
-                        sums[i] = parameter.grad if so_far is None else so_far + parameter.grad
-        if pipelines > 1:
-            for parameter, summed in zip(parameters, sums, strict=True):
-                parameter.grad = summed
+            sums.append(total)
+            gradients.append([parameter.grad for parameter in parameters])
+            after.append(_buffers(model))
+        _put_back(model, after[0])
+        for parameter, each in zip(parameters, zip(*gradients, strict=True), strict=True):
+            parameter.grad = _tree(each)
         clips = job.train.clip_norm is not None
         # A job that clips nothing needs no norms, only whether they are finite: as on the nodes.
         squared = [_squared_norm(layer) if clips else 0.0 if _is_finite(layer) else math.nan for layer in model]
         fault = fault_in(dict(enumerate(squared)), of_step)
-        if fault and not skips:
+        if fault and job.train.nonfinite != "skip":
             raise Stopped(stop_in_words(step, fault))
         if fault:
             _put_back(model, before)
@@ -92,7 +94,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             if job.train.clip_norm is not None:
                 _clip(model, squared, job.train.clip_norm)
             optimizer.step()
-        losses.append(total / (pipelines * microbatches))
+        losses.append(_tree(sums) / (pipelines * microbatches))
         if trace:
             traced.append([hash_layer(i, layer.state_dict()) for i, layer in enumerate(model)])
         if on_step is not None:
@@ -120,8 +122,26 @@ def _is_finite(layer: torch.nn.Module) -> bool:
     return all(bool(torch.isfinite(grad.sum())) or bool(torch.isfinite(grad).all()) for grad in grads)
 
 
+def _tree(values: Sequence[Any]) -> Any:
+    """The values of all pipelines as the tree adds them: the left half has the largest power of two below the whole.
+
+    None is a parameter that has no gradient in a pipeline: it adds nothing, where 0.0 would turn a -0.0 into 0.0.
+    """
+    if len(values) == 1:
+        return values[0]
+    middle = 1
+    while middle * 2 < len(values):
+        middle *= 2
+    left, right = _tree(values[:middle]), _tree(values[middle:])
+    return right if left is None else left if right is None else left + right
+
+
+def _buffers(model: list[torch.nn.Module]) -> list[list[torch.Tensor]]:
+    return [[buffer.clone() for buffer in layer.buffers()] for layer in model]
+
+
 def _put_back(model: list[torch.nn.Module], before: list[list[torch.Tensor]]) -> None:
-    """Puts the buffers back as they were at the step's beginning: a skipped step changes nothing."""
+    """Sets the buffers to what they were before."""
     with torch.no_grad():
         for layer, buffers in zip(model, before, strict=True):
             for buffer, old in zip(layer.buffers(), buffers, strict=True):
@@ -129,7 +149,7 @@ def _put_back(model: list[torch.nn.Module], before: list[list[torch.Tensor]]) ->
 
 
 def _clip(model: list[torch.nn.Module], squared: list[float], clip_norm: float) -> None:
-    """Scales all gradients so that their norm is at most ``clip_norm``."""
+    """Scales all gradients so that their norm is at most ``clip_norm``, by the formula of ``clip.clip_scale``."""
     total = 0.0
     for of_layer in squared:
         total += of_layer

@@ -5,16 +5,18 @@ reordered or mixed between versions gives another number.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from culm.pipeline import tree
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
+from culm.pipeline.instruction import Duty
 
 # The oracle is ``plain_loop``: the same functions, in the order of a loop without nodes. A cluster that computes each
 # unit of work once, on the right version, in the right order, gets the same integers; any other one does not:
 #
 #     lost, or done twice      ``accumulate`` multiplies the total before it adds: every unit shifts all before it
-#     in another order         the same: it is not commutative
+#     in another order         the same: it is not commutative, and neither is ``add``, by which pipelines are summed
 #     on another version       ``forward`` and ``backward`` mix the state in
 #     of another step          ``forward`` mixes the step and the microbatch in
 #     with another scale       ``apply`` mixes the scale in, exactly, as a fraction
@@ -35,16 +37,16 @@ class Number:
     totals: tuple[int, ...] = ()  # by layer, of what a stage's gradients have come to
 
 
-def sample(step: int, microbatch: int) -> int:
-    return (step * 1_000_003 + microbatch * 7919 + 17) % PRIME
+def sample(step: int, pipeline: int, microbatch: int) -> int:
+    return (step * 1_000_003 + pipeline * 611_953 + microbatch * 7919 + 17) % PRIME
 
 
 def initial(layer: int) -> int:
     return (layer * 104_729 + 31) % PRIME
 
 
-def forward(state: int, x: int, step: int, microbatch: int, layer: int) -> int:
-    return (x * (state | 1) + state + step * 31 + microbatch * 17 + layer) % PRIME
+def forward(state: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
+    return (x * (state | 1) + state + step * 31 + pipeline * 7 + microbatch * 17 + layer) % PRIME
 
 
 def backward(state: int, gradient: int) -> int:
@@ -53,6 +55,11 @@ def backward(state: int, gradient: int) -> int:
 
 def accumulate(total: int, gradient: int, x: int) -> int:
     return (total * 1_000_033 + gradient * 3 + x) % PRIME
+
+
+def add(left: int, right: int) -> int:
+    """Of two pipelines' gradients, or of two blocks of them."""
+    return (left * 1_000_211 + right * 7) % PRIME
 
 
 def squared_norm(total: int) -> float:
@@ -72,31 +79,35 @@ def loss_of(output: int) -> float:
 
 
 def plain_loop(
-    layers: int, microbatches: int, steps: int, clip_norm: float | None
+    layers: int, pipelines: int, microbatches: int, steps: int, clip_norm: float | None
 ) -> tuple[list[float], list[list[int]]]:
     """Losses by step, and states by version and layer, of the undisturbed job: the oracle."""
     states = [initial(layer) for layer in range(layers)]
     versions = [states]
     losses: list[float] = []
     for step in range(steps):
-        totals = [0] * layers
+        each: list[list[int]] = []
         step_losses = []
-        for m in range(microbatches):
-            inputs: list[int] = []
-            x = sample(step, m)
-            for layer in range(layers):
-                inputs.append(x)
-                x = forward(states[layer], x, step, m, layer)
-            step_losses.append(loss_of(x))
-            gradient = x
-            for layer in reversed(range(layers)):
-                totals[layer] = accumulate(totals[layer], gradient, inputs[layer])
-                gradient = backward(states[layer], gradient)
-        norms = [squared_norm(t) for t in totals]
+        for p in range(pipelines):
+            totals = [0] * layers
+            for m in range(microbatches):
+                inputs: list[int] = []
+                x = sample(step, p, m)
+                for layer in range(layers):
+                    inputs.append(x)
+                    x = forward(states[layer], x, step, p, m, layer)
+                step_losses.append(loss_of(x))
+                gradient = x
+                for layer in reversed(range(layers)):
+                    totals[layer] = accumulate(totals[layer], gradient, inputs[layer])
+                    gradient = backward(states[layer], gradient)
+            each.append(totals)
+        sums = [tree.total([totals[layer] for totals in each], add) for layer in range(layers)]
+        norms = [squared_norm(t) for t in sums]
         scale = SKIPPED if fault_in(dict(enumerate(norms)), step_losses) else clip_scale(norms, clip_norm)
-        states = [apply(s, t, scale) for s, t in zip(states, totals, strict=True)]
+        states = [apply(s, t, scale) for s, t in zip(states, sums, strict=True)]
         versions.append(states)
-        losses.append(mean(step_losses))
+        losses.append(mean(step_losses, pipelines))
     return losses, versions
 
 
@@ -106,21 +117,17 @@ class Arithmetic:
     def __init__(self) -> None:
         self.states: dict[int, int] = {}
         self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
-        self.ranges: dict[int, tuple[int, int]] = {}
-        self._step: dict[int, int] = {}  # stage -> the step that it is in; -1: its next instruction begins one
-        # By (stage, microbatch). Invariant: of the step in ``_step`` alone; ``_begin`` drops those of a step before.
-        self._inputs: dict[tuple[int, int], list[int]] = {}  # a layer's each
-        self._outputs: dict[tuple[int, int], int] = {}
-        self._halves: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
-        self._totals: dict[int, int] = {}  # by layer: the parameter gradient so far
-        self._losses: dict[int, float] = {}  # by microbatch
+        self.ranges: dict[Duty, range] = {}  # the layers of each duty
+        self._step: dict[Duty, int] = {}  # the step that it is in; -1: its next instruction begins one
+        # Invariant: of the step in ``_step`` alone; ``_begin`` drops those of a step before.
+        self._inputs: dict[tuple[Duty, int], list[int]] = {}  # by microbatch, a layer's each
+        self._outputs: dict[tuple[Duty, int], int] = {}
+        self._halves: dict[tuple[Duty, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
+        self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
+        self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
 
     def arrange(
-        self,
-        layers: Sequence[int],
-        stages: Sequence[tuple[int, int, int]],
-        anew: bool,
-        fresh: Sequence[int] = (),
+        self, layers: Sequence[int], duties: Mapping[Duty, range], anew: bool, fresh: Sequence[Duty] = ()
     ) -> None:
         if anew:
             self.states.clear()
@@ -129,78 +136,83 @@ class Arithmetic:
             self._step.clear()
         self.states = {layer: self.states.get(layer, initial(layer)) for layer in layers}
         self.versions = {layer: self.versions.get(layer, 0) for layer in layers}
-        owned = {s: (first, end) for s, first, end in stages}
-        for stage in [s for s, r in self.ranges.items() if owned.get(s) != r]:
-            self._begin(stage, -1)
-        self.ranges = owned
-        for stage in fresh:
-            self._begin(stage, -1)
+        for duty in [duty for duty, held in self.ranges.items() if duties.get(duty) != held]:
+            self._begin(duty, -1)
+        self.ranges = dict(duties)
+        for duty in fresh:
+            self._begin(duty, -1)
 
-    def _begin(self, stage: int, step: int) -> None:
-        if self._step.get(stage) == step:
+    def _begin(self, duty: Duty, step: int) -> None:
+        if self._step.get(duty) == step:
             return
-        self._step[stage] = step
-        self._inputs = {k: v for k, v in self._inputs.items() if k[0] != stage}
-        self._outputs = {k: v for k, v in self._outputs.items() if k[0] != stage}
-        self._halves = {k: v for k, v in self._halves.items() if k[0] != stage}
-        for layer in range(*self.ranges[stage]):
-            self._totals.pop(layer, None)
+        self._step[duty] = step
+        self._inputs = {k: v for k, v in self._inputs.items() if k[0] != duty}
+        self._outputs = {k: v for k, v in self._outputs.items() if k[0] != duty}
+        self._halves = {k: v for k, v in self._halves.items() if k[0] != duty}
+        for layer in self.ranges[duty]:
+            self._totals.pop((duty.pipeline, layer), None)
 
-    def forward(self, stage: int, step: int, microbatch: int, x: int | None, last: bool) -> int:
-        self._begin(stage, step)
+    def forward(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
+        self._begin(duty, step)
         if x is None:
-            x = sample(step, microbatch)
+            x = sample(step, duty.pipeline, microbatch)
         inputs = []
-        for layer in range(*self.ranges[stage]):
+        for layer in self.ranges[duty]:
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
             inputs.append(x)
-            x = forward(self.states[layer], x, step, microbatch, layer)
-        self._inputs[stage, microbatch] = inputs
-        self._outputs[stage, microbatch] = x
+            x = forward(self.states[layer], x, step, duty.pipeline, microbatch, layer)
+        self._inputs[duty, microbatch] = inputs
+        self._outputs[duty, microbatch] = x
         if last:
-            self._losses[microbatch] = loss_of(x)
+            self._losses[duty.pipeline, microbatch] = loss_of(x)
         return x
 
     def backward(
-        self, stage: int, step: int, microbatch: int, gradient: int | None, splits: bool, accumulates: bool
+        self, duty: Duty, step: int, microbatch: int, gradient: int | None, splits: bool, accumulates: bool
     ) -> int:
-        self._begin(stage, step)
-        inputs = self._inputs.pop((stage, microbatch))
-        output = self._outputs.pop((stage, microbatch))
-        first, end = self.ranges[stage]
+        self._begin(duty, step)
+        inputs = self._inputs.pop((duty, microbatch))
+        output = self._outputs.pop((duty, microbatch))
+        held = self.ranges[duty]
         g = output if gradient is None else gradient
-        for layer in reversed(range(first, end)):
+        for layer in reversed(held):
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
-            self._halves.setdefault((stage, microbatch), []).append((layer, g, inputs[layer - first]))
+            self._halves.setdefault((duty, microbatch), []).append((layer, g, inputs[layer - held.start]))
             g = backward(self.states[layer], g)
         if not accumulates:
-            del self._halves[stage, microbatch]
+            del self._halves[duty, microbatch]
         elif not splits:
-            self.accumulate(stage, microbatch)
+            self.accumulate(duty, microbatch)
         return g
 
-    def accumulate(self, stage: int, microbatch: int) -> None:
+    def accumulate(self, duty: Duty, microbatch: int) -> None:
         """The second half of a backward."""
-        for layer, gradient, x in self._halves.pop((stage, microbatch)):
-            self._totals[layer] = accumulate(self._totals.get(layer, 0), gradient, x)
+        for layer, gradient, x in self._halves.pop((duty, microbatch)):
+            at = duty.pipeline, layer
+            self._totals[at] = accumulate(self._totals.get(at, 0), gradient, x)
 
-    def accumulated(self, stage: int, losses: int) -> Number:
-        """What the stage's gradients have come to, with so many losses."""
-        totals = tuple(self._totals.get(layer, 0) for layer in range(*self.ranges[stage]))
-        return Number(0, losses=tuple(self._losses[m] for m in range(losses)), totals=totals)
+    def accumulated(self, duty: Duty, losses: int) -> Number:
+        """What the duty's gradients have come to, with so many losses."""
+        totals = tuple(self._totals.get((duty.pipeline, layer), 0) for layer in self.ranges[duty])
+        return Number(0, losses=tuple(self._losses[duty.pipeline, m] for m in range(losses)), totals=totals)
 
-    def resume(self, stage: int, step: int, accumulated: Number) -> None:
-        self._begin(stage, step)
-        self._totals.update(zip(range(*self.ranges[stage]), accumulated.totals, strict=True))
-        self._losses.update(enumerate(accumulated.losses))
+    def resume(self, duty: Duty, step: int, accumulated: Number) -> None:
+        self._begin(duty, step)
+        for layer, total in zip(self.ranges[duty], accumulated.totals, strict=True):
+            self._totals[duty.pipeline, layer] = total
+        for m, loss in enumerate(accumulated.losses):
+            self._losses[duty.pipeline, m] = loss
 
-    def reduce(self, stage: int, last: bool, microbatches: int) -> tuple[tuple[int, Number], ...]:
-        first, end = self.ranges[stage]
-        losses = tuple(self._losses[m] for m in range(microbatches)) if last else ()
-        return tuple(
-            (i, Number(self._totals[i], squared_norm(self._totals[i]), losses if i == end - 1 else ()))
-            for i in range(first, end)
-        )
+    def reduce(self, duties: Sequence[Duty], last: bool, microbatches: int) -> tuple[tuple[int, Number], ...]:
+        """Of one stage, over its duties in all pipelines."""
+        held = self.ranges[duties[0]]
+        losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if last else []
+        found = []
+        for layer in held:
+            total = tree.total([self._totals[duty.pipeline, layer] for duty in duties], add)
+            mine = tuple(losses) if layer == held.stop - 1 else ()
+            found.append((layer, Number(total, squared_norm(total), mine)))
+        return tuple(found)
 
     def apply(self, layer: int, gradient: int, scale: float, step: int) -> None:
         assert self.versions[layer] == step, f"step {step} applied to layer {layer} at {self.versions[layer]} (rule 2)"

@@ -51,7 +51,9 @@ class HostilePeer:
         self._world = world
         self._random = random.Random(world.seed)
         self._checks = checks
-        self._run = RunShape(world.microbatches, world.steps, (LayerShapes({}, {}, {}),) * world.layers)
+        self._run = RunShape(
+            world.pipelines, world.microbatches, world.steps, (LayerShapes({}, {}, {}),) * world.layers
+        )
         self.refused = 0
         for _ in range(times):
             world.clock.after(self._random.uniform(0.1, 3.0), self._speak)

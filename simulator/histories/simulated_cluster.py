@@ -68,6 +68,7 @@ class Cluster:
         stages: int = 3,
         layers: int = 4,
         microbatches: int = 3,
+        pipelines: int = 1,
         steps: int = 4,
         spares: int = 0,
         nodes: int | None = None,
@@ -103,6 +104,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.clock = Clock()
         self.layers = layers
+        self.pipelines = pipelines
         self.microbatches = microbatches
         self.steps = steps
         self.respawn = respawn
@@ -141,6 +143,7 @@ class Cluster:
         self._settings = co.Settings(
             stages=stages,
             microbatches=microbatches,
+            pipelines=pipelines,
             steps=steps,
             clip_norm=clip_norm,
             nonfinite="skip",
@@ -151,7 +154,7 @@ class Cluster:
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)
-        self.oracle = plain_loop(layers, microbatches, steps, clip_norm)
+        self.oracle = plain_loop(layers, pipelines, microbatches, steps, clip_norm)
         self.redis = SimulatedRedis(self.clock)
         self.leaders: list[Leader] = []
         self.lead()

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from culm.pipeline.instruction import Instruction
+from culm.pipeline.instruction import Duty, Instruction
 from culm.simulator.histories.arithmetic import Arithmetic, Number
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
 
@@ -30,42 +30,41 @@ class SimulatedCompute:
         """``splits``: the stage's backwards are in two halves."""
         arithmetic = self.arithmetic
         if isinstance(work, Arrange):
-            stages = [(duty.stage, layers.start, layers.stop) for duty, layers in work.duties]
-            arithmetic.arrange(work.layers, stages, work.anew, [duty.stage for duty in work.fresh])
+            arithmetic.arrange(work.layers, dict(work.duties), work.anew, work.fresh)
         elif isinstance(work, Apply):
             for layer, value in work.gradients:
                 arithmetic.apply(layer, value.number, work.scale, work.step)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Resume):
-            if work.duty.stage in arithmetic.ranges:
-                arithmetic.resume(work.duty.stage, work.step, work.accumulated)
+            if work.duty in arithmetic.ranges:
+                arithmetic.resume(work.duty, work.step, work.accumulated)
         elif isinstance(work, Reduce):
-            if work.duty.stage in arithmetic.ranges:
-                stage = work.duty.stage
-                return Computed(reduced=arithmetic.reduce(stage, self._is_last(stage), self._microbatches))
-        elif not isinstance(work, Save) and work.instruction.stage in arithmetic.ranges:
+            duties = [duty for duty, _ in work.tenures]
+            if all(duty in arithmetic.ranges for duty in duties):
+                return Computed(reduced=arithmetic.reduce(duties, self._is_last(duties[0]), self._microbatches))
+        elif not isinstance(work, Save) and work.instruction.duty in arithmetic.ranges:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
-        stage, m = work.instruction.stage, work.instruction.microbatch
+        duty, m = work.instruction.duty, work.instruction.microbatch
         operand = work.operand.number if work.operand is not None else None
         if not work.redundant:
             self.executed.append((work.step, work.instruction))
         if work.instruction.op == "W":
-            self.arithmetic.accumulate(stage, m)
+            self.arithmetic.accumulate(duty, m)
             return None
         if work.instruction.op == "F":
-            return Number(self.arithmetic.forward(stage, work.step, m, operand, self._is_last(stage)))
-        return Number(self.arithmetic.backward(stage, work.step, m, operand, splits, work.accumulates))
+            return Number(self.arithmetic.forward(duty, work.step, m, operand, self._is_last(duty)))
+        return Number(self.arithmetic.backward(duty, work.step, m, operand, splits, work.accumulates))
 
     def _accumulated(self, work: Run[Number]) -> Number | None:
         if not work.ships:
             return None
-        stage = work.instruction.stage
-        return self.arithmetic.accumulated(stage, work.ships if self._is_last(stage) else 0)
+        duty = work.instruction.duty
+        return self.arithmetic.accumulated(duty, work.ships if self._is_last(duty) else 0)
 
-    def _is_last(self, stage: int) -> bool:
+    def _is_last(self, duty: Duty) -> bool:
         """Whether it ends with the model's last layer, whose output is the loss."""
-        return self.arithmetic.ranges[stage][1] == self._layers
+        return self.arithmetic.ranges[duty].stop == self._layers

@@ -81,8 +81,8 @@ class StartUp:
         fault = self.wrong.fault
         if fault is None or not isinstance(work, Run) or work.instruction.op != "F" or work.step != fault.step:
             return False
-        first, end = node.arithmetic.ranges.get(work.instruction.stage, (0, 0))
-        if not first <= fault.layer < end or (fault.on and fault.on != node.name):
+        held = node.arithmetic.ranges.get(work.instruction.duty, range(0))
+        if fault.layer not in held or (fault.on and fault.on != node.name):
             return False
         if not self.wrong.for_ever and "fault" in self._happened:
             return False
@@ -90,7 +90,7 @@ class StartUp:
         if fault.dies:
             self._world.faults.kill(node)
         else:
-            what = FailedWork(f"F{work.instruction.microbatch}", work.step, first, end)
+            what = FailedWork(work.instruction.of_stage, work.step, held.start, held.stop)
             self._end(node, reports.NodeFailed(node.name, node.incarnation, "ValueError: out of luck", what))
         return True
 

@@ -136,6 +136,7 @@ class World(Protocol):
     clock: Clock
     redis: SimulatedRedis
     layers: int
+    pipelines: int
     microbatches: int
     steps: int
     respawn: bool

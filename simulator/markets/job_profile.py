@@ -126,7 +126,7 @@ def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
     return Profile(
         name=job.job.name,
         layers=tuple(layers),
-        microbatches=pipeline.microbatches,
+        microbatches=pipeline.pipelines * pipeline.microbatches,  # one owner runs its stage in every pipeline
         samples_per_step=job.samples_per_step,
         steps=job.job.steps,
         stages=pipeline.stages,

@@ -34,7 +34,7 @@ from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.misfit import misfit
-from culm.stage_server.compute.stage import Stage
+from culm.stage_server.compute.stage import Stage, reduced
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
 
 log = logging.getLogger("culm.compute")
@@ -100,7 +100,8 @@ class Compute:
             self._begin(work.duty, work.step).resume(work.count, work.accumulated)
             return Result()
         if isinstance(work, Reduce):
-            return Result(reduced=tuple(self._begin(work.duty, work.step).reduce().items()))
+            stages = [self._begin(duty, work.step) for duty, _ in work.tenures]
+            return Result(reduced=tuple(reduced(stages).items()))
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
@@ -137,7 +138,7 @@ class Compute:
                 layers = [self._layers[i] for i in held]
                 splits = self._job.schedule.splits_at(duty.stage)
                 first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, work.stages)
-                self._stages[duty] = Stage(self._job, layers, first, last, self._source.loss, splits)
+                self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, self._source.loss, splits)
         self._ranges, self._chain = ranges, work.stages
 
     def _build(self, index: int) -> HeldLayer:
@@ -187,15 +188,15 @@ class Compute:
                 target = self._here(targets) if last else None
             assert operand is not None, f"{work.instruction} has no input"
             with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(duty.pipeline, m, self._here(operand), target)
+                output = runner.forward(m, self._here(operand), target)
             self._synchronize()
             return Result(value=Value.single(self._home(output)), kept_bytes=kept.size)
         if op == "W":
-            runner.backward_of_parameters(duty.pipeline, m)
+            runner.backward_of_parameters(m)
             self._synchronize()
             return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
         operand = self._here(operand) if operand is not None else None
-        gradient = runner.backward(duty.pipeline, m, operand, work.accumulates)
+        gradient = runner.backward(m, operand, work.accumulates)
         self._synchronize()
         return Result(
             value=Value.single(self._home(gradient)) if gradient is not None else Value(()),

@@ -5,6 +5,7 @@
 #     parameters, optimizer   in ``apply``, at the commit, and in ``install``
 #     accumulated gradients   in backwards; they are dropped when a step begins and when it is applied
 #     buffers                 in forwards, as a BatchNorm's do. They are the step's to keep or to undo:
+#                               every pipeline begins the step with the committed ones, and keeps its own (rule 21)
 #                               a redo begins with them as they were at the step's beginning
 #                               the reduced gradient carries those that changed, so every holder sets the same values
 #                               a commit that skips the step puts them back
@@ -13,10 +14,12 @@
 # and the buffers of ``_buffers_before``. That is what ``export`` and ``lend`` give away.
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from culm.pipeline import tree
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
@@ -25,6 +28,16 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.stage_server.compute import optimizer_state
 from culm.stage_server.compute.loan import Loan
+
+BUFFERS_OF = 0  # the pipeline whose buffers are the next step's (rule 21)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a pipeline has of a layer while a step runs: its gradients so far, a parameter's each, and its buffers."""
+
+    gradients: list[torch.Tensor | None]
+    buffers: dict[str, torch.Tensor]
 
 
 class HeldLayer:
@@ -37,6 +50,11 @@ class HeldLayer:
         self.optimizer = optimizer  # None for a layer without parameters
         # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
         self._buffers_before: dict[str, torch.Tensor] | None = None
+        # Whose gradients and buffers are the module's own at this moment; None before any work of the step. Those of
+        # the other pipelines are set aside. Invariant: the one in place is not among them.
+        self._in_place: int | None = None
+        self._aside: dict[int, Workspace] = {}
+        self._buffer_places = _places_of_buffers(module)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
         # Whether the optimizer writes into the gradients that it is given; None before its first step has shown it.
         self._writes_gradients: bool | None = None
@@ -48,29 +66,67 @@ class HeldLayer:
         parameters = [p for p in module.parameters() if p.requires_grad]
         return HeldLayer(index, module, source.optimizer(parameters) if parameters else None)
 
-    def begin_step(self) -> None:
-        """Drops accumulated gradients; buffers go back to the step's beginning if work of the step changed them."""
+    def begin_step(self, pipeline: int) -> None:
+        """The pipeline begins the step: without gradients, and with the buffers of the step's beginning."""
+        if self._buffers_before is None:
+            self._buffers_before = self._own_buffers() or None
+        self.enter(pipeline)
         self._drop_gradients()
-        if self._buffers_before is not None:
-            self._restore(self._buffers_before)
-        else:
-            self._buffers_before = {name: buffer.clone() for name, buffer in self.module.named_buffers()} or None
+        self._restore(self._buffers_before or {})
+
+    def enter(self, pipeline: int) -> None:
+        """Puts the pipeline's gradients and buffers in place: whoever runs the module for it comes by here."""
+        if pipeline == self._in_place:
+            return
+        own = self._aside.pop(pipeline, None) or self._at_the_beginning()
+        if self._in_place is not None:
+            self._aside[self._in_place] = Workspace(self._in_place_gradients(), dict(self.module.named_buffers()))
+        self._in_place = pipeline
+        for (_, parameter), gradient in zip(self._parameters, own.gradients, strict=True):
+            parameter.grad = gradient
+        # The tensors are exchanged and not written over: graphs of the other pipeline's microbatches refer to them.
+        for name, tensor in own.buffers.items():
+            for module, key in self._buffer_places[name]:
+                module[key] = tensor
+
+    def _at_the_beginning(self) -> "Workspace":
+        """Of a pipeline that has run nothing of the step."""
+        # Before anybody has run anything the module's own buffers are the committed ones, and stay in place.
+        committed = self._buffers_before if self._in_place is not None and self._buffers_before else {}
+        return Workspace([None] * len(self._parameters), {name: tensor.clone() for name, tensor in committed.items()})
+
+    def _own_buffers(self) -> dict[str, torch.Tensor]:
+        return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+
+    def _end_step(self) -> None:
+        """Drops what every pipeline has of the step."""
+        self._drop_gradients()
+        self._aside.clear()
+        self._in_place = self._buffers_before = None
 
     def _drop_gradients(self) -> None:
         for _, parameter in self._parameters:
             parameter.grad = None
 
+    def _in_place_gradients(self) -> list[torch.Tensor | None]:
+        return [p.grad for _, p in self._parameters]
+
     def has_changed_buffers(self) -> bool:
-        """Whether forwards of the running step have changed any."""
+        """Whether forwards of the running step have changed any, of the pipeline that is in place."""
         before = self._buffers_before or {}
         return any(not torch.equal(buffer, before[name]) for name, buffer in self.module.named_buffers())
 
-    def gradient(self, losses: tuple[float, ...] = (), with_norm: bool = True) -> Value:
-        """The reduced gradient: what was accumulated, and the buffers that the step's forwards changed.
+    def gradient(self, pipelines: int = 1, losses: tuple[float, ...] = (), with_norm: bool = True) -> Value:
+        """The reduced gradient: what all pipelines accumulated, as the tree adds it, and the buffers of the first one
+        that its forwards changed.
 
         ``with_norm``: else its squared norm is 0.0, or NaN where an element is not finite, which is found sooner.
         """
-        gradients = [(f"grad.{name}", p.grad.detach()) for name, p in self._parameters if p.grad is not None]
+        self.enter(BUFFERS_OF)
+        of = {BUFFERS_OF: self._in_place_gradients(), **{p: own.gradients for p, own in self._aside.items()}}
+        sums = [tree.total(of_one, _added) for of_one in zip(*(of[p] for p in range(pipelines)), strict=True)]
+        named = zip((name for name, _ in self._parameters), sums, strict=True)
+        gradients = [(f"grad.{name}", total.detach()) for name, total in named if total is not None]
         tensors = list(gradients)
         before = self._buffers_before or {}
         for name, buffer in self.module.named_buffers():
@@ -87,8 +143,7 @@ class HeldLayer:
         """
         if scale == SKIPPED:  # no parameter changes, so loans go on in live memory
             self._restore(self._buffers_before or {})
-            self._drop_gradients()
-            self._buffers_before = None
+            self._end_step()
             return
         self._keep_loans()
         given = dict(gradient.tensors)
@@ -109,8 +164,7 @@ class HeldLayer:
         self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
         if self.optimizer is not None:
             self._step(self.optimizer)
-        self._drop_gradients()
-        self._buffers_before = None
+        self._end_step()
 
     def _step(self, optimizer: torch.optim.Optimizer) -> None:
         """One step of the optimizer, with the gradients that are in place; the first one tells if it changes them."""
@@ -198,8 +252,21 @@ class HeldLayer:
         if self.optimizer is not None:
             optimizer_state.install(self.optimizer, optimizer)
         self._restore(buffers)
-        self._buffers_before = None
-        self._drop_gradients()
+        self._end_step()
+
+
+def _places_of_buffers(module: nn.Module) -> dict[str, list[tuple[dict[str, torch.Tensor | None], str]]]:
+    """Where each buffer is kept, by name: in several modules if these share it."""
+    places: dict[int, list[tuple[dict[str, torch.Tensor | None], str]]] = {}
+    for part in module.modules():
+        for key, buffer in part._buffers.items():
+            places.setdefault(id(buffer), []).append((part._buffers, key))
+    return {name: places[id(buffer)] for name, buffer in module.named_buffers()}
+
+
+def _added(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
+    """None, a parameter without gradient in a pipeline, adds nothing: 0.0 would turn a -0.0 into 0.0."""
+    return right if left is None else left if right is None else left + right
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

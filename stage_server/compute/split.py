@@ -10,23 +10,23 @@ import torch
 
 from culm.stage_server.compute.torch_private import is_view, stage_backward_input, stage_backward_weight
 
-Microbatch = tuple[int, int]  # pipeline and index
-
 
 class SplitBackward:
-    """Of one stage. The gradients are those of a whole backward, bit for bit: the same kernels on the same operands."""
+    """Of one stage in one pipeline. The gradients are those of a whole backward, bit for bit: the same kernels on the
+    same operands.
+    """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
-        self._groups: dict[Microbatch, list[dict[str, Any]]] = {}
-        self._whole: dict[Microbatch, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._groups: dict[int, list[dict[str, Any]]] = {}
+        self._whole: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
     def clear(self) -> None:
         self._groups.clear()
         self._whole.clear()
 
     def of_input(
-        self, at: Microbatch, x: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
+        self, microbatch: int, x: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
     ) -> torch.Tensor | None:
         """The gradient of x, shaped like it, or None where it has none.
 
@@ -35,23 +35,23 @@ class SplitBackward:
         if not output.requires_grad or (gradient is None and output.dim() > 0):
             return None
         if not x.requires_grad:
-            self._whole[at] = (output, gradient)
+            self._whole[microbatch] = (output, gradient)
             return None
         if is_view(output):
             output = output.clone()  # torch detaches it in place, which a view does not allow
         gradients = None if gradient is None else [gradient]
-        _, self._groups[at] = stage_backward_input([output], gradients, [x], iter(self._parameters))
+        _, self._groups[microbatch] = stage_backward_input([output], gradients, [x], iter(self._parameters))
         return x.grad
 
-    def of_parameters(self, at: Microbatch) -> None:
+    def of_parameters(self, microbatch: int) -> None:
         """Adds to the accumulated gradients and frees the graph."""
-        if at in self._whole:
-            output, gradient = self._whole.pop(at)
+        if microbatch in self._whole:
+            output, gradient = self._whole.pop(microbatch)
             torch.autograd.backward(output, gradient)
-        if at not in self._groups:
+        if microbatch not in self._groups:
             return
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
-        stage_backward_weight(iter(self._parameters), self._groups.pop(at))
+        stage_backward_weight(iter(self._parameters), self._groups.pop(microbatch))
         for parameter in fresh:
             if parameter.grad is not None:
                 # It may be the memory of a gradient that was sent, and the next one is added to it in place.

@@ -24,43 +24,53 @@ from culm.stage_server.compute.split import SplitBackward
 
 
 class Stage:
-    """Runs a contiguous range of layers. Knows nothing of keys, plans or peers."""
+    """Runs a contiguous range of layers for one pipeline. Knows nothing of keys, plans or peers."""
 
     def __init__(
         self,
         job: Job,
+        pipeline: int,
         layers: Sequence[HeldLayer],
         first: bool,
         last: bool,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         splits: bool = False,
     ) -> None:
-        self._layers = layers
+        self._pipeline = pipeline
+        self.layers = layers
         self._first = first
         self._last = last
         self._loss = loss
         self._seed = job.job.seed
         self._microbatches_of_step = job.pipeline.pipelines * job.pipeline.microbatches
-        self._clips = job.train.clip_norm is not None
+        self.clips = job.train.clip_norm is not None
         self._step = 0
-        # By (pipeline, microbatch), as all that follows: the input, and the output or the loss.
-        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._losses: dict[tuple[int, int], float] = {}  # of the last stage alone
+        # By microbatch, as all that follows: the input, and the output or the loss.
+        self._graphs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._losses: dict[int, float] = {}  # of the last stage alone
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
         self._split = SplitBackward(self._parameters()) if splits else None
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
         self._writes_input: bool | None = None
 
     def _parameters(self) -> list[torch.nn.Parameter]:
-        return [p for layer in self._layers for p in layer.module.parameters() if p.requires_grad]
+        return [p for layer in self.layers for p in layer.module.parameters() if p.requires_grad]
+
+    def losses(self) -> tuple[float, ...]:
+        """The step's so far, in order of microbatch; none but at the last stage."""
+        return tuple(self._losses[m] for m in sorted(self._losses)) if self._last else ()
+
+    def _enter(self) -> None:
+        for layer in self.layers:
+            layer.enter(self._pipeline)
 
     def begin_step(self, step: int) -> None:
         """Starts a step from its beginning: graphs, gradients, losses and changes to buffers are dropped."""
         self._step = step
         self.end_step()
         self._losses.clear()
-        for layer in self._layers:
-            layer.begin_step()
+        for layer in self.layers:
+            layer.begin_step(self._pipeline)
 
     def end_step(self) -> None:
         """The step is committed: graphs that were kept for an heir are of no use any more."""
@@ -68,20 +78,21 @@ class Stage:
         if self._split is not None:
             self._split.clear()
 
-    def forward(self, pipeline: int, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
         """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
 
         x: [B, ...] as the first layer takes it; target as the loss takes it, at the last stage only.
         """
+        self._enter()
         if not self._first and (x.is_floating_point() or x.is_complex()):
             x = x.detach().requires_grad_()
         # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
         h = given = x if self._writes_input is False else x.clone()
         version = given._version
-        for layer in self._layers:
+        for layer in self.layers:
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
-            seed_all(stream_seed(self._seed, self._step, pipeline, microbatch, layer.index))
+            seed_all(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
             try:
                 h = layer.module(h)
             except RuntimeError as error:
@@ -92,45 +103,44 @@ class Stage:
         if self._writes_input is None:
             self._writes_input = wrote or not torch.equal(given, x)  # writes through .data count no version
         elif wrote and not self._writes_input:
-            raise self._writes_now(self._layers[0])
+            raise self._writes_now(self.layers[0])
         if self._last:
             assert target is not None, "the last stage takes the target"
             output, h = h, self._loss(h, target)
             refuse_loss(h, output)
-            self._losses[pipeline, microbatch] = h.item()  # a repeat gives the same number, and counts once
-        self._graphs[pipeline, microbatch] = (x, h)
+            self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
+        self._graphs[microbatch] = (x, h)
         return h.detach()
 
     def _writes_now(self, layer: HeldLayer) -> JobError:
         what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"
         return JobError(what, "model.layers", "use the layer's inplace=False")
 
-    def backward(
-        self, pipeline: int, microbatch: int, gradient: torch.Tensor | None, accumulates: bool = True
-    ) -> torch.Tensor | None:
+    def backward(self, microbatch: int, gradient: torch.Tensor | None, accumulates: bool = True) -> torch.Tensor | None:
         """Runs a microbatch backward, adds to the accumulated gradient and frees the graph.
 
         gradient: of the output, shaped like it; None at the last stage, or where the next stage has none. Returns the
         gradient of the input, or None where it has none. If the stage splits its backwards, nothing is accumulated
         before ``backward_of_parameters``. ``accumulates``: false leaves the accumulated gradient as it is.
         """
+        self._enter()
         if accumulates:
-            return self._backward((pipeline, microbatch), gradient)
+            return self._backward(microbatch, gradient)
         kept = [(p, p.grad) for p in self._parameters()]
         for parameter, _ in kept:
             parameter.grad = None
         try:
-            return self._backward((pipeline, microbatch), gradient)
+            return self._backward(microbatch, gradient)
         finally:
             for parameter, grad in kept:
                 parameter.grad = grad
 
-    def _backward(self, at: tuple[int, int], gradient: torch.Tensor | None) -> torch.Tensor | None:
-        x, output = self._graphs.pop(at)
+    def _backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        x, output = self._graphs.pop(microbatch)
         if self._last:
             gradient = self._share_of(output)
         if self._split is not None:
-            return self._split.of_input(at, x, output, gradient)
+            return self._split.of_input(microbatch, x, output, gradient)
         if gradient is not None and output.requires_grad:
             torch.autograd.backward(output, gradient)
         return x.grad if not self._first else None
@@ -141,40 +151,50 @@ class Stage:
             self._share = torch.ones_like(loss) / self._microbatches_of_step
         return self._share
 
-    def backward_of_parameters(self, pipeline: int, microbatch: int) -> None:
+    def backward_of_parameters(self, microbatch: int) -> None:
         """The second half of a backward that is split."""
         assert self._split is not None, "the schedule splits no backwards here"
-        self._split.of_parameters((pipeline, microbatch))
+        self._enter()
+        self._split.of_parameters(microbatch)
 
     def accumulated(self, count: int) -> Value | None:
         """A copy of what the gradients have come to after so many microbatches, with the losses of these.
 
         None if the stage's forwards change buffers: those are ahead of its backwards.
         """
-        if any(layer.has_changed_buffers() for layer in self._layers):
+        self._enter()
+        if any(layer.has_changed_buffers() for layer in self.layers):
             return None
         tensors = tuple(
             (f"{layer.index}.{name}", parameter.grad.clone())
-            for layer in self._layers
+            for layer in self.layers
             for name, parameter in layer.module.named_parameters()
             if parameter.grad is not None
         )
-        losses = tuple(loss for (_, m), loss in sorted(self._losses.items()) if m < count)
+        losses = tuple(loss for m, loss in sorted(self._losses.items()) if m < count)
         return Value(tensors, losses=losses if self._last else ())
 
     def resume(self, count: int, accumulated: Value) -> None:
         """Goes on from what another copy of the stage gave after so many microbatches."""
+        self._enter()
         given = dict(accumulated.tensors)
-        for layer in self._layers:
+        for layer in self.layers:
             for name, parameter in layer.module.named_parameters():
                 gradient = given.get(f"{layer.index}.{name}")
                 if gradient is not None:  # a copy: backwards add to it in place, and the value came from a mailbox
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
         for m in range(count if self._last else 0):
-            self._losses[0, m] = accumulated.losses[m]
+            self._losses[m] = accumulated.losses[m]
 
-    def reduce(self) -> dict[int, Value]:
-        """The step's whole gradient, a value a layer; the losses ride with the model's last layer."""
-        losses = tuple(self._losses[at] for at in sorted(self._losses)) if self._last else ()
-        last = self._layers[-1]
-        return {layer.index: layer.gradient(losses if layer is last else (), self._clips) for layer in self._layers}
+
+def reduced(stages: Sequence[Stage]) -> dict[int, Value]:
+    """The step's whole gradient of one stage, a value a layer; the losses ride with the model's last layer.
+
+    ``stages``: it in every pipeline, in their order.
+    """
+    last_layer = stages[0].layers[-1]
+    losses = tuple(loss for stage in stages for loss in stage.losses())
+    return {
+        layer.index: layer.gradient(len(stages), losses if layer is last_layer else (), stages[0].clips)
+        for layer in stages[0].layers
+    }

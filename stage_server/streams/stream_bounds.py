@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, REDUCED, Key
+from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, GRADIENT, REDUCED, Key
 from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
     MOST_INCARNATION,
@@ -51,7 +51,8 @@ AHEAD = 2
 class RunShape:
     """What a node knows of its run from the job alone."""
 
-    microbatches: int
+    pipelines: int
+    microbatches: int  # of each pipeline
     steps: int
     layers: tuple[LayerShapes, ...]
 
@@ -63,7 +64,7 @@ class RunShape:
         """Tensors of one peer that may wait for a plan: twice what one node can owe another in two steps."""
         # In a step a stage sends for each microbatch an activation, a gradient and what it has accumulated, and for
         # each layer a reduced gradient. There are no more stages than layers.
-        return 4 * (3 * self.microbatches * len(self.layers) + len(self.layers))
+        return 4 * (3 * self.pipelines * self.microbatches * len(self.layers) + len(self.layers))
 
     def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
         return unknown(header, self._accumulated)  # type: ignore[attr-defined]
@@ -90,7 +91,8 @@ def key_problem(key: Key, run: RunShape) -> str:
     """Of a key that names no tensor of this run."""
     layers = len(run.layers)
     # How many stages there are is the plan's matter, and a newer plan may have more: a stage has a layer at least.
-    if key.pipeline or key.stage >= layers or key.step >= run.steps:
+    across = key.kind is REDUCED and key.pipeline != ACROSS
+    if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.steps:
         return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
     if key.kind is REDUCED:
         most = layers
@@ -109,7 +111,7 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     if key.kind is REDUCED:
         wrong = unknown(header, run.layers[key.index].reduced)  # a layer without a gradient in this step names less
         with_losses = key.index == len(run.layers) - 1
-        fits = len(header.losses) in ((0, run.microbatches) if with_losses else (0,))
+        fits = len(header.losses) in ((0, run.pipelines * run.microbatches) if with_losses else (0,))
     elif key.kind is ACCUMULATED:
         wrong = run.problem_of_accumulated(header)
         fits = len(header.losses) in (0, key.index)
@@ -175,9 +177,9 @@ def order_problem_of(order: pb.AttendResponse, run: RunShape) -> str:
     """Of what the coordinator orders; its plans are whole."""
     body = order.WhichOneof("body")
     if body == "plan":
-        return plan_problem(order.plan, len(run.layers), run.steps)
+        return plan_problem(order.plan, len(run.layers), run.steps, run.pipelines)
     if body == "commit":
-        return commit_problem(order.commit, len(run.layers), run.steps)
+        return commit_problem(order.commit, len(run.layers), run.steps, run.pipelines)
     if body == "dismiss":
         return text_problem("why it is dismissed", order.dismiss.why)
     if body == "die":

@@ -129,10 +129,13 @@ class Runner(Generic[V]):
     # ---- what to run ------------------------------------------------------------------------------------------------
 
     def next_reduce(self) -> Reduce | None:
-        """A duty whose backwards are done, and whose stage's reduced gradient is not here."""
-        for duty in self.duties.owned():
-            if self._is_complete(duty) and not self._post.holds_whole(duty.stage):
-                return Reduce(duty, self._at.version, self._tenure(duty))
+        """A stage whose backwards are done in all pipelines, and whose reduced gradient is not here."""
+        owned = self.duties.owned()
+        unfinished = {duty.stage for duty in owned if not self._is_complete(duty)}
+        for stage in dict.fromkeys(duty.stage for duty in owned):
+            if stage not in unfinished and not self._post.holds_whole(stage):
+                mine = (duty for duty in owned if duty.stage == stage)
+                return Reduce(stage, self._at.version, tuple((duty, self._tenure(duty)) for duty in mine))
         return None
 
     def next_run(self) -> Run[V] | None:
@@ -233,12 +236,11 @@ class Runner(Generic[V]):
                 self._post.put_result(work.instruction, result)
 
     def reduced(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
-        """Takes the reduced gradient that a duty's backwards gave, a value a layer, and sends it to the holders."""
-        stage = work.duty.stage
-        if self.is_current(work.duty, work.step, work.tenure):
+        """Takes the reduced gradient that a stage's backwards gave, a value a layer, and sends it to the holders."""
+        if all(self.is_current(duty, work.step, tenure) for duty, tenure in work.tenures):
             for layer, value in values:
-                self._post.mailbox.put(self._at.reduced(stage, layer), value)
-            self._post.ship(stage)
+                self._post.mailbox.put(self._at.reduced(work.stage, layer), value)
+            self._post.ship(work.stage)
 
     def is_current(self, duty: Duty, step: int, tenure: int) -> bool:
         """Whether work that was begun in this step under this tenure still counts."""

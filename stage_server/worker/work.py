@@ -62,11 +62,11 @@ class Resume(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Every backward of the duty is done: give its stage's reduced gradient, a value a layer."""
+    """Every backward of the stage is done, in all pipelines: give its reduced gradient, a value a layer."""
 
-    duty: Duty
+    stage: int
     step: int
-    tenure: int
+    tenures: tuple[tuple[Duty, int], ...]  # of the stage's duties, ascending; see Run
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,6 @@ PIPELINE: dict[str, Case] = {
     "microbatches 0": ({"pipeline.microbatches": 0}, "pipeline.microbatches"),
     "microbatches 10**9": ({"pipeline.microbatches": 10**9}, "pipeline.microbatches"),
     "microbatches 10**30": ({"pipeline.microbatches": 10**30}, "pipeline.microbatches"),
-    "pipelines 2": ({"pipeline.pipelines": 2}, "pipeline.pipelines"),
     "pipelines 0": ({"pipeline.pipelines": 0}, "pipeline.pipelines"),
     "lead 0": ({"pipeline.lead": 0}, "pipeline.lead"),
     "lead 10**30": ({"pipeline.lead": 10**30}, "pipeline.lead"),

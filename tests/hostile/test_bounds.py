@@ -31,7 +31,7 @@ from culm.stage_server.streams.stream_bounds import RunShape, Standing
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))
-RUN = RunShape(MICROBATCHES, STEPS, LAYERS)
+RUN = RunShape(1, MICROBATCHES, STEPS, LAYERS)
 HERE = Standing(term=1, committed=5)
 FULL = ("n0", "n1")
 
@@ -206,8 +206,8 @@ def stage(first: int, end: int, owner: str = "n0", standby: str = "n1") -> Stage
     ],
 )
 def test_a_plan_that_no_coordinator_makes_is_refused(wrong: Plan) -> None:
-    assert plan_problem(plan_to_proto(wrong), 4, STEPS)
-    assert plan_problem(plan_to_proto(plan()), 4, STEPS) == ""
+    assert plan_problem(plan_to_proto(wrong), 4, STEPS, 1)
+    assert plan_problem(plan_to_proto(plan()), 4, STEPS, 1) == ""
     assert bounds.order_problem_of(pb.AttendResponse(plan=plan_to_proto(wrong)), RUN)
 
 

@@ -18,6 +18,7 @@ from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage
+from culm.stage_server.compute.stage import reduced as gradient_of
 
 JOB = """
 [job]
@@ -131,7 +132,7 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool) -> str:
     source = ModelSource(job)
     held = [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
     ranges = list(pairwise((0, *cuts, len(held))))
-    stages = [Stage(job, held[a:b], a == 0, b == len(held), source.loss, splits) for a, b in ranges]
+    stages = [Stage(job, 0, held[a:b], a == 0, b == len(held), source.loss, splits) for a, b in ranges]
     data = Microbatches(job, source.dataset())
     for step in range(job.job.steps):
         for stage in stages:
@@ -140,18 +141,18 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool) -> str:
             x, target = data.microbatch(step, 0, m)
             for s, stage in enumerate(stages):
                 kept = x.clone()
-                y = stage.forward(0, m, x, target if s == len(stages) - 1 else None)
+                y = stage.forward(m, x, target if s == len(stages) - 1 else None)
                 assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
                 x = y
         for m in range(job.pipeline.microbatches):
             gradient: torch.Tensor | None = None
             for stage in reversed(stages):
-                gradient = stage.backward(0, m, gradient)
+                gradient = stage.backward(m, gradient)
                 if splits:
-                    stage.backward_of_parameters(0, m)
+                    stage.backward_of_parameters(m)
         reduced: dict[int, Any] = {}
         for stage in stages:
-            reduced |= stage.reduce()
+            reduced |= gradient_of([stage])
         for layer in held:
             layer.apply(reduced[layer.index], 1.0)
     return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])

@@ -25,15 +25,6 @@ def said(words: list[str], folder: Path) -> str:
     return lines[-1]
 
 
-@pytest.mark.parametrize("command", ["run", "verify", "up", "coordinator --listen 127.0.0.1:0 --job"])
-def test_several_pipelines_are_refused_by_every_command(command: str, tmp_path: Path) -> None:
-    """A coordinator by itself trained such a job on a half of the samples, with halved gradients."""
-    path = tmp_path / "job.toml"
-    path.write_text(job_text().replace("microbatches = 2", "microbatches = 2\npipelines = 2"))
-    line = said([*command.split(), str(path)], tmp_path)
-    assert "pipeline.pipelines: a run has one pipeline as yet; set it to 1" in line
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -106,10 +97,10 @@ def test_a_stage_refuses_it_too(name: str) -> None:
     job = make_job(loss=f"tests.hostile.jobs:{name}", stages=1)
     source = ModelSource(job)
     held = [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
-    stage = Stage(job, held, True, True, source.loss)
+    stage = Stage(job, 0, held, True, True, source.loss)
     stage.begin_step(0)
     with pytest.raises(JobError, match=LOSSES[name]):
-        stage.forward(0, 0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+        stage.forward(0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
 
 
 def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:

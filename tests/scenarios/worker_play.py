@@ -159,7 +159,7 @@ class WorkerPlay:
         result = Number(1) if isinstance(work, Run) else None
         reduced: tuple[tuple[int, Number], ...] = ()
         if isinstance(work, Reduce):
-            reduced = ((work.duty.stage, Number(1, squared_norm=1.0, losses=(1.0, 1.0))),)
+            reduced = ((work.stage, Number(1, squared_norm=1.0, losses=(1.0, 1.0))),)
         self.worker.finish(work, result, reduced)
         self._after()
 
@@ -228,7 +228,7 @@ def _said(work: Work[Number]) -> str:
             ready = ", ".join(str(duty) for duty, _ in work.duties) or "none"
             return f"makes room for {layers_of(work.layers)} and gets ready for duties: {ready}"
         case Reduce():
-            return f"adds up the gradient of stage {work.duty.stage} of step {work.step}"
+            return f"adds up the gradient of stage {work.stage} of step {work.step}"
         case Resume():
             return f"goes on from what stage {work.duty.stage} had accumulated over {work.count} microbatches"
         case Apply():

@@ -22,6 +22,7 @@ from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage
+from culm.stage_server.compute.stage import reduced as gradient_of
 
 
 class Block(nn.Sequential):
@@ -146,7 +147,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
     count = job.pipeline.stages
     ranges = partition([1.0] * source.layer_count, count)
     stages = [
-        Stage(job, held[first:end], first == 0, end == source.layer_count, source.loss, job.schedule.splits_at(s))
+        Stage(job, 0, held[first:end], first == 0, end == source.layer_count, source.loss, job.schedule.splits_at(s))
         for s, (first, end) in enumerate(ranges)
     ]
     data = Microbatches(job, source.dataset())
@@ -161,14 +162,14 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
             x, target = data.microbatch(step, 0, m)
             if slot.instruction.op == "F":
                 operand = x if s == 0 else outputs[s - 1, m]
-                outputs[s, m] = stages[s].forward(0, m, operand, target if s == count - 1 else None)
+                outputs[s, m] = stages[s].forward(m, operand, target if s == count - 1 else None)
             elif slot.instruction.op == "W":
-                stages[s].backward_of_parameters(0, m)
+                stages[s].backward_of_parameters(m)
             else:
-                gradients[s, m] = stages[s].backward(0, m, gradients.get((s + 1, m)))
+                gradients[s, m] = stages[s].backward(m, gradients.get((s + 1, m)))
         reduced: dict[int, Value] = {}
         for stage in stages:
-            reduced |= stage.reduce()
+            reduced |= gradient_of([stage])
         scale = clip_scale([reduced[i].squared_norm for i in sorted(reduced)], job.train.clip_norm)
         step_losses = reduced[source.layer_count - 1].losses
         losses.append(sum(step_losses) / len(step_losses))
@@ -222,10 +223,10 @@ def test_a_copy_made_in_the_middle_of_a_step_goes_on_alike(optimizer: tuple[str,
     source = ModelSource(job)
     held = build_all(source)
     run_stages(job, held, source, range(2))
-    runner = Stage(job, held, True, True, source.loss)
+    runner = Stage(job, 0, held, True, True, source.loss)
     runner.begin_step(2)
     x, target = Microbatches(job, source.dataset()).microbatch(2, 0, 0)
-    runner.forward(0, 0, x, target)
+    runner.forward(0, x, target)
     copies = build_all(ModelSource(job))
     assert digest(copies) != digest(held), "the copies are copies, and behind"
     for layer, copy in zip(held, copies, strict=True):
@@ -239,12 +240,12 @@ def test_work_done_again_gives_the_same_bits() -> None:
     job = make_job(1, 3, ADAMW, True, count=4)
     source = ModelSource(job)
     held = build_all(source)
-    runner = Stage(job, held, True, True, source.loss)
+    runner = Stage(job, 0, held, True, True, source.loss)
     data = Microbatches(job, source.dataset())
     runner.begin_step(0)
     for m in range(2):
-        runner.forward(0, m, *data.microbatch(0, 0, m))
-    runner.backward(0, 0, None)
+        runner.forward(m, *data.microbatch(0, 0, m))
+    runner.backward(0, None)
     run_stages(job, held, source, range(4))
     assert digest(held) == run_plain(job).sha256
 
@@ -257,23 +258,23 @@ def test_an_heir_goes_on_from_shipped_gradients() -> None:
     )
     source = ModelSource(job)
     data = Microbatches(job, source.dataset())
-    stages = [Stage(job, build_all(source), True, True, source.loss) for _ in range(3)]
+    stages = [Stage(job, 0, build_all(source), True, True, source.loss) for _ in range(3)]
     owner, heir, whole = stages
     for stage in stages:
         stage.begin_step(0)
     for m in range(4):
         for stage in (owner, whole) if m < 2 else (heir, whole):
-            stage.forward(0, m, *data.microbatch(0, 0, m))
-            stage.backward(0, m, None)
+            stage.forward(m, *data.microbatch(0, 0, m))
+            stage.backward(m, None)
         if m == 1:
-            owner.forward(0, 2, *data.microbatch(0, 0, 2))  # forwards are ahead
+            owner.forward(2, *data.microbatch(0, 0, 2))  # forwards are ahead
             shipped = owner.accumulated(2)
             assert shipped is not None
             heir.resume(2, shipped)
-            heir.forward(0, 1, *data.microbatch(0, 0, 1))
-            heir.backward(0, 1, None, accumulates=False)
-    for index, value in whole.reduce().items():
-        mine = heir.reduce()[index]
+            heir.forward(1, *data.microbatch(0, 0, 1))
+            heir.backward(1, None, accumulates=False)
+    for index, value in gradient_of([whole]).items():
+        mine = gradient_of([heir])[index]
         assert mine.losses == value.losses
         assert mine.squared_norm == value.squared_norm
         for (name, a), (other, b) in zip(mine.tensors, value.tensors, strict=True):
@@ -284,10 +285,10 @@ def test_an_heir_goes_on_from_shipped_gradients() -> None:
 def test_stages_whose_forwards_change_buffers_ship_nothing() -> None:
     job = make_job(1, 2, SGD, False, count=3)
     source = ModelSource(job)
-    stage = Stage(job, build_all(source), True, True, source.loss)
+    stage = Stage(job, 0, build_all(source), True, True, source.loss)
     stage.begin_step(0)
-    stage.forward(0, 0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
-    stage.backward(0, 0, None)
+    stage.forward(0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    stage.backward(0, None)
     assert stage.accumulated(1) is None
 
 
@@ -357,8 +358,36 @@ def test_nodes_with_other_code_have_another_fingerprint(tmp_path: Path, monkeypa
 def test_a_gradients_norm_is_taken_only_where_the_job_clips(clips: bool) -> None:
     job = make_job(1, 1, SGD, clips, count=3)
     source = ModelSource(job)
-    stage = Stage(job, build_all(source), True, True, source.loss)
+    stage = Stage(job, 0, build_all(source), True, True, source.loss)
     stage.begin_step(0)
-    stage.forward(0, 0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
-    stage.backward(0, 0, None)
-    assert any(value.squared_norm > 0.0 for value in stage.reduce().values()) is clips
+    stage.forward(0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    stage.backward(0, None)
+    assert any(value.squared_norm > 0.0 for value in gradient_of([stage]).values()) is clips
+
+
+@pytest.mark.parametrize("order", range(4))
+def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: int) -> None:
+    """Of one stage on one node, in whatever order their instructions come (rule 21)."""
+    job = make_job(1, 3, ADAMW, True, count=4)
+    job = job.model_copy(update={"pipeline": job.pipeline.model_copy(update={"pipelines": 3})})
+    source = ModelSource(job)
+    held, data, draw = build_all(source), Microbatches(job, source.dataset()), random.Random(order)
+    stages = [Stage(job, p, held, True, True, source.loss) for p in range(3)]
+    for step in range(job.job.steps):
+        left = [[(op, m) for m in range(3) for op in "FB"] for _ in stages]
+        for p, stage in enumerate(stages):
+            stage.begin_step(step)
+            if draw.random() < 0.5:  # forwards ahead of backwards
+                left[p].sort(key=lambda one: one[0] == "B")
+        while any(left):
+            p = draw.choice([p for p, mine in enumerate(left) if mine])
+            op, m = left[p].pop(0)
+            if op == "F":
+                stages[p].forward(m, *data.microbatch(step, p, m))
+            else:
+                stages[p].backward(m, None)
+        values = gradient_of(stages)
+        scale = clip_scale([values[i].squared_norm for i in sorted(values)], job.train.clip_norm)
+        for layer in held:
+            layer.apply(values[layer.index], scale)
+    assert digest(held) == run_plain(job).sha256

@@ -23,7 +23,7 @@ def trained() -> HeldLayer:
 
 
 def step(held: HeldLayer) -> None:
-    held.begin_step()
+    held.begin_step(0)
     held.module(torch.randn(8, 5)).sum().backward()
     held.apply(held.gradient(), 1.0)
 
@@ -82,7 +82,7 @@ def test_forwards_of_a_running_step_do_not_show() -> None:
     loan = held.lend()
 
     def forward() -> None:
-        held.begin_step()
+        held.begin_step(0)
         held.module(torch.randn(8, 5))
 
     assert same(read(loan, {2: partial(forward)}), before)

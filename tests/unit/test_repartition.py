@@ -8,6 +8,7 @@ from culm.coordinator.repartition import Situation, propose, step_cost
 CALM = Situation(
     layer_costs=(1e6,) * 12,
     microbatches=8,
+    pipelines=1,
     most_stages=4,
     nodes=("n0", "n1", "n2", "n3"),
     redundancy=True,

@@ -24,7 +24,7 @@ class Nothing:
 WORKS: list[tuple[Work[Nothing], Phase]] = [
     (Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), "forward"),
     (Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=Nothing()), "backward"),
-    (Reduce(duty(1), 0, 1), "backward"),
+    (Reduce(1, 0, ((duty(1), 1),)), "backward"),
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
     (Install(0, 0, Nothing()), "apply"),

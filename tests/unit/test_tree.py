@@ -1,0 +1,43 @@
+"""The tree over pipelines: the same value for every way in which nodes may share the work."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from culm.pipeline.tree import Block, halves, merged, total
+
+
+def paired(left: str, right: str) -> str:
+    return f"({left}+{right})"
+
+
+def test_the_left_half_has_the_largest_power_of_two_below_the_whole() -> None:
+    assert total([*"01234567"], paired) == "(((0+1)+(2+3))+((4+5)+(6+7)))"
+    assert total([*"0123456"], paired) == "(((0+1)+(2+3))+((4+5)+6))"
+    assert total([*"012"], paired) == "((0+1)+2)"
+    assert total(["0"], paired) == "0"
+
+
+def test_one_pipeline_has_no_halves() -> None:
+    with pytest.raises(ValueError, match=r"\[3,4\) is one pipeline"):
+        halves(Block(3, 4))
+
+
+@given(st.integers(1, 40), st.data())
+def test_whoever_adds_what_the_whole_is_the_same(pipelines: int, data: st.DataObject) -> None:
+    owner = data.draw(st.lists(st.integers(0, 3), min_size=pipelines, max_size=pipelines))
+    sent: dict[Block, str] = {}
+    for node in set(owner):
+        mine = {Block(p, p + 1): str(p) for p in range(pipelines) if owner[p] == node}
+        blocks = merged(mine, pipelines, paired)
+        assert sorted(p for block in blocks for p in range(*block)) == sorted(p for p, _ in mine)
+        sent |= blocks
+    assert merged(sent, pipelines, paired) == {Block(0, pipelines): total([str(p) for p in range(pipelines)], paired)}
+
+
+@given(st.integers(0, 6), st.integers(0, 63))
+def test_aligned_pipelines_are_few_blocks(power: int, place: int) -> None:
+    size = 1 << power
+    first = place % (64 // size) * size
+    pieces = {Block(p, p + 1): str(p) for p in range(first, first + size)}
+    assert [*merged(pieces, 64, paired)] == [Block(first, first + size)]
