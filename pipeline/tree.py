@@ -1,4 +1,4 @@
-"""The sum of a step over its pipelines: one fixed binary tree, whoever adds what (rules 19 and 20). Pure."""
+"""The sum of a step over its pipelines: one fixed binary tree, whoever adds what (rule 19). Pure."""
 
 # Floating-point addition is not associative. So a sum that follows the machines, such as a ring's or "each node adds
 # what it has", has other bits with other machines. This one follows the pipelines, which the job fixes:

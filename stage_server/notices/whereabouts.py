@@ -2,19 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable
 
 from culm.pipeline.machine import Machine
-from culm.stage_server.notices.aws import Aws
-from culm.stage_server.notices.azure import Azure
-from culm.stage_server.notices.gcp import Gcp
-from culm.stage_server.notices.metadata import TIMEOUT, MetadataService
+from culm.stage_server.notices.clouds import CLOUDS, aws_is_off
+from culm.stage_server.notices.metadata import TIMEOUT
 from culm.stage_server.notices.polled import NoAnswer
-from culm.stage_server.notices.sources import CLOUDS, aws_is_off, service_of
 
 log = logging.getLogger("culm.notices")
-
-CLASSES: dict[str, Callable[[MetadataService], Aws | Gcp | Azure]] = {"aws": Aws, "gcp": Gcp, "azure": Azure}
 
 
 def find_machine(names: str, timeout: float = TIMEOUT) -> Machine:
@@ -30,7 +24,7 @@ def find_machine(names: str, timeout: float = TIMEOUT) -> Machine:
 
     def ask(name: str) -> None:
         try:
-            found[name] = CLASSES[name](service_of(name, timeout)).machine(threading.Event())
+            found[name] = CLOUDS[name].client(CLOUDS[name].service(timeout)).machine(threading.Event())
         except NoAnswer as error:
             log.debug("%s: not here: %s", name, error)
 
