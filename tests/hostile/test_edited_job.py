@@ -52,7 +52,7 @@ def test_a_run_does_not_go_on_with_another_job(tmp_path: Path) -> None:
         with pytest.raises(RunFailed) as failed:
             train(cluster, lambda *_: None, Editor((lambda status: status.step >= 40, edit)))
     assert failed.value.code == 2
-    assert f"{NAMED} in this job, missing in the run's; set it back" in str(failed.value)
+    assert f"{NAMED} in this job, and missing in the run's; set it back" in str(failed.value)
 
 
 def test_nodes_keep_what_they_hold_from_a_coordinator_of_another_job(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_a_node_of_no_name_does_not_get_in(name: str) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await node.call.read()
         assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert any(said in str(refused.value.details()) for said in ("no name", "cannot be printed"))
+        assert any(said in str(refused.value.details()) for said in ("not a valid name", "cannot be printed"))
         assert not (await running.stub.GetStatus(pb.GetStatusRequest())).nodes
 
     run(scenario, MemoryStore())

@@ -50,16 +50,16 @@ def said(command: str, job: Path, url: str, more: list[str]) -> str:
 
 
 CHANGED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "rate": ({"optimizer_args": "lr = 0.02"}, "train.optimizer_args.lr is 0.02 in this job, 0.01", "--allow train"),
+    "rate": ({"optimizer_args": "lr = 0.02"}, "train.optimizer_args.lr is 0.02 in this job, and 0.01", "--allow train"),
     "optimizer": ({"optimizer": "torch.optim:NAdam"}, "train.optimizer is 'torch.optim:NAdam'", "--allow train"),
-    "option": ({"optimizer_args": "lr = 0.01, eps = 0.1"}, "optimizer_args.eps is 0.1 in this job, missing", "train"),
-    "clip": ({"train": "clip_norm = 1.0"}, "train.clip_norm is 1.0 in this job, missing", "--allow train"),
-    "seed": ({"text": ("seed = 1", "seed = 2")}, "job.seed is 2 in this job, 1", "--allow train"),
-    "batch": ({"text": ("microbatch = 4", "microbatch = 8")}, "data.microbatch is 8 in this job, 4", "--allow data"),
+    "option": ({"optimizer_args": "lr = 0.01, eps = 0.1"}, "eps is 0.1 in this job, and missing", "train"),
+    "clip": ({"train": "clip_norm = 1.0"}, "train.clip_norm is 1.0 in this job, and missing", "--allow train"),
+    "seed": ({"text": ("seed = 1", "seed = 2")}, "job.seed is 2 in this job, and 1", "--allow train"),
+    "batch": ({"text": ("microbatch = 4", "microbatch = 8")}, "microbatch is 8 in this job, and 4", "--allow data"),
     "microbatches": ({"text": ("microbatches = 2", "microbatches = 3")}, "pipeline.microbatches is 3", "--allow data"),
     "data": ({"dataset": "tests.hostile.jobs:poisoned"}, "data.dataset is", "--allow data"),
-    "threads": ({"job": "threads = 2"}, "job.threads is 2 in this job, 1", "--allow hardware"),
-    "layers": ({"args": "count = 2"}, "model.args.count is 2 in this job, missing", "--allow model"),
+    "threads": ({"job": "threads = 2"}, "job.threads is 2 in this job, and 1", "--allow hardware"),
+    "layers": ({"args": "count = 2"}, "model.args.count is 2 in this job, and missing", "--allow model"),
     "two": ({"optimizer_args": "lr = 1.0", "dataset": "tests.hostile.jobs:poisoned"}, "data.dataset", "data,train"),
     "fewer steps": ({"steps": STEPS}, "the checkpoint is of step 4, and the job has 4 steps", "job.steps"),
 }

@@ -100,7 +100,7 @@ def test_a_variable_stands_for_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_pat
     storage.put(job.checkpoint.url, "file", b"data")
     assert (tmp_path / SECRET / "kept" / "file").read_bytes() == b"data"
     monkeypatch.delenv("CULM_TEST_PLACE")
-    with pytest.raises(JobError, match="CULM_TEST_PLACE is not in the environment"):
+    with pytest.raises(JobError, match="the variable CULM_TEST_PLACE is not set"):
         storage.put(job.checkpoint.url, "file", b"data")
 
 
