@@ -13,7 +13,7 @@ import pytest
 
 from tests.compose.engine import IMAGES, EngineError, Project, docker
 
-STEPS = 400  # so many that the run still goes on where a busy machine takes long to kill, start and stop
+STEPS = 240  # so many that the run still goes on where a busy machine takes long to kill, start and stop
 UI_PORT = 18501
 CHANGES = (f"job.steps={STEPS}", "model.args.width=96", "model.args.depth=6")
 SAFE = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
