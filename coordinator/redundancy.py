@@ -60,8 +60,8 @@ def prices(seen: Observed) -> list[Price]:
     fits = min(1.0, seen.bubble / seen.forward) if seen.forward else 0.0
     found = []
     for every in [0, *_periods(seen)]:
-        # What was shipped of finished pipelines is whole, and of one the last shipment counts.
-        part = every / (seen.pipelines * seen.microbatches) if every else 1.0
+        # Of each pipeline what came after its last shipment is lost, also of one whose backwards are all done.
+        part = every / seen.microbatches if every else 1.0
         for eager in (False, True) if fits > 0.0 else (False,):
             ahead = fits if eager else 0.0
             redone = part / 2 * (seen.forward * (1.0 - ahead) + seen.backward)

@@ -307,3 +307,15 @@ def test_an_operator_who_names_no_instruction_is_told_so(at: str) -> None:
     assert "names no instruction" in coordinator_bounds.kill_problem(pb.KillRequest(node="n0", at=at))
     assert coordinator_bounds.kill_problem(pb.KillRequest(node="n0", at="12:2B3")) == ""
     assert coordinator_bounds.drain_problem(pb.DrainRequest(node="../n0"))
+
+
+def test_a_stage_that_several_nodes_run_is_no_plan_of_this_version() -> None:
+    """``StagePlan.owner`` would raise wherever the plan is looked at."""
+    good = plan_to_proto(plan())
+    for stage in good.stages:
+        stage.owners.append(stage.owners[0])
+    assert plan_problem(good, 4, STEPS, 2) == ""
+    first = good.stages[0]
+    del first.standbys[:]
+    first.owners[1] = next(member.node for member in good.members if member.node not in first.owners)
+    assert "different owners" in plan_problem(good, 4, STEPS, 2)
