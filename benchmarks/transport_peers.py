@@ -30,6 +30,7 @@ from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.sender import Sender
+from culm.stage_server.worker.effects import Standing
 
 WARM = 8  # tensors that do not count
 
@@ -93,7 +94,7 @@ class Giver:
             self.acknowledgements |= {key.index for key in keys}
             self.changed.notify_all()
 
-    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None: ...
+    def synced(self, peer: Member, standing: Standing) -> None: ...
 
     def peer_lost(self, peer: Member, why: str) -> None: ...
 

@@ -172,15 +172,19 @@ def _rearranged(
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
-    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.redundancy, zones_of(state))
+    stages, reasons = settle(
+        plan.stages, usable, seeded, leaving, settings.redundancy, zones_of(state), state.layer_costs
+    )
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]
         duties = [s for s, stage in enumerate(stages) if name in stage.holders()]
         # Nobody has its stage's state yet: it stays to the end of its machine, and is lost then, if it has to be.
-        if any(stages[s].owner == name for s in duties):
+        if any(name in stages[s].owners for s in duties):
             continue
-        replaced = all(any(not b.hot for b in stages[s].standbys) for s in duties)  # by one that is being seeded
+        replaced = all(  # by one that is being seeded
+            any(not b.hot for b in stages[s].standbys) or len(stages[s].distinct_owners) > 1 for s in duties
+        )
         in_time = node.leaves_at is None or now < node.leaves_at - LEAVE_SECONDS
         if duties and replaced and in_time:
             continue
@@ -217,7 +221,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     if busy or settling.quiet(state, now) < settings.settle_seconds / (settling.GROWS_AFTER if growing else 1):
         return (), ""
     most = max(asked, settings.most_stages)
-    if len(usable) > asked:  # beyond what the job asks for only those count that need not stay spare
+    # Beyond what the job asks for only those count that need not stay spare; with peers nobody waits as a spare.
+    if len(usable) > asked and settings.pipelines == 1:
         most = min(most, max(asked, len(usable) - settings.spares))
     situation = Situation(
         layer_costs=state.layer_costs,

@@ -122,8 +122,9 @@ def _that_matter(state: State, links: Mapping[tuple[str, str], float]) -> Mappin
     present = [n for n in state.nodes.values() if n.available and n.attached_since is not None and not n.draining]
     free = {n.node for n in present} - set(state.parted)
     late = {
-        frozenset((stage.owner, standby.node))
+        frozenset((owner, standby.node))
         for stage in state.plan.stages
+        for owner in stage.distinct_owners
         for standby in stage.standbys
         if stage.hot_standby() is None and free.difference(stage.holders()) and not price(state, standby.node)[0]
     }

@@ -38,6 +38,7 @@ from culm.coordinator.state import Ending, LostOwner, Node, Phase, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
+from culm.pipeline.plan import Stages
 from culm.pipeline.terms import ERAS_BITS
 
 NOBODY = "no heartbeat comes from any node: waiting for nodes to attach or to join"
@@ -299,7 +300,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         return state, (*commands, Persist())
     if state.phase is Phase.FAILED:  # nobody goes on with what it held
         return replace(state, plan=None, exposed_since={}), (*commands, Persist())
-    stages_left, reasons = promote(plan.stages, list(gone))
+    stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs)
     if stages_left is None:
         done = ["every step was committed, but the weights were neither saved nor fetched"]
         reasons = [*(done if state.phase is Phase.DONE else []), *reasons]
@@ -311,17 +312,24 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING
     moved = tuple(
-        LostOwner(
-            node=before.owner, stage=s, heir=after.owner, at=now, detect_seconds=now - gone[before.owner].heard_at
-        )
-        for s, (before, after) in enumerate(zip(plan.stages, stages_left, strict=True))
-        if begun and before.owner in gone
+        LostOwner(node=owner, stage=s, heir=heir, at=now, detect_seconds=now - gone[owner].heard_at)
+        for s, owner, heir in (_moves(plan.stages, stages_left, gone) if begun else ())
     )
     # An heir that is lost as well: what counts is how long its own heir takes, so its record stands for both.
     kept = tuple(x for x in state.lost_owners if x.heir not in gone)
     state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
     state = replace(state, lost_owners=(*kept, *moved))
     return state, (*commands, Persist(), Publish(promoted), *records)
+
+
+def _moves(before: Stages, after: Stages, gone: Collection[str]) -> list[tuple[int, str, str]]:
+    """Which heir runs which stage in place of which lost owner, each once."""
+    found: dict[tuple[int, str, str], None] = {}
+    for s, (old, new) in enumerate(zip(before, after, strict=True)):
+        if old is not new:  # of a thousand stages a lost node concerns two or three
+            pairs = zip(old.owners, new.owners, strict=True)
+            found.update(((s, owner, heir), None) for owner, heir in pairs if owner in gone)
+    return list(found)
 
 
 def _with_deaths(state: State, gone: Iterable[Node]) -> State:

@@ -27,6 +27,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+from culm.coordinator import replicas
 from culm.coordinator.zones import NO_ZONES, Zones, apart, ring, several
 from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages, Standby
@@ -59,11 +60,16 @@ def place(
     zones: Zones = NO_ZONES,
     pipelines: int = 1,
 ) -> Stages:
-    """The placement that a run, or an era, begins with: one stage a node, standbys in a ring that crosses the zones.
+    """The placement that a run, or an era, begins with: as many replicas of all stages as the nodes make.
 
-    In natural order where there is one zone. With fewer nodes than stages neighbours double up. Every holder starts
-    from the same initial state, so every standby is hot at once.
+    With one replica there are standbys, in a ring that crosses the zones; in natural order where there is one zone.
+    With fewer nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby
+    is hot at once.
     """
+    if (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
+        order = replicas.by_zone(natural_order(nodes), zones)
+        grid = [order[r * stages : (r + 1) * stages] for r in range(rows)]
+        return replicas.laid_out(grid, partition(costs, stages), pipelines, costs)
     order = ring(natural_order(nodes), zones, min(len(nodes), stages), redundancy)
     # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
     owners = [order[s * len(order) // stages] for s in range(stages)]
@@ -95,35 +101,54 @@ def with_standbys(
     return placed
 
 
-def promote(stages: Stages, lost: Collection[str]) -> tuple[Stages | None, list[str]]:
-    """Moves every stage that a lost node owned to its hot standby and ends the lost nodes' standby duties.
+def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages | None, list[str]]:
+    """Moves every duty of a lost node to the stage's other owners or its hot standby, and ends what it stood by for.
 
-    Returns None in place of the stages when a stage has no copy left.
+    Returns None in place of the stages when a stage has no copy left. ``costs``: the layers' parameters.
     """
     # A standby that is still being seeded is no heir: its layers may be of different versions (rule 11). So a stage
     # whose owner and hot standby are lost has no copy left, though a node is halfway to one.
     reasons: list[str] = []
     moved: list[StagePlan] = []
-    gone = frozenset(lost)
+    gone, load = frozenset(lost), replicas.duties(stages)
     for s, stage in enumerate(stages):
         # With a thousand stages a lost node concerns two or three: all others keep their very objects.
         if gone.isdisjoint(stage.holders()):
             moved.append(stage)
             continue
-        standbys = tuple(b for b in stage.standbys if b.node not in lost)
-        owner = stage.owner
-        if owner in lost:
-            heir = next((b.node for b in standbys if b.hot), None)
-            if heir is None:
+        standbys = tuple(b for b in stage.standbys if b.node not in gone)
+        owners_lost = [owner for owner in stage.distinct_owners if owner in gone]
+        if owners_lost:
+            heirs = [n for n in stage.required() if n not in gone]
+            if not heirs:
                 return None, [f"stage {s} was held by {', '.join(stage.required())} alone: no copy is left"]
-            owner = heir
-            standbys = tuple(b for b in standbys if b.node != heir)
-            reasons.append(f"{heir}, the hot standby, runs stage {s} in place of {stage.owner}")
-        elif len(standbys) < len(stage.standbys):
-            names = ", ".join(b.node for b in stage.standbys if b.node in lost)
-            reasons.append(f"stage {s} lost its standby {names}")
-        moved.append(stage.run_by(owner, standbys))
+            after = replicas.moved(stage, gone, heirs, load, costs_of(stage, costs))
+            reasons.append(_moved_in_words(s, stage, after))
+            moved.append(after)
+            continue
+        names = ", ".join(b.node for b in stage.standbys if b.node in gone)
+        reasons.append(f"stage {s} lost its standby {names}")
+        moved.append(replace(stage, standbys=standbys))
     return tuple(moved), reasons
+
+
+def costs_of(stage: StagePlan, costs: Sequence[float]) -> Sequence[float]:
+    """Of the stage's layers; all alike where nobody has told."""
+    return costs[stage.first_layer : stage.end_layer] if costs else [1.0] * len(stage.layers)
+
+
+def _moved_in_words(s: int, before: StagePlan, after: StagePlan) -> str:
+    """Who runs what of a stage in place of whom."""
+    taken: dict[tuple[str, str], list[int]] = {}
+    for p, (old, new) in enumerate(zip(before.owners, after.owners, strict=True)):
+        if old != new:
+            taken.setdefault((new, old), []).append(p)
+    told = []
+    for (heir, owner), pipelines in taken.items():
+        role = ", the hot standby," if any(b.node == heir for b in before.standbys) else ""
+        of = f" of pipeline{'s' * (len(pipelines) > 1)} {', '.join(map(str, pipelines))}"
+        told.append(f"{heir}{role} runs stage {s}{of if len(before.owners) > 1 else ''} in place of {owner}")
+    return "; ".join(told)
 
 
 class Burdens:
@@ -132,7 +157,7 @@ class Burdens:
     # Copies come before stages when nodes are compared: memory is what a holder runs out of.
     def __init__(self, stages: Stages) -> None:
         self.copies = Counter(node for stage in stages for node in stage.holders())
-        self.owned = Counter(stage.owner for stage in stages)
+        self.owned = Counter(owner for stage in stages for owner in stage.distinct_owners)
 
     def __getitem__(self, node: str) -> tuple[int, int]:
         return self.copies[node], self.owned[node]
@@ -147,7 +172,7 @@ def repair(
     leave does not count; ``nodes`` are those that stay.
     """
     reasons: list[str] = []
-    bare = [s for s, stage in enumerate(stages) if all(b.node in leaving for b in stage.standbys)]
+    bare = [s for s, stage in enumerate(stages) if _is_bare(stage, leaving)]
     if not bare:
         return stages, reasons
     order, carried, zoned = natural_order(nodes), Burdens(stages), several(zones)
@@ -157,7 +182,7 @@ def repair(
         candidates = [n for n in order if n not in holders]
         if not candidates:
             continue
-        owner = stage.owner
+        owner = next((n for n in stage.distinct_owners if n not in leaving), stage.owners[0])
         # A spare comes first, also one in the owner's zone: as heir it has this stage alone to run.
         spares = [n for n in candidates if carried[n] == (0, 0)]
         elsewhere = [n for n in spares or candidates if apart(zones, owner, n)] if zoned else []
@@ -173,20 +198,35 @@ def repair(
     return stages, reasons
 
 
-def hand_over(stages: Stages, leaving: Collection[str]) -> tuple[Stages, list[str]]:
+def _is_bare(stage: StagePlan, leaving: Collection[str]) -> bool:
+    """Whether one copy at most stays, and none is on its way."""
+    staying = [n for n in stage.distinct_owners if n not in leaving]
+    return len(staying) < 2 and all(b.node in leaving for b in stage.standbys)
+
+
+def hand_over(stages: Stages, leaving: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages, list[str]]:
     """Swaps the roles of owners that are about to leave and their hot standbys, and ends duties that others have."""
     # The owner that leaves stays on as a hot standby until others have been seeded: it holds the newest state anyhow,
     # and if its heir is lost before, nothing is lost with it.
     reasons: list[str] = []
+    load = replicas.duties(stages)
     for s, stage in enumerate(stages):
         staying = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
-        if stage.owner in leaving and staying:
+        peers = [n for n in stage.distinct_owners if n not in leaving]
+        if peers and len(peers) < len(stage.distinct_owners):
+            after = replicas.moved(stage, leaving, [*peers, *staying], load, costs_of(stage, costs))
+            kept = tuple(Standby(n, True) for n in stage.distinct_owners if n in leaving)
+            stages = (*stages[:s], replace(after, standbys=(*kept, *after.standbys)), *stages[s + 1 :])
+            reasons.append(_moved_in_words(s, stage, after))
+        elif stage.owners[0] in leaving and staying and not peers:
             heir, *others = staying
-            standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != heir))
+            before = ", ".join(stage.distinct_owners)
+            handed = tuple(Standby(n, True) for n in stage.distinct_owners)
+            standbys = (*handed, *(b for b in stage.standbys if b.node != heir))
             stages = (*stages[:s], stage.run_by(heir, standbys), *stages[s + 1 :])
-            reasons.append(f"{heir} takes stage {s} over from {stage.owner}, which hands over what it holds")
+            reasons.append(f"{heir} takes stage {s} over from {before}, which hands over what it holds")
             staying = others
-        if staying:
+        if staying or len(peers) > 1:
             kept = tuple(b for b in stages[s].standbys if b.node not in leaving)
             if kept != stages[s].standbys:
                 stages = _with(stages, s, standbys=kept)
@@ -205,6 +245,7 @@ def settle(
     leaving: Collection[str] = (),
     redundancy: bool = True,
     zones: Zones = NO_ZONES,
+    costs: Sequence[float] = (),
 ) -> tuple[Stages, list[str]]:
     """What changes at a commit: seeded standbys become hot, roles swap to relieve, spares are put to use.
 
@@ -218,18 +259,20 @@ def settle(
             standbys = tuple(Standby(b.node, b.hot or b.node in fresh) for b in stage.standbys)
             stages = _with(stages, s, standbys=standbys)
             reasons.extend(f"{n} is a hot standby of stage {s} from now on: its copy is complete" for n in fresh)
-    stages, handed = hand_over(stages, leaving)
+    stages, handed = hand_over(stages, leaving, costs)
     reasons.extend(handed)
     if not redundancy:  # standbys exist only to hand over to
         for s, stage in enumerate(stages):
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
-            if stage.owner in leaving:
+            if set(stage.owners) <= set(leaving):
                 stages, asked = repair(stages, nodes, leaving, zones)
                 reasons.extend(asked)
         return stages, reasons
     # A difference of two, not of one: with one the roles would swap back at the next commit.
     owning = Burdens(stages).owned
     for s, stage in enumerate(stages):
+        if len(stage.distinct_owners) > 1:
+            continue  # its pipelines are spread anew with the shape
         hot = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
         relief = min(hot, key=lambda n: owning[n], default=None)
         if relief is not None and owning[stage.owner] - owning[relief] >= 2:
@@ -242,7 +285,10 @@ def settle(
             )
     for s, stage in enumerate(stages):
         hot = [b.node for b in stage.standbys if b.hot]
-        if len(hot) > 1:
+        if hot and sum(n not in leaving for n in stage.distinct_owners) > 1:
+            stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node in leaving))
+            reasons.append(f"stage {s} needs no standby: it has {len(stage.distinct_owners)} owners")
+        elif len(hot) > 1:
             kept = _kept_standby(stages, s, hot, zones)
             stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
             reasons.append(f"stage {s} needs only one standby and keeps {kept}")
@@ -258,8 +304,8 @@ def _kept_standby(stages: Stages, s: int, hot: Sequence[str], zones: Zones) -> s
 
     Who holds least comes before the ring: else a standby that ``spread`` has moved would be moved back.
     """
-    before, carried = ring_standby([stage.owner for stage in stages], s), Burdens(stages)
-    hot = [n for n in hot if apart(zones, stages[s].owner, n)] or hot
+    before, carried = ring_standby([stage.owners[0] for stage in stages], s), Burdens(stages)
+    hot = [n for n in hot if apart(zones, stages[s].owners[0], n)] or hot
     return min(hot, key=lambda n: (carried.copies[n], n != before, carried.owned[n]))
 
 
@@ -271,7 +317,7 @@ def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[in
     together = [
         (s, stage)
         for s, stage in enumerate(stages)
-        if len(stage.standbys) == 1 and not apart(zones, stage.owner, stage.standbys[0].node)
+        if _has_one_standby(stage) and not apart(zones, stage.owner, stage.standbys[0].node)
     ]
     if not together or not several(zones):
         return None
@@ -283,6 +329,10 @@ def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[in
         if chosen is not None and carried.copies[chosen] <= carried.copies[stage.standbys[0].node]:
             return s, chosen
     return None
+
+
+def _has_one_standby(stage: StagePlan) -> bool:
+    return len(stage.distinct_owners) == len(stage.standbys) == 1
 
 
 def separate(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[Stages, list[str]]:
@@ -305,8 +355,10 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
     Of nodes that hold as much, one in another zone than the owner's: the owner stands by afterwards.
     """
     carried = Burdens(stages)
-    busiest = max(range(len(stages)), key=lambda s: (carried.owned[stages[s].owner], s))
-    owner = stages[busiest].owner
+    busiest = max(range(len(stages)), key=lambda s: (carried.owned[stages[s].owners[0]], s))
+    owner = stages[busiest].owners[0]
+    if any(len(stage.distinct_owners) > 1 for stage in stages):
+        return stages, []  # its pipelines are spread anew with the shape
     if carried.owned[owner] < 2 or any(not b.hot for b in stages[busiest].standbys):
         return stages, []
     # Who is being seeded for something else gets no second stage: seeding shares one limit of bytes a second.
@@ -334,7 +386,7 @@ def spread(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> t
         return stages, []
     carried = Burdens(stages)
     lightest = sorted(natural_order(nodes), key=carried.__getitem__)
-    single = [(s, stage, stage.standbys[0].node) for s, stage in enumerate(stages) if len(stage.standbys) == 1]
+    single = [(s, stage, stage.standbys[0].node) for s, stage in enumerate(stages) if _has_one_standby(stage)]
     for s, stage, standby in sorted(single, key=lambda each: -carried.copies[each[2]]):
         duties = carried.copies[standby] - carried.owned[standby]
         lighter = [n for n in lightest if carried.copies[n] <= carried.copies[standby] - 2 and n not in stage.holders()]

@@ -121,7 +121,7 @@ def reviewed(state: State, plan: Plan, now: float) -> tuple[State, Redundancy | 
 def observe(state: State, plan: Plan, last: Review, now: float) -> Observed | None:
     """What the steps since the last look have shown; None if their nodes have told nothing of it."""
     steps = state.committed - last.step
-    owners = {stage.owner for stage in plan.stages}
+    owners = {owner for stage in plan.stages for owner in stage.distinct_owners}
     spent = [
         _since(node.times, last.times[node.node, node.incarnation])
         for node in state.nodes.values()

@@ -1,4 +1,4 @@
-"""Cutting the model anew for the nodes there are: when it pays, and into what. Pure, with a reason in words."""
+"""Another shape for the nodes there are: when it pays, and which. Pure, with a reason in words."""
 
 # A step's length is estimated as what 1F1B takes: the first microbatch passes all stages, and the busiest node then
 # works through the others. A new cut has to earn what moving costs, in the time that is likely left until the next node
@@ -13,6 +13,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from culm.coordinator import replicas
 from culm.coordinator.placement import with_standbys
 from culm.coordinator.zones import Zones
 from culm.pipeline.partition import partition
@@ -43,20 +44,22 @@ class Situation:
 
 
 def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
-    """Better stages than the present ones and why they pay, or None.
+    """A better shape than the present one and why it pays, or None.
 
-    The owners keep their order, so that most layers stay where they are.
+    Nodes keep the stages that they hold, as far as they can, so that most layers stay where they are.
     """
-    given = set(situation.nodes)
-    order = list(dict.fromkeys([*(stage.owner for stage in stages if stage.owner in given), *situation.nodes]))
-    count = min(len(order), situation.most_stages, len(situation.layer_costs))
-    if count == 0:
+    order = list(dict.fromkeys([*(owner for stage in stages for owner in stage.owners), *situation.nodes]))
+    order = [name for name in order if name in set(situation.nodes)]
+    most = min(len(order), situation.most_stages, len(situation.layer_costs))
+    if most == 0:
         return None
-    owners = order[:count]
     before = step_cost(stages, situation)
-    if before * (1.0 - WORTHWHILE) < least_cost(owners, situation):
+    if before * (1.0 - WORTHWHILE) < least_cost(order, situation):
         return None  # to cut in vain at every commit takes longer the more stages there are
-    better = _cut(owners, situation)
+    # One pipeline takes all stages that it can get; several may be better off with more replicas of fewer stages.
+    counts = [most] if situation.pipelines == 1 else range(1, most + 1)
+    shapes = [_shape(order, count, stages, situation) for count in counts]
+    better = min(shapes, key=lambda shape: (step_cost(shape, situation), -len(shape)))
     after = step_cost(better, situation)
     gain = 1.0 - after / before if before else 0.0
     if gain < WORTHWHILE:
@@ -72,40 +75,79 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     if saved <= spent:
         return None
     reason = (
-        f"{count} stages in place of {len(stages)}: a step takes {100 * gain:.0f} % less, which saves {saved:.0f} s "
-        f"until the next node is expected to be lost; moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s"
+        f"{_in_words(better)} in place of {_in_words(stages)}: a step takes {100 * gain:.0f} % less, "
+        f"which saves {saved:.0f} s until the next node is expected to be lost; "
+        f"moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s"
     )
     return better, reason
 
 
+def _in_words(stages: Stages) -> str:
+    rows = max(len(stage.distinct_owners) for stage in stages)
+    return f"{rows} replicas of {len(stages)} stages" if rows > 1 else f"{len(stages)} stages"
+
+
 def step_cost(stages: Stages, situation: Situation) -> float:
-    """A step's length in units of cost: the busiest node works through all microbatches, one passes all stages."""
-    load: dict[str, float] = {}
+    """A step's length in units of cost: the busiest node works through all its microbatches, one passes all stages."""
+    work: dict[str, float] = {}  # in a step
+    each: dict[str, float] = {}  # of the microbatch that passes: it is in the sum over all stages
+    total = 0.0
+    microbatches = situation.microbatches / situation.pipelines
     for stage in stages:
-        load[stage.owner] = load.get(stage.owner, 0.0) + _cost(stage, situation)
-    total = sum(_cost(stage, situation) for stage in stages)
-    return (situation.microbatches - 1) * max(load.values()) + total
+        cost = sum(situation.layer_costs[x] for x in stage.layers)
+        for owner in stage.distinct_owners:
+            own = cost * situation.slowness.get(owner, 1.0)
+            work[owner] = work.get(owner, 0.0) + own * microbatches * stage.owners.count(owner)
+            each[owner] = each.get(owner, 0.0) + own
+        total += cost * max(situation.slowness.get(owner, 1.0) for owner in stage.distinct_owners)
+    return max(work[owner] - each[owner] for owner in work) + total
 
 
 def least_cost(owners: Sequence[str], situation: Situation) -> float:
-    """What no cut for these owners falls short of: layers that could be divided among them at will, but for one."""
+    """What no shape of these nodes falls short of: layers that could be divided among them at will, but for one."""
     slowness = [situation.slowness.get(name, 1.0) for name in owners]
+    if situation.pipelines == 1:  # then no layer is on two nodes
+        slowness = slowness[: min(len(owners), situation.most_stages, len(situation.layer_costs))]
     total, fastest = sum(situation.layer_costs), min(slowness)
-    busiest = max(total / sum(1.0 / x for x in slowness), fastest * max(situation.layer_costs))
+    busiest = total / sum(1.0 / x for x in slowness)
+    if situation.pipelines == 1:
+        busiest = max(busiest, fastest * max(situation.layer_costs))
     return (situation.microbatches - 1) * busiest + fastest * total
 
 
-def _cost(stage: StagePlan, situation: Situation) -> float:
-    return sum(situation.layer_costs[x] for x in stage.layers) * situation.slowness.get(stage.owner, 1.0)
+def _shape(order: Sequence[str], count: int, before: Stages, situation: Situation) -> Stages:
+    """So many stages on these nodes, in as many replicas as they make."""
+    rows = replicas.count(len(order), count, situation.pipelines)
+    if rows == 1:
+        slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
+        ranges = partition(situation.layer_costs, count, slowness)
+        owners = order[:count]
+        return with_standbys(
+            owners, ranges, situation.redundancy, situation.nodes, situation.zones, situation.pipelines
+        )
+    ranges = partition(situation.layer_costs, count)
+    # Whoever holds most of a stage's layers owns it, as long as the stage has owners to come.
+    wanted = [
+        (-sum(situation.layer_costs[x] for x in set(range(first, end)).intersection(_held(before, name))), i, s)
+        for i, name in enumerate(order)
+        for s, (first, end) in enumerate(ranges)
+    ]
+    columns: list[list[str]] = [[] for _ in ranges]
+    placed: set[str] = set()
+    for _, i, s in sorted(wanted):
+        if order[i] not in placed and len(columns[s]) < rows:
+            columns[s].append(order[i])
+            placed.add(order[i])
+    grid = [[column[row] for column in columns] for row in range(rows)]
+    return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_costs)
 
 
-def _cut(owners: Sequence[str], situation: Situation) -> Stages:
-    slowness = [situation.slowness.get(name, 1.0) for name in owners]
-    ranges = partition(situation.layer_costs, len(owners), slowness)
-    return with_standbys(owners, ranges, situation.redundancy, situation.nodes, situation.zones, situation.pipelines)
+def _held(stages: Stages, node: str) -> list[int]:
+    """The layers that the node has at the committed version."""
+    return [layer for stage in stages if node in stage.required() for layer in stage.layers]
 
 
 def _new(stages: Stages, node: str, stage: StagePlan) -> list[int]:
     """The layers of a stage to be that the node does not hold yet."""
-    held = {layer for old in stages if node in old.required() for layer in old.layers}
+    held = set(_held(stages, node))
     return [layer for layer in stage.layers if layer not in held]

@@ -58,9 +58,9 @@ def ring(nodes: Sequence[str], zones: Zones, count: int, crossing: bool) -> list
 class Crossing:
     """What a step sends between zones under a placement.
 
-    ``boundaries`` of ``all_boundaries`` between stages are crossed by every microbatch's activation and its gradient;
-    ``gradient_bytes`` of parameter gradients go from owners to standbys. ``together``: stages that share a zone with
-    their standby, for all that is known.
+    ``boundaries`` of ``all_boundaries`` between stages, of every pipeline, are crossed by every microbatch's activation
+    and its gradient; ``gradient_bytes`` of parameter gradients go to copies in other zones. ``together``: stages whose
+    copies share a zone, for all that is known.
     """
 
     boundaries: int
@@ -71,13 +71,13 @@ class Crossing:
 
 def crossing(stages: Stages, zones: Zones, parameters: Sequence[float]) -> Crossing:
     """Counts what crosses; ``parameters[i]`` is the number of layer i's parameters."""
-    owners = [stage.owner for stage in stages]
-    pairs = list(pairwise(owners))
+    pairs = [pair for p in range(len(stages[0].owners)) for pair in pairwise(stage.owners[p] for stage in stages)]
     sent, together = 0.0, []
     for s, stage in enumerate(stages):
-        away = [b.node for b in stage.standbys if apart(zones, stage.owner, b.node)]
+        copies = [*stage.distinct_owners, *(b.node for b in stage.standbys)]
+        away = [node for node in copies[1:] if apart(zones, copies[0], node)]
         sent += len(away) * GRADIENT_BYTES * sum(parameters[x] for x in stage.layers)
-        if stage.standbys and not away:
+        if len(copies) > 1 and not away:
             together.append(s)
     return Crossing(sum(apart(zones, *pair) for pair in pairs), len(pairs), round(sent), tuple(together))
 

@@ -5,11 +5,12 @@ The only module that knows that stages stand in a row:
     samples -> [stage 0] -- ACTIVATION --> [stage 1] -- ACTIVATION --> [stage 2] <- targets
                [stage 0] <--- GRADIENT --- [stage 1] <--- GRADIENT --- [stage 2]
 
-A pipeline's tensors stay in that pipeline. REDUCED and ACCUMULATED go from a stage's owner to its other holders.
+A pipeline's tensors stay in that pipeline. Across pipelines a stage's owners add up its gradient: PARTIAL goes from an
+owner to the layer's reducer, REDUCED from the reducer to every other holder. ACCUMULATED goes to a standby.
 """
 
 from culm.pipeline.instruction import Duty, Instruction
-from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, REDUCED, Key
+from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, PARTIAL, REDUCED, Key
 from culm.pipeline.plan import Plan
 
 
@@ -80,36 +81,58 @@ def maker_of(key: Key) -> Instruction:
 CROSSES = (ACTIVATION, GRADIENT)  # the kinds that pass from a stage to its neighbour
 
 
-def producer(key: Key, plan: Plan) -> str | None:
-    """The node whose value of this key counts under the plan, or None if the plan knows no such duty."""
+def is_producer(node: str, key: Key, plan: Plan) -> bool:
+    """Whether this node's value of the key counts under the plan (rule 3)."""
     # The sender may obey a plan with more stages than this one (rule 3).
     if key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
-        return None
-    return plan.stages[key.stage].owner if key.kind is REDUCED else plan.owner_of(key.duty)
+        return False
+    stage = plan.stages[key.stage]
+    if key.kind in (PARTIAL, REDUCED) and key.index not in stage.layers:
+        return False
+    if key.kind is REDUCED:
+        return node == stage.reducer_of(key.index)
+    if key.kind is PARTIAL:
+        return all(owner == node for owner in stage.owners[key.pipeline : key.end])
+    return node == stage.owners[key.pipeline]
 
 
-def consumers(key: Key, plan: Plan) -> tuple[str, ...]:
-    """The nodes that need this key under the plan; may include the producer when it hosts both sides."""
+def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
+    """Who needs the key from this node, which has its value; may include the node itself when it hosts both sides."""
     kind, stage = key.kind, key.stage
     if kind is ACTIVATION:
         return (plan.stages[stage + 1].owners[key.pipeline],) if stage < len(plan.stages) - 1 else ()
     if kind is GRADIENT:
         return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()
     if kind is REDUCED:
-        return plan.receivers(stage, key.index)
+        # Whoever has it gives it to a reducer that lacks it: one that was named after the lost one had sent it.
+        receivers, reducer = plan.receivers(stage, key.index), plan.stages[stage].reducer_of(key.index)
+        return receivers if node == reducer else (reducer,) if node in receivers else ()
+    if kind is PARTIAL:
+        return (plan.stages[stage].reducer_of(key.index),) if is_producer(node, key, plan) else ()
     if kind is ACCUMULATED:
         standby = plan.stages[stage].hot_standby()
         return (standby,) if standby is not None else ()
     return ()
 
 
+def is_taken(key: Key, sender: str, receiver: str, plan: Plan) -> bool:
+    """Whether the receiver takes the key's value from this sender (rule 3)."""
+    if is_producer(sender, key, plan):
+        return receiver in consumers(key, plan, sender)
+    if key.kind is not REDUCED or key.stage >= len(plan.stages) or key.index not in plan.stages[key.stage].layers:
+        return False
+    reducer = plan.stages[key.stage].reducer_of(key.index)
+    return receiver == reducer and sender in plan.receivers(key.stage, key.index)
+
+
 def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
-    """The nodes to which this one sends tensors under the plan, without itself."""
+    """The nodes to which this one may send tensors under the plan, without itself."""
     peers: dict[str, None] = {}
     for duty in plan.duties_of(node):
         near = (_after(duty, len(plan.stages)), _before(duty))
         peers.update((plan.owner_of(each), None) for each in near if each is not None)
-        for layer in plan.stages[duty.stage].layers:
-            peers.update(dict.fromkeys(plan.receivers(duty.stage, layer)))
+    for stage, layer in plan.held_layers(node):
+        reducer = plan.stages[stage].reducer_of(layer)
+        peers.update(dict.fromkeys(plan.receivers(stage, layer) if node == reducer else (reducer,)))
     peers.pop(node, None)
     return tuple(peers)

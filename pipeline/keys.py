@@ -5,6 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from culm.pipeline.instruction import Duty
+from culm.pipeline.tree import Block
 
 
 class Kind(IntEnum):
@@ -14,7 +15,7 @@ class Kind(IntEnum):
 
     ACTIVATION = 1
     GRADIENT = 2
-    PARTIAL = 3  # never sent as long as a run has one pipeline
+    PARTIAL = 3
     REDUCED = 4
     ACCUMULATED = 5
 
@@ -27,15 +28,17 @@ ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a 
 #     kind          pipeline   index                 given by                             needed by
 #     ACTIVATION    its own    microbatch            a stage's forward                    the next stage's owner
 #     GRADIENT      its own    microbatch            a stage's backward                   the owner of the stage before
-#     REDUCED       ACROSS     layer                 the owner, after its last backward   every other holder
+#     PARTIAL       first..end layer                 an owner of all of the block         the layer's reducer
+#     REDUCED       ACROSS     layer                 the layer's reducer                  every other holder
 #     ACCUMULATED   its own    microbatches in it    the owner, every so many of them     the hot standby
 
 
 class Key(NamedTuple):
     """Names one tensor of the run; its value never changes.
 
-    ``index`` is a microbatch; for REDUCED a bucket, which is one layer by its index in the model; for ACCUMULATED the
-    number of microbatches that are in it. ``pipeline`` is ACROSS for REDUCED.
+    ``index`` is a microbatch; for PARTIAL and REDUCED a bucket, which is one layer by its index in the model; for
+    ACCUMULATED the number of microbatches that are in it. ``pipeline`` is ACROSS for REDUCED; for PARTIAL it is the
+    first one of a block, and ``end`` the block's end.
     """
 
     era: int
@@ -44,14 +47,20 @@ class Key(NamedTuple):
     kind: Kind
     stage: int
     index: int  # type: ignore[assignment]  # tuple.index goes: nobody looks for a place in a key
+    end: int = 0  # of PARTIAL alone
 
     @property
     def duty(self) -> Duty:
-        """The duty whose instruction gives it."""
+        """The duty whose instruction gives it; of no meaning for PARTIAL and REDUCED."""
         return Duty(self.pipeline, self.stage)
 
+    @property
+    def block(self) -> Block:
+        """The pipelines that a PARTIAL is the sum of."""
+        return Block(self.pipeline, self.end)
+
     def __str__(self) -> str:
-        where = str(Duty(self.pipeline, self.stage))
+        where = f"{self.block}/{self.stage}" if self.kind is PARTIAL else str(Duty(self.pipeline, self.stage))
         return f"{self.kind.name}({where},{self.index})@{self.era}.{self.step}"
 
 
@@ -60,9 +69,19 @@ def reduced(era: int, step: int, stage: int, layer: int) -> Key:
     return Key(era, step, ACROSS, REDUCED, stage, layer)
 
 
+def partial(era: int, step: int, stage: int, layer: int, block: Block) -> Key:
+    """The key of a block's gradient of one of the stage's layers."""
+    return Key(era, step, block.first, PARTIAL, stage, layer, block.end)
+
+
 def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
-    """The keys that nobody wants once this one is here: of a duty's ACCUMULATED in a step the latest is enough."""
-    if key.kind is not ACCUMULATED:
-        return set()
-    # Keys of one duty and step differ in their index alone, so the smaller key has fewer microbatches in it.
-    return {k for k in others if k < key and k._replace(index=key.index) == key}
+    """The keys that nobody wants once this one is here.
+
+    Of a duty's ACCUMULATED in a step the latest is enough; of a layer's gradient the whole sum.
+    """
+    if key.kind is ACCUMULATED:
+        # Keys of one duty and step differ in their index alone, so the smaller key has fewer microbatches in it.
+        return {k for k in others if k < key and k._replace(index=key.index) == key}
+    if key.kind is REDUCED:
+        return {k for k in others if k.kind is PARTIAL and k._replace(pipeline=ACROSS, kind=REDUCED, end=0) == key}
+    return set()

@@ -37,16 +37,27 @@ class StagePlan:
     end_layer: int
     owners: tuple[str, ...]  # by pipeline
     standbys: tuple[Standby, ...] = ()  # invariant: none of them is an owner, and none comes twice
+    # By layer: the owner that adds up what all of them have. Invariant: each is an owner; empty where there is one.
+    reducers: tuple[str, ...] = ()
 
     @property
     def layers(self) -> range:
         return range(self.first_layer, self.end_layer)
 
     @cached_property
+    def distinct_owners(self) -> tuple[str, ...]:
+        """Each owner once, in order of its first pipeline."""
+        return tuple(dict.fromkeys(self.owners))
+
+    @property
     def owner(self) -> str:
         """The stage's one owner. ValueError where its pipelines have several."""
-        (owner,) = dict.fromkeys(self.owners)
+        (owner,) = self.distinct_owners
         return owner
+
+    def reducer_of(self, layer: int) -> str:
+        """Who adds up the layer's gradient, and sends it to all other holders."""
+        return self.reducers[layer - self.first_layer] if self.reducers else self.owner
 
     def run_by(self, node: str, standbys: tuple[Standby, ...]) -> "StagePlan":
         """The same layers, which this node runs in every pipeline."""
@@ -59,11 +70,11 @@ class StagePlan:
     @cached_property
     def _holders(self) -> tuple[str, ...]:
         # Cached: every decision asks it of every stage, and a lost node changes two or three of a thousand.
-        return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys))
+        return (*self.distinct_owners, *(s.node for s in self.standbys))
 
     def required(self) -> tuple[str, ...]:
         """The nodes whose readiness a commit waits for: owners and hot standbys."""
-        return (*dict.fromkeys(self.owners), *(s.node for s in self.standbys if s.hot))
+        return (*self.distinct_owners, *(s.node for s in self.standbys if s.hot))
 
     def hot_standby(self) -> str | None:
         return next((s.node for s in self.standbys if s.hot), None)
@@ -218,9 +229,9 @@ class Plan:
 
     def saved_by(self, node: str) -> tuple[int, ...]:
         """What the node writes into a checkpoint: layers that it stands by for, so that their owners compute on."""
-        mine = [stage for stage in self.stages if node == (stage.hot_standby() or stage.owner)]
-        return tuple(layer for stage in mine for layer in stage.layers)
+        held = [self.stages[s] for s in self.held_by(node)]
+        return tuple(layer for s in held for layer in s.layers if node == (s.hot_standby() or s.reducer_of(layer)))
 
     def exposed(self) -> tuple[int, ...]:
-        """Stages without a hot standby."""
-        return tuple(i for i, s in enumerate(self.stages) if s.hot_standby() is None)
+        """Stages of which there is one copy that counts."""
+        return tuple(i for i, s in enumerate(self.stages) if len(s.required()) < 2)

@@ -91,8 +91,9 @@ def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: i
         holders = [*dict.fromkeys(stage.owners), *(standby.node for standby in stage.standbys)]
         if len(stage.owners) != pipelines:
             return f"stage {s} has {len(stage.owners)} owners; each of the {pipelines} pipelines needs one"
-        if len(set(stage.owners)) > 1:
-            return f"stage {s} has different owners; one node runs it in every pipeline"
+        reducers = 0 if len(set(stage.owners)) == 1 else stage.end_layer - stage.first_layer
+        if len(stage.reducers) != reducers or not set(stage.reducers) <= set(stage.owners):
+            return f"stage {s} has {len(stage.reducers)} reducers; it needs {reducers}, each of them an owner"
         if len(set(holders)) != len(holders):
             return f"stage {s} names a holder twice"
         if strangers := [node for node in holders if node not in members]:

@@ -23,6 +23,7 @@ def stages_to_proto(stages: Stages) -> list[pb.StagePlan]:
             end_layer=stage.end_layer,
             owners=stage.owners,
             standbys=[pb.Standby(node=b.node, hot=b.hot) for b in stage.standbys],
+            reducers=stage.reducers,
         )
         for stage in stages
     ]
@@ -30,7 +31,13 @@ def stages_to_proto(stages: Stages) -> list[pb.StagePlan]:
 
 def _stages_from_proto(stages: Iterable[pb.StagePlan]) -> Stages:
     return tuple(
-        StagePlan(s.first_layer, s.end_layer, tuple(s.owners), tuple(Standby(b.node, b.hot) for b in s.standbys))
+        StagePlan(
+            s.first_layer,
+            s.end_layer,
+            tuple(s.owners),
+            tuple(Standby(b.node, b.hot) for b in s.standbys),
+            tuple(s.reducers),
+        )
         for s in stages
     )
 

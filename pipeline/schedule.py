@@ -16,8 +16,7 @@ from heapq import heapify, heappop, heappush
 from culm.pipeline.flow import awaited, awaits, inputs_of, stages_after, takes_samples
 from culm.pipeline.instruction import Duty, Instruction, Pass
 
-# The timetable is made of these costs alone, never of measured times. So every node derives the same order from the
-# plan. Where real times differ from them a node waits longer at a head, and the order holds.
+# The timetable is made of these costs alone, never of measured times. It is for charts, estimates and simulations.
 FORWARD_COST = 1.0
 BACKWARD_COST = 2.0  # two gradients, of the input and of the parameters, each about as much work as a forward
 SPLIT_COST = 1.0  # of either half of a backward
@@ -181,21 +180,15 @@ def _order(hosts: tuple[tuple[int, ...], ...], schedule: Schedule) -> tuple[Inst
 
 
 def programs(owners: Sequence[Sequence[str]], schedule: Schedule) -> dict[str, tuple[Instruction, ...]]:
-    """What every node runs in one step, in order, when ``owners[pipeline][stage]`` hosts each duty.
+    """What every node runs in one step, in the timetable's order, when ``owners[pipeline][stage]`` hosts each duty.
 
-    Every node derives it from the plan alone, so all agree on one order of the whole step; leaving out what is done
-    keeps it free of deadlock.
+    An estimate: real nodes run whatever has its input (``culm.pipeline.choice``).
     """
     index = {name: i for i, name in enumerate(dict.fromkeys(name for stages in owners for name in stages))}
     found: dict[str, list[Instruction]] = {name: [] for name in index}
     for instruction in _order(tuple(tuple(index[name] for name in stages) for stages in owners), schedule):
         found[owners[instruction.duty.pipeline][instruction.duty.stage]].append(instruction)
     return {name: tuple(mine) for name, mine in found.items()}
-
-
-def program(owners: Sequence[Sequence[str]], node: str, schedule: Schedule) -> tuple[Instruction, ...]:
-    """What one node runs: nothing if it hosts no duty."""
-    return programs(owners, schedule).get(node, ())
 
 
 def bubble_fraction(spans: Sequence[Span]) -> float:

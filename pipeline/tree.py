@@ -14,7 +14,7 @@
 # A block's value is a function of its pipelines alone, so it does not matter which nodes computed its halves, or when.
 # n pipelines that are aligned to the tree are popcount(n) blocks.
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -26,8 +26,21 @@ class Block(NamedTuple):
     first: int
     end: int
 
+    @property
+    def pipelines(self) -> range:
+        return range(self.first, self.end)
+
+    def holds(self, other: "Block") -> bool:
+        """Whether all of the other's pipelines are among this one's."""
+        return self.first <= other.first and other.end <= self.end
+
     def __str__(self) -> str:
         return f"[{self.first},{self.end})"
+
+
+def one(pipeline: int) -> Block:
+    """The block of a single pipeline."""
+    return Block(pipeline, pipeline + 1)
 
 
 def halves(block: Block) -> tuple[Block, Block]:
@@ -52,15 +65,64 @@ def merged(pieces: Mapping[Block, T], pipelines: int, add: Callable[[T, T], T]) 
         if block.end - block.first == 1:
             return None
         left, right = halves(block)
-        one, other = collect(left), collect(right)
-        if one is not None and other is not None:
-            return add(one, other)
-        found.update((half, value) for half, value in ((left, one), (right, other)) if value is not None)
+        of_left, of_right = collect(left), collect(right)
+        if of_left is not None and of_right is not None:
+            return add(of_left, of_right)
+        found.update((half, value) for half, value in ((left, of_left), (right, of_right)) if value is not None)
         return None
 
     whole = Block(0, pipelines)
     total = collect(whole)
     return found if total is None else {whole: total}
+
+
+def largest(pipelines: Collection[int], of: int) -> tuple[Block, ...]:
+    """The largest blocks of a tree over ``of`` pipelines that hold these pipelines and no other, ascending."""
+    return tuple(sorted(merged({one(p): p for p in pipelines}, of, lambda left, _: left)))
+
+
+def is_block(block: Block, of: int) -> bool:
+    """Whether a tree over ``of`` pipelines has this block."""
+    at = Block(0, of)
+    while at.holds(block) and at != block and at.end - at.first > 1:
+        left, right = halves(at)
+        at = left if block.first < left.end else right
+    return at == block
+
+
+def outermost(blocks: Collection[Block]) -> tuple[Block, ...]:
+    """Those that lie in no other one, ascending: a block takes the place of the blocks inside it (rule 20)."""
+    distinct = set(blocks)
+    return tuple(sorted(b for b in distinct if not any(other != b and other.holds(b) for other in distinct)))
+
+
+def divided(pipelines: int, among: int) -> tuple[int, ...]:
+    """Which of so many replicas runs each pipeline: as evenly as can be, and in as few blocks as that allows.
+
+    A replica's pipelines are aligned to the tree: n of them are popcount(n) blocks. ``among`` is 1 to ``pipelines``.
+    """
+    # As a buddy allocator: every share is cut into powers of two, and the large ones are placed first. Then what is
+    # free for a power of two is made of whole blocks of that size, so a place is always found.
+    free = [Block(end - (1 << bit), end) for bit, end in _powers(pipelines)]
+    shares = [pipelines * (i + 1) // among - pipelines * i // among for i in range(among)]
+    wanted = [(1 << bit, -i) for i, share in enumerate(sorted(shares, reverse=True)) for bit, _ in _powers(share)]
+    found = [0] * pipelines
+    for size, replica in sorted(wanted, reverse=True):
+        # The smallest that is large enough; of several the first.
+        place = min((b for b in free if b.end - b.first >= size), key=lambda b: (b.end - b.first, b.first))
+        free.remove(place)
+        while place.end - place.first > size:
+            place, rest = halves(place)
+            free.append(rest)
+        for p in place.pipelines:
+            found[p] = -replica
+    return tuple(found)
+
+
+def _powers(number: int) -> list[tuple[int, int]]:
+    """The powers of two that make a number, largest first: each one's exponent, and the sum up to it."""
+    bits = [bit for bit in range(number.bit_length()) if number >> bit & 1][::-1]
+    return [(bit, sum(1 << b for b in bits[: i + 1])) for i, bit in enumerate(bits)]
 
 
 def total(values: Sequence[T], add: Callable[[T, T], T]) -> T:

@@ -966,6 +966,7 @@ class StagePlan(_message.Message):
     END_LAYER_FIELD_NUMBER: _builtins.int
     OWNERS_FIELD_NUMBER: _builtins.int
     STANDBYS_FIELD_NUMBER: _builtins.int
+    REDUCERS_FIELD_NUMBER: _builtins.int
     first_layer: _builtins.int
     end_layer: _builtins.int
     """Exclusive."""
@@ -975,6 +976,10 @@ class StagePlan(_message.Message):
 
     @_builtins.property
     def standbys(self) -> _containers.RepeatedCompositeFieldContainer[Global___Standby]: ...
+    @_builtins.property
+    def reducers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """By layer: the owner that adds up its gradient over all owners. Empty where the stage has one owner."""
+
     def __init__(
         self,
         *,
@@ -982,10 +987,11 @@ class StagePlan(_message.Message):
         end_layer: _builtins.int = ...,
         owners: _abc.Iterable[_builtins.str] | None = ...,
         standbys: _abc.Iterable[Global___Standby] | None = ...,
+        reducers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "owners", b"owners", "standbys", b"standbys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "owners", b"owners", "reducers", b"reducers", "standbys", b"standbys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -139,31 +139,68 @@ class Synced(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
-    VERSION_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     ERA_FIELD_NUMBER: _builtins.int
+    COVERS_FIELD_NUMBER: _builtins.int
+    REDUCED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """Generation of the Hello that this answers."""
-    version: _builtins.int
-    """Steps that the receiver has applied. Tensors of earlier steps are not needed any more."""
+    committed: _builtins.int
+    """Steps that the receiver knows to be committed. Tensors of earlier steps are not needed any more."""
     term: _builtins.int
     era: _builtins.int
     """The era that these steps are counted in."""
+    @_builtins.property
+    def covers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cover]:
+        """Of the next step, for a sender that owns the layer's stage: what the receiver, as the layer's reducer, has of it."""
+
+    @_builtins.property
+    def reduced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the next step, for a sender that is the layers' reducer: layers whose whole sum the receiver has."""
+
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
-        version: _builtins.int = ...,
+        committed: _builtins.int = ...,
         term: _builtins.int = ...,
         era: _builtins.int = ...,
+        covers: _abc.Iterable[Global___Cover] | None = ...,
+        reduced: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "generation", b"generation", "term", b"term", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "covers", b"covers", "era", b"era", "generation", b"generation", "reduced", b"reduced", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Synced: _TypeAlias = Synced  # noqa: Y015
+
+@_typing.final
+class Cover(_message.Message):
+    """Which pipelines are in what has come to a layer's reducer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    PIPELINES_FIELD_NUMBER: _builtins.int
+    layer: _builtins.int
+    @_builtins.property
+    def pipelines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        layer: _builtins.int = ...,
+        pipelines: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "pipelines", b"pipelines"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cover: _TypeAlias = Cover  # noqa: Y015
 
 @_typing.final
 class DeliverResponse(_message.Message):

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ulm/protos/tensor.proto\x12\x07\x63ulm.v1\"m\n\x03Key\x12\x0b\n\x03\x65ra\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08pipeline\x18\x03 \x01(\r\x12\x1b\n\x04kind\x18\x04 \x01(\x0e\x32\r.culm.v1.Kind\x12\r\n\x05stage\x18\x05 \x01(\r\x12\r\n\x05index\x18\x06 \x01(\r\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\x0bValueHeader\x12$\n\x07tensors\x18\x01 \x03(\x0b\x32\x13.culm.v1.TensorSpec\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x14\n\x0csquared_norm\x18\x03 \x01(\x01\x12\x0e\n\x06losses\x18\x04 \x03(\x01\"$\n\x04Slot\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\"\xa8\x01\n\x05\x43hunk\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x19\n\x03key\x18\x02 \x01(\x0b\x32\x0c.culm.v1.Key\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12$\n\x06header\x18\x04 \x01(\x0b\x32\x14.culm.v1.ValueHeader\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x1b\n\x04slot\x18\x07 \x01(\x0b\x32\r.culm.v1.Slot*~\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fKIND_ACTIVATION\x10\x01\x12\x11\n\rKIND_GRADIENT\x10\x02\x12\x10\n\x0cKIND_PARTIAL\x10\x03\x12\x10\n\x0cKIND_REDUCED\x10\x04\x12\x14\n\x10KIND_ACCUMULATED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x63ulm/protos/tensor.proto\x12\x07\x63ulm.v1\"\x80\x01\n\x03Key\x12\x0b\n\x03\x65ra\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x10\n\x08pipeline\x18\x03 \x01(\r\x12\x1b\n\x04kind\x18\x04 \x01(\x0e\x32\r.culm.v1.Kind\x12\r\n\x05stage\x18\x05 \x01(\r\x12\r\n\x05index\x18\x06 \x01(\r\x12\x0b\n\x03\x65nd\x18\x07 \x01(\rJ\x04\x08\x08\x10\t\"8\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x04\"n\n\x0bValueHeader\x12$\n\x07tensors\x18\x01 \x03(\x0b\x32\x13.culm.v1.TensorSpec\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x14\n\x0csquared_norm\x18\x03 \x01(\x01\x12\x0e\n\x06losses\x18\x04 \x03(\x01\"$\n\x04Slot\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04size\x18\x02 \x01(\r\"\xa8\x01\n\x05\x43hunk\x12\x0f\n\x07payload\x18\x01 \x01(\x0c\x12\x19\n\x03key\x18\x02 \x01(\x0b\x32\x0c.culm.v1.Key\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12$\n\x06header\x18\x04 \x01(\x0b\x32\x14.culm.v1.ValueHeader\x12\x12\n\ngeneration\x18\x05 \x01(\x04\x12\x0c\n\x04term\x18\x06 \x01(\x04\x12\x1b\n\x04slot\x18\x07 \x01(\x0b\x32\r.culm.v1.Slot*~\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fKIND_ACTIVATION\x10\x01\x12\x11\n\rKIND_GRADIENT\x10\x02\x12\x10\n\x0cKIND_PARTIAL\x10\x03\x12\x10\n\x0cKIND_REDUCED\x10\x04\x12\x14\n\x10KIND_ACCUMULATED\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'culm.protos.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KIND']._serialized_start=527
-  _globals['_KIND']._serialized_end=653
-  _globals['_KEY']._serialized_start=37
-  _globals['_KEY']._serialized_end=146
-  _globals['_TENSORSPEC']._serialized_start=148
-  _globals['_TENSORSPEC']._serialized_end=204
-  _globals['_VALUEHEADER']._serialized_start=206
-  _globals['_VALUEHEADER']._serialized_end=316
-  _globals['_SLOT']._serialized_start=318
-  _globals['_SLOT']._serialized_end=354
-  _globals['_CHUNK']._serialized_start=357
-  _globals['_CHUNK']._serialized_end=525
+  _globals['_KIND']._serialized_start=547
+  _globals['_KIND']._serialized_end=673
+  _globals['_KEY']._serialized_start=38
+  _globals['_KEY']._serialized_end=166
+  _globals['_TENSORSPEC']._serialized_start=168
+  _globals['_TENSORSPEC']._serialized_end=224
+  _globals['_VALUEHEADER']._serialized_start=226
+  _globals['_VALUEHEADER']._serialized_end=336
+  _globals['_SLOT']._serialized_start=338
+  _globals['_SLOT']._serialized_end=374
+  _globals['_CHUNK']._serialized_start=377
+  _globals['_CHUNK']._serialized_end=545
 # @@protoc_insertion_point(module_scope)

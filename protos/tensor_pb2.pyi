@@ -32,9 +32,9 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     KIND_GRADIENT: _Kind.ValueType  # 2
     """Gradient of a stage's input, from the stage that ran the backward to the previous stage."""
     KIND_PARTIAL: _Kind.ValueType  # 3
-    """One pipeline's accumulated parameter gradient of a bucket, to the bucket's reducer. Not sent with one pipeline."""
+    """The parameter gradient of a bucket, summed over a block of pipelines, from an owner of these to the bucket's reducer."""
     KIND_REDUCED: _Kind.ValueType  # 4
-    """The summed parameter gradient of a bucket, from the stage's owner to every other holder of the stage."""
+    """The parameter gradient of a bucket, summed over all pipelines, from its reducer to every other holder of the stage."""
     KIND_ACCUMULATED: _Kind.ValueType  # 5
     """A stage's parameter gradients, added up over its first microbatches, from its owner to its hot standby."""
 
@@ -48,9 +48,9 @@ KIND_ACTIVATION: Kind.ValueType  # 1
 KIND_GRADIENT: Kind.ValueType  # 2
 """Gradient of a stage's input, from the stage that ran the backward to the previous stage."""
 KIND_PARTIAL: Kind.ValueType  # 3
-"""One pipeline's accumulated parameter gradient of a bucket, to the bucket's reducer. Not sent with one pipeline."""
+"""The parameter gradient of a bucket, summed over a block of pipelines, from an owner of these to the bucket's reducer."""
 KIND_REDUCED: Kind.ValueType  # 4
-"""The summed parameter gradient of a bucket, from the stage's owner to every other holder of the stage."""
+"""The parameter gradient of a bucket, summed over all pipelines, from its reducer to every other holder of the stage."""
 KIND_ACCUMULATED: Kind.ValueType  # 5
 """A stage's parameter gradients, added up over its first microbatches, from its owner to its hot standby."""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
@@ -67,12 +67,13 @@ class Key(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     """Rises with every rollback; nothing of an older era is taken."""
     step: _builtins.int
     """The step that the tensor belongs to, counted from 0."""
     pipeline: _builtins.int
-    """Counted from 0. 0 for REDUCED, which belongs to a stage whatever pipelines there are."""
+    """Counted from 0. The first of a block for PARTIAL; 0 for REDUCED, which belongs to a stage whatever pipelines there are."""
     kind: Global___Kind.ValueType
     stage: _builtins.int
     """The stage that produces the tensor."""
@@ -80,6 +81,8 @@ class Key(_message.Message):
     """A microbatch (ACTIVATION, GRADIENT), a bucket, which is one layer by its index (PARTIAL, REDUCED), or how many
     microbatches are added up (ACCUMULATED).
     """
+    end: _builtins.int
+    """PARTIAL only: the end (exclusive) of the block of pipelines."""
     def __init__(
         self,
         *,
@@ -89,10 +92,11 @@ class Key(_message.Message):
         kind: Global___Kind.ValueType = ...,
         stage: _builtins.int = ...,
         index: _builtins.int = ...,
+        end: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "index", b"index", "kind", b"kind", "pipeline", b"pipeline", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "era", b"era", "index", b"index", "kind", b"kind", "pipeline", b"pipeline", "stage", b"stage", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,12 +145,14 @@ class ValueHeader(_message.Message):
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
     squared_norm: _builtins.float
-    """REDUCED only: the squared L2 norm of the bucket's gradient. Without a clip_norm 0, or NaN if it is not finite."""
+    """Of a sum over all pipelines: the squared L2 norm of the bucket's gradient. Without a clip_norm 0, or NaN if it is not
+    finite.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
     def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """REDUCED of the model's last layer only: the loss of each microbatch, in order."""
+        """Of the model's last layer only, in REDUCED, PARTIAL and ACCUMULATED: the loss of each microbatch in it, in order."""
 
     def __init__(
         self,

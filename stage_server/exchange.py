@@ -53,6 +53,7 @@ from culm.stage_server.worker.effects import (
     RestoreLayers,
     SayHello,
     Send,
+    Standing,
     carry_out,
 )
 from culm.stage_server.worker.worker import Worker
@@ -121,7 +122,7 @@ class Exchange:
         self._peers.say_hello(effect.peer)
 
     def answer_hello(self, effect: AnswerHello) -> None:
-        self.receiver.answer_hello(effect.peer, effect.order, effect.era, effect.version)
+        self.receiver.answer_hello(effect.peer, effect.standing)
 
     def forfeit(self, effect: Forfeit) -> None:
         self._forfeit(effect.why)
@@ -183,9 +184,9 @@ class Exchange:
             if self.worker.acknowledged(peer.node, peer.incarnation, keys):
                 self.after_event()
 
-    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None:
+    def synced(self, peer: Member, standing: Standing) -> None:
         with self.changed:
-            self.worker.synced(peer.node, order, era, version)
+            self.worker.synced(peer.node, standing)
             self.after_event()
 
     def peer_lost(self, peer: Member, why: str) -> None:

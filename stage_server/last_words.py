@@ -4,7 +4,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.plan import Plan
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
-from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
+from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
 START = pb.FailedWork(what="start", first_layer=0, end_layer=1)
 
@@ -27,6 +27,8 @@ def work_of(work: Work[Value] | Load, plan: Plan, building: int | None) -> pb.Fa
         return _failed(f"load {work.microbatch}", work.step, range(plan.stages[-1].end_layer))
     if isinstance(work, Reduce):
         return _failed("reduce", work.step, plan.stages[work.stage].layers)
+    if isinstance(work, Sum):
+        return _failed("sum", work.step, [work.layer])
     if isinstance(work, Resume):
         return _failed("resume", work.step, plan.stages[work.duty.stage].layers)
     if isinstance(work, Apply):

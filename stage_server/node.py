@@ -117,7 +117,7 @@ class Node:
                 if isinstance(work, Install) and result.refused:
                     self._exchange.checkpoints.refuse(work, result.refused)
                 elif not isinstance(work, Load):
-                    self._worker.finish(work, result.value, result.reduced, result.accumulated)
+                    self._worker.finish(work, result.value, result.values, result.accumulated)
                     self._exchange.carry_out()
                 if isinstance(work, Save):
                     self._exchange.checkpoints.write(work.step, result.copies)

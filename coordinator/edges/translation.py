@@ -29,7 +29,7 @@ def addressee(command: cmd.Command) -> str | None:
 def in_turn(nodes: Iterable[str], plan: Plan | None) -> list[str]:
     """Owners in the order of their stages, then the others: a step begins with the first, which waits for that."""
     stages = plan.stages if plan is not None else ()
-    turns = {stage.owner: s for s, stage in reversed(list(enumerate(stages)))}
+    turns = {owner: s for s, stage in reversed(list(enumerate(stages))) for owner in stage.distinct_owners}
     return sorted(nodes, key=lambda node: turns.get(node, len(stages)))
 
 

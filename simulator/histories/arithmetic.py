@@ -6,11 +6,12 @@ reordered or mixed between versions gives another number.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from culm.pipeline import tree
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
 from culm.pipeline.instruction import Duty
+from culm.pipeline.tree import Block
 
 # The oracle is ``plain_loop``: the same functions, in the order of a loop without nodes. A cluster that computes each
 # unit of work once, on the right version, in the right order, gets the same integers; any other one does not:
@@ -21,10 +22,16 @@ from culm.pipeline.instruction import Duty
 #     of another step          ``forward`` mixes the step and the microbatch in
 #     with another scale       ``apply`` mixes the scale in, exactly, as a fraction
 #
-# Left ideal: two nodes always compute the same bits (so rule 4 cannot be broken here), and layers keep no buffers.
+#     of another pipeline      ``forward`` mixes in the layer's buffer, where layers have some: each forward changes it
+#
+# With ``uneven`` hardware a node mixes its own number into all that it computes, as if it rounded otherwise. Then there
+# is no oracle, but all holders of a layer have to agree (rules 4 and 20).
+#
 # Which inputs a backward needs is simulated: a forward keeps them, as autograd does, until the backward takes them.
+# A state is one integer: the weight in its high bits, the buffer in the low ones.
 
-PRIME = (1 << 61) - 1  # so large that two numbers hardly ever agree by chance
+BITS = 61
+PRIME = (1 << BITS) - 1  # so large that two numbers hardly ever agree by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Number:
     squared_norm: float = 0.0
     losses: tuple[float, ...] = ()
     totals: tuple[int, ...] = ()  # by layer, of what a stage's gradients have come to
+    buffer: int | None = None  # of a gradient with pipeline 0 in it: the layer's buffer from the next step on
 
 
 def sample(step: int, pipeline: int, microbatch: int) -> int:
@@ -42,15 +50,25 @@ def sample(step: int, pipeline: int, microbatch: int) -> int:
 
 
 def initial(layer: int) -> int:
-    return (layer * 104_729 + 31) % PRIME
+    return (layer * 104_729 + 31) % PRIME << BITS
 
 
-def forward(state: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
-    return (x * (state | 1) + state + step * 31 + pipeline * 7 + microbatch * 17 + layer) % PRIME
+def buffer_of(state: int) -> int:
+    return state & PRIME
+
+
+def forward(state: int, buffer: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
+    w = state >> BITS
+    return (x * (w | 1) + w + buffer * 3 + step * 31 + pipeline * 7 + microbatch * 17 + layer) % PRIME
+
+
+def changed(buffer: int, x: int) -> int:
+    """The layer's buffer after a forward of this input."""
+    return (buffer * 1_000_193 + x + 1) % PRIME
 
 
 def backward(state: int, gradient: int) -> int:
-    return (gradient * (state | 1) + 13) % PRIME
+    return (gradient * (state >> BITS | 1) + 13) % PRIME
 
 
 def accumulate(total: int, gradient: int, x: int) -> int:
@@ -62,16 +80,22 @@ def add(left: int, right: int) -> int:
     return (left * 1_000_211 + right * 7) % PRIME
 
 
+def added(left: Number, right: Number) -> Number:
+    """The same of what keys stand for."""
+    return Number(add(left.number, right.number), losses=(*left.losses, *right.losses), buffer=left.buffer)
+
+
 def squared_norm(total: int) -> float:
     """Of one gradient in 61 it is not finite: that step is committed and changes nothing (rule 18)."""
     return math.nan if total % 61 == 0 else float(total % 10_007)
 
 
-def apply(state: int, gradient: int, scale: float) -> int:
+def apply(state: int, gradient: Number, scale: float) -> int:
     if scale == SKIPPED:
         return state
     numerator, denominator = scale.as_integer_ratio()
-    return (state * 3 + gradient * 5 + numerator * 7 + denominator * 11) % PRIME
+    weight = ((state >> BITS) * 3 + gradient.number * 5 + numerator * 7 + denominator * 11) % PRIME
+    return weight << BITS | (buffer_of(state) if gradient.buffer is None else gradient.buffer)
 
 
 def loss_of(output: int) -> float:
@@ -79,7 +103,7 @@ def loss_of(output: int) -> float:
 
 
 def plain_loop(
-    layers: int, pipelines: int, microbatches: int, steps: int, clip_norm: float | None
+    layers: int, pipelines: int, microbatches: int, steps: int, clip_norm: float | None, has_buffers: bool = False
 ) -> tuple[list[float], list[list[int]]]:
     """Losses by step, and states by version and layer, of the undisturbed job: the oracle."""
     states = [initial(layer) for layer in range(layers)]
@@ -87,25 +111,29 @@ def plain_loop(
     losses: list[float] = []
     for step in range(steps):
         each: list[list[int]] = []
+        kept: list[list[int]] = []
         step_losses = []
         for p in range(pipelines):
-            totals = [0] * layers
+            totals, buffers = [0] * layers, [buffer_of(state) for state in states]
             for m in range(microbatches):
                 inputs: list[int] = []
                 x = sample(step, p, m)
                 for layer in range(layers):
                     inputs.append(x)
-                    x = forward(states[layer], x, step, p, m, layer)
+                    x = forward(states[layer], buffers[layer], x, step, p, m, layer)
+                    buffers[layer] = changed(buffers[layer], inputs[-1]) if has_buffers else 0
                 step_losses.append(loss_of(x))
                 gradient = x
                 for layer in reversed(range(layers)):
                     totals[layer] = accumulate(totals[layer], gradient, inputs[layer])
                     gradient = backward(states[layer], gradient)
             each.append(totals)
+            kept.append(buffers)
         sums = [tree.total([totals[layer] for totals in each], add) for layer in range(layers)]
         norms = [squared_norm(t) for t in sums]
         scale = SKIPPED if fault_in(dict(enumerate(norms)), step_losses) else clip_scale(norms, clip_norm)
-        states = [apply(s, t, scale) for s, t in zip(states, sums, strict=True)]
+        reduced = [Number(total, buffer=buffer) for total, buffer in zip(sums, kept[0], strict=True)]
+        states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
         losses.append(mean(step_losses, pipelines))
     return losses, versions
@@ -114,7 +142,11 @@ def plain_loop(
 class Arithmetic:
     """What ``culm.stage_server.compute.compute`` is to torch: the state of one simulated node."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipelines: int, has_buffers: bool = False, uneven: int = 0) -> None:
+        """``pipelines``: of the job; ``uneven``: how this node's hardware differs from others."""
+        self._pipelines = pipelines
+        self.has_buffers = has_buffers
+        self.uneven = uneven
         self.states: dict[int, int] = {}
         self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
         self.ranges: dict[Duty, range] = {}  # the layers of each duty
@@ -124,6 +156,8 @@ class Arithmetic:
         self._outputs: dict[tuple[Duty, int], int] = {}
         self._halves: dict[tuple[Duty, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
         self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
+        self._buffers: dict[tuple[int, int], int] = {}  # by pipeline and layer: changed by forwards of the step
+        self._blocks: dict[tuple[Block, int], Number] = {}  # by block of pipelines and layer: what was merged
         self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
 
     def arrange(
@@ -151,6 +185,18 @@ class Arithmetic:
         self._halves = {k: v for k, v in self._halves.items() if k[0] != duty}
         for layer in self.ranges[duty]:
             self._totals.pop((duty.pipeline, layer), None)
+            self._buffers.pop(self.buffer_key(duty.pipeline, layer), None)
+            stale = [k for k in self._blocks if k[1] == layer and duty.pipeline in k[0].pipelines]
+            for key in stale:
+                del self._blocks[key]
+
+    def buffer_key(self, pipeline: int, layer: int) -> tuple[int, int]:
+        """Whose buffer a forward changes (rule 21)."""
+        return pipeline, layer
+
+    def rounded(self, number: int) -> int:
+        """As this node's hardware has it."""
+        return (number * 31 + self.uneven) % PRIME if self.uneven else number
 
     def forward(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
         self._begin(duty, step)
@@ -160,7 +206,12 @@ class Arithmetic:
         for layer in self.ranges[duty]:
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
             inputs.append(x)
-            x = forward(self.states[layer], x, step, duty.pipeline, microbatch, layer)
+            key = self.buffer_key(duty.pipeline, layer)
+            buffer = self._buffers.get(key, buffer_of(self.states[layer]))
+            x = forward(self.states[layer], buffer, x, step, duty.pipeline, microbatch, layer)
+            if self.has_buffers:
+                self._buffers[key] = changed(buffer, inputs[-1])
+        x = self.rounded(x)
         self._inputs[duty, microbatch] = inputs
         self._outputs[duty, microbatch] = x
         if last:
@@ -179,6 +230,7 @@ class Arithmetic:
             assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
             self._halves.setdefault((duty, microbatch), []).append((layer, g, inputs[layer - held.start]))
             g = backward(self.states[layer], g)
+        g = self.rounded(g)
         if not accumulates:
             del self._halves[duty, microbatch]
         elif not splits:
@@ -192,7 +244,7 @@ class Arithmetic:
             self._totals[at] = accumulate(self._totals.get(at, 0), gradient, x)
 
     def accumulated(self, duty: Duty, losses: int) -> Number:
-        """What the duty's gradients have come to, with so many losses."""
+        """What the duty's gradients have come to, with so many losses. Not of layers with buffers: those are ahead."""
         totals = tuple(self._totals.get((duty.pipeline, layer), 0) for layer in self.ranges[duty])
         return Number(0, losses=tuple(self._losses[duty.pipeline, m] for m in range(losses)), totals=totals)
 
@@ -203,18 +255,37 @@ class Arithmetic:
         for m, loss in enumerate(accumulated.losses):
             self._losses[duty.pipeline, m] = loss
 
-    def reduce(self, duties: Sequence[Duty], last: bool, microbatches: int) -> tuple[tuple[int, Number], ...]:
-        """Of one stage, over its duties in all pipelines."""
+    def merge(
+        self, duties: Sequence[Duty], block: Block, last: bool, microbatches: int
+    ) -> tuple[tuple[int, Number], ...]:
+        """Of one stage, over the block's duties: a value a layer. What was merged already is taken as it is."""
         held = self.ranges[duties[0]]
         losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if last else []
         found = []
         for layer in held:
-            total = tree.total([self._totals[duty.pipeline, layer] for duty in duties], add)
-            mine = tuple(losses) if layer == held.stop - 1 else ()
-            found.append((layer, Number(total, squared_norm(total), mine)))
+            pieces = {b: x for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
+            missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
+            pieces |= {tree.one(p): self._taken(p, layer) for p in missing}
+            value = replace(self.added_up(pieces, block), losses=tuple(losses) if layer == held.stop - 1 else ())
+            self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
+            self._blocks[block, layer] = value
+            found.append((layer, value))
         return tuple(found)
 
-    def apply(self, layer: int, gradient: int, scale: float, step: int) -> None:
+    def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:
+        """The block's value (rule 19)."""
+        return tree.merged(pieces, self._pipelines, added)[block]
+
+    def _taken(self, pipeline: int, layer: int) -> Number:
+        buffer = self._buffers.get(self.buffer_key(0, layer)) if pipeline == 0 and self.has_buffers else None
+        return Number(self._totals.pop((pipeline, layer)), buffer=buffer)
+
+    def whole(self, value: Number) -> Number:
+        """A sum over all pipelines: it tells its norm."""
+        total = self.rounded(value.number)
+        return replace(value, number=total, squared_norm=squared_norm(total))
+
+    def apply(self, layer: int, gradient: Number, scale: float, step: int) -> None:
         assert self.versions[layer] == step, f"step {step} applied to layer {layer} at {self.versions[layer]} (rule 2)"
         self.states[layer] = apply(self.states[layer], gradient, scale)
         self.versions[layer] = step + 1

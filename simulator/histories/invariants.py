@@ -1,6 +1,6 @@
 """What has to hold after every event of a simulated history, by the number of the rule (docs/rules.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from culm.coordinator import state as co
 from culm.coordinator.decide import validate
@@ -26,8 +26,8 @@ from culm.stage_server.worker.validate import validate as validate_worker
 # Rules without a line show by their consequences: a lost or repeated tensor changes a number, or a history is stuck.
 
 
-def check_node(node: Node, states: Sequence[Sequence[int]]) -> None:
-    """Raises AssertionError. ``states`` are the plain loop's, by version and layer."""
+def check_node(node: Node, expected: Callable[[Node, int, int], int]) -> None:
+    """Raises AssertionError. ``expected``: the state that a node should have of a layer, at a version."""
     worker, arithmetic, name = node.worker, node.arithmetic, node.name
     for layer, version in arithmetic.versions.items():
         claimed = worker.holdings.version_of(layer)
@@ -35,8 +35,10 @@ def check_node(node: Node, states: Sequence[Sequence[int]]) -> None:
         if worker.must_arrange or node.busy or claimed is None:
             continue
         assert claimed == version, f"{name} takes layer {layer} at version {version} for {claimed} (rule 2)"
-        exact = arithmetic.states[layer] == states[version][layer]
-        assert exact, f"{name} has another layer {layer} at version {version} than the plain loop (rules 2, 7, 11)"
+        exact = arithmetic.states[layer] == expected(node, version, layer)
+        assert exact, (
+            f"{name} has another layer {layer} at version {version} than it should (rules 2, 4, 7, 11, 19 to 21)"
+        )
     validate_worker(worker)
 
 

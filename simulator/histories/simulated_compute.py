@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.tree import Block
 from culm.simulator.histories.arithmetic import Arithmetic, Number
-from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
+from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
 
 # As ``culm.stage_server.compute`` is for a real node. The worker may order work on a stage that a plan has taken away
 # since: as in a real node nothing is computed then, and the worker drops the empty result.
@@ -14,17 +15,17 @@ class Computed(NamedTuple):
     """What the worker is told once a piece of work is done."""
 
     result: Number | None = None  # an activation or a gradient
-    reduced: tuple[tuple[int, Number], ...] = ()  # by layer
+    values: tuple[tuple[int, Number], ...] = ()  # by layer, of a block of pipelines or of all
     accumulated: Number | None = None  # what the stage's gradients have come to, where it is to be shipped
 
 
 class SimulatedCompute:
     """The state of one node, and what it did."""
 
-    def __init__(self, layers: int, microbatches: int) -> None:
-        self.arithmetic = Arithmetic()
+    def __init__(self, layers: int, pipelines: int, microbatches: int, has_buffers: bool, uneven: int) -> None:
+        self.arithmetic = Arithmetic(pipelines, has_buffers, uneven)
         self.executed: list[tuple[int, Instruction]] = []  # with their steps; redundant forwards are not among them
-        self._layers, self._microbatches = layers, microbatches  # of the job
+        self._layers, self._pipelines, self._microbatches = layers, pipelines, microbatches  # of the job
 
     def carry_out(self, work: Work[Number], splits: bool) -> Computed:
         """``splits``: the stage's backwards are in two halves."""
@@ -33,7 +34,7 @@ class SimulatedCompute:
             arithmetic.arrange(work.layers, dict(work.duties), work.anew, work.fresh)
         elif isinstance(work, Apply):
             for layer, value in work.gradients:
-                arithmetic.apply(layer, value.number, work.scale, work.step)
+                arithmetic.apply(layer, value, work.scale, work.step)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Resume):
@@ -42,10 +43,19 @@ class SimulatedCompute:
         elif isinstance(work, Reduce):
             duties = [duty for duty, _ in work.tenures]
             if all(duty in arithmetic.ranges for duty in duties):
-                return Computed(reduced=arithmetic.reduce(duties, self._is_last(duties[0]), self._microbatches))
+                found = arithmetic.merge(duties, work.block, self._is_last(duties[0]), self._microbatches)
+                return Computed(values=self._whole(found, work.block) if work.leaves else ())
+        elif isinstance(work, Sum):
+            total = arithmetic.added_up(dict(work.blocks), Block(0, self._pipelines))
+            return Computed(values=((work.layer, arithmetic.whole(total)),))
         elif not isinstance(work, Save) and work.instruction.duty in arithmetic.ranges:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
+
+    def _whole(self, values: tuple[tuple[int, Number], ...], block: Block) -> tuple[tuple[int, Number], ...]:
+        if block != Block(0, self._pipelines):
+            return values
+        return tuple((layer, self.arithmetic.whole(value)) for layer, value in values)
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
         duty, m = work.instruction.duty, work.instruction.microbatch
@@ -60,7 +70,7 @@ class SimulatedCompute:
         return Number(self.arithmetic.backward(duty, work.step, m, operand, splits, work.accumulates))
 
     def _accumulated(self, work: Run[Number]) -> Number | None:
-        if not work.ships:
+        if not work.ships or self.arithmetic.has_buffers:
             return None
         duty = work.instruction.duty
         return self.arithmetic.accumulated(duty, work.ships if self._is_last(duty) else 0)

@@ -52,7 +52,9 @@ class SimulatedNode:
         self.deaf = False  # obeys nobody any more
         self.attendance = SimulatedAttendance(world, self)
         self.streams = SimulatedStreams(world, self)
-        self._compute = SimulatedCompute(world.layers, world.microbatches)
+        self._compute = SimulatedCompute(
+            world.layers, world.pipelines, world.microbatches, world.has_buffers, world.unevenness(name)
+        )
         self.arithmetic = self._compute.arithmetic
         self.executed = self._compute.executed
 
@@ -113,7 +115,7 @@ class SimulatedNode:
             self.world.storage.save(self, work)
         splits = isinstance(work, Run) and self.worker.at.schedule.splits_at(work.instruction.stage)
         done = self._compute.carry_out(work, splits)
-        self.worker.finish(work, done.result, done.reduced, done.accumulated)
+        self.worker.finish(work, done.result, done.values, done.accumulated)
         self.world.faults.after_work(self, work)
         self.go()
         self.world.check(self)

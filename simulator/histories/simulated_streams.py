@@ -64,7 +64,7 @@ class SimulatedStreams:
 
         def arrive(n: Node) -> None:
             if isinstance(answer, AnswerHello):
-                n.worker.synced(node.name, answer.order, answer.era, answer.version)
+                n.worker.synced(node.name, answer.standing)
             else:
                 n.worker.acknowledged(node.name, node.incarnation, [answer])
 

@@ -6,7 +6,8 @@
 #     Load       takes a microbatch's samples from the dataset, and keeps them for the forward
 #     Run        one instruction of one stage: F, B or W
 #     Resume     an heir goes on from gradients that the lost owner has shipped
-#     Reduce     the whole gradient of a stage, layer by layer
+#     Reduce     a block of pipelines' gradient of a stage, layer by layer
+#     Sum        a layer's gradient over all pipelines, of blocks from here and elsewhere
 #     Apply      the optimizer's step, on layers owned and stood by for alike: the only change of weights
 #     Install    the state of a layer from elsewhere, if it is of the same names, shapes and dtypes
 #     Save       copies of layers, for a checkpoint
@@ -34,8 +35,8 @@ from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.misfit import misfit
-from culm.stage_server.compute.stage import Stage, reduced
-from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Work
+from culm.stage_server.compute.stage import Stage, merged
+from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
 log = logging.getLogger("culm.compute")
 
@@ -45,10 +46,10 @@ Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a piece of work gave: a tensor to pass on, or a stage's reduced gradient by layer."""
+    """What a piece of work gave: a tensor to pass on, or gradients by layer."""
 
     value: Value | None = None
-    reduced: tuple[tuple[int, Value], ...] = ()
+    values: tuple[tuple[int, Value], ...] = ()  # of a block of pipelines or of all, by layer
     copies: tuple[tuple[int, Value], ...] = ()
     kept_bytes: int = 0  # of the graph of a redundant forward
     refused: str = ""  # why a state from elsewhere was not installed
@@ -61,6 +62,7 @@ class Compute:
 
     def __init__(self, job: Job, source: ModelSource, device: torch.device) -> None:
         self._job = job
+        self._pipelines = job.pipeline.pipelines
         self._source = source
         self._device = device
         self._accelerated = device.type != "cpu"
@@ -101,7 +103,12 @@ class Compute:
             return Result()
         if isinstance(work, Reduce):
             stages = [self._begin(duty, work.step) for duty, _ in work.tenures]
-            return Result(reduced=tuple(reduced(stages).items()))
+            values = merged(stages, work.block, self._pipelines)
+            return Result(values=tuple(values.items()) if work.leaves else ())
+        if isinstance(work, Sum):
+            held = self._layers[work.layer]
+            total = held.sum_up(dict(work.blocks), self._pipelines)
+            return Result(values=((work.layer, held.whole(total, self._job.train.clip_norm is not None)),))
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):

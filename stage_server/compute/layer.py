@@ -13,8 +13,8 @@
 # So at any moment within a step the state "as at the step's beginning" is there: parameters and optimizer as they are,
 # and the buffers of ``_buffers_before``. That is what ``export`` and ``lend`` give away.
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -24,9 +24,10 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
-from culm.stage_server.compute import optimizer_state
+from culm.stage_server.compute import blocks, optimizer_state
 from culm.stage_server.compute.loan import Loan
 
 BUFFERS_OF = 0  # the pipeline whose buffers are the next step's (rule 21)
@@ -54,6 +55,8 @@ class HeldLayer:
         # the other pipelines are set aside. Invariant: the one in place is not among them.
         self._in_place: int | None = None
         self._aside: dict[int, Workspace] = {}
+        # Of the running step: blocks of pipelines whose gradients are merged. Invariant: disjoint.
+        self._merged: dict[Block, Value] = {}
         self._buffer_places = _places_of_buffers(module)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
         # Whether the optimizer writes into the gradients that it is given; None before its first step has shown it.
@@ -72,6 +75,7 @@ class HeldLayer:
             self._buffers_before = self._own_buffers() or None
         self.enter(pipeline)
         self._drop_gradients()
+        self._merged = {block: value for block, value in self._merged.items() if pipeline not in block.pipelines}
         self._restore(self._buffers_before or {})
 
     def enter(self, pipeline: int) -> None:
@@ -102,6 +106,7 @@ class HeldLayer:
         """Drops what every pipeline has of the step."""
         self._drop_gradients()
         self._aside.clear()
+        self._merged.clear()
         self._in_place = self._buffers_before = None
 
     def _drop_gradients(self) -> None:
@@ -116,25 +121,42 @@ class HeldLayer:
         before = self._buffers_before or {}
         return any(not torch.equal(buffer, before[name]) for name, buffer in self.module.named_buffers())
 
-    def gradient(self, pipelines: int = 1, losses: tuple[float, ...] = (), with_norm: bool = True) -> Value:
-        """The reduced gradient: what all pipelines accumulated, as the tree adds it, and the buffers of the first one
-        that its forwards changed.
+    def merge(self, block: Block, pipelines: int, losses: tuple[float, ...] = ()) -> Value:
+        """A block's gradient: what its pipelines accumulated, as the tree adds it, and pipeline 0's buffers (rule 21).
 
-        ``with_norm``: else its squared norm is 0.0, or NaN where an element is not finite, which is found sooner.
+        ``pipelines``: how many the tree is over; ``losses``: those of the block, which ride with it. The value is kept,
+        to be merged into a larger block; what it was made of is not.
         """
-        self.enter(BUFFERS_OF)
-        of = {BUFFERS_OF: self._in_place_gradients(), **{p: own.gradients for p, own in self._aside.items()}}
-        sums = [tree.total(of_one, _added) for of_one in zip(*(of[p] for p in range(pipelines)), strict=True)]
-        named = zip((name for name, _ in self._parameters), sums, strict=True)
-        gradients = [(f"grad.{name}", total.detach()) for name, total in named if total is not None]
-        tensors = list(gradients)
-        before = self._buffers_before or {}
-        for name, buffer in self.module.named_buffers():
-            if not torch.equal(buffer, before[name]):
-                tensors.append((f"buffer.{name}", buffer.clone()))
-        each = [t for _, t in gradients]
-        norm = squared_norm(each) if with_norm else 0.0 if all_finite(each) else math.nan
-        return Value(tuple(tensors), norm, losses)
+        pieces = {piece: value for piece, value in self._merged.items() if block.holds(piece)}
+        merged_already = {p for piece in pieces for p in piece.pipelines}
+        pieces |= {tree.one(p): self._taken(p) for p in block.pipelines if p not in merged_already}
+        value = replace(blocks.merged(pieces, block, pipelines), losses=losses)
+        self._merged = {piece: x for piece, x in self._merged.items() if not block.holds(piece)} | {block: value}
+        return value
+
+    def _taken(self, pipeline: int) -> Value:
+        """What a pipeline has accumulated; its next backward begins with nothing."""
+        if pipeline in (BUFFERS_OF, self._in_place):
+            self.enter(pipeline)
+            gradients = self._in_place_gradients()
+            self._drop_gradients()
+        else:
+            gradients = self._aside.pop(pipeline).gradients
+        named = zip((name for name, _ in self._parameters), gradients, strict=True)
+        tensors = [(f"grad.{name}", gradient.detach()) for name, gradient in named if gradient is not None]
+        if pipeline == BUFFERS_OF:
+            before = self._buffers_before or {}
+            own = self.module.named_buffers()
+            tensors += [(f"buffer.{n}", buffer.clone()) for n, buffer in own if not torch.equal(buffer, before[n])]
+        return Value(tuple(tensors))
+
+    def sum_up(self, pieces: Mapping[Block, Value], pipelines: int) -> Value:
+        """The gradient over all pipelines, of blocks that cover them."""
+        return blocks.merged(pieces, Block(0, pipelines), pipelines)
+
+    def whole(self, value: Value, with_norm: bool) -> Value:
+        """A value over all pipelines as the reduced gradient."""
+        return blocks.whole(value, tuple(name for name, _ in self._parameters), with_norm)
 
     def apply(self, gradient: Value, scale: float) -> None:
         """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is.
@@ -264,32 +286,6 @@ def _places_of_buffers(module: nn.Module) -> dict[str, list[tuple[dict[str, torc
     return {name: places[id(buffer)] for name, buffer in module.named_buffers()}
 
 
-def _added(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
-    """None, a parameter without gradient in a pipeline, adds nothing: 0.0 would turn a -0.0 into 0.0."""
-    return right if left is None else left if right is None else left + right
-
-
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether both have the same values, a NaN being the same as a NaN."""
     return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def all_finite(gradients: list[torch.Tensor]) -> bool:
-    """Whether every element is finite, in one pass over each tensor and one answer for all.
-
-    A NaN or an infinity never leaves a sum again. A sum of finite numbers may overflow, so one that is not finite is no
-    proof: only then every element is looked at.
-    """
-    real = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
-    sums = [g.sum(dtype=torch.float32 if g.element_size() < 4 else g.dtype) for g in real]
-    return not sums or math.isfinite(float(sum(sums))) or all(bool(torch.isfinite(g).all()) for g in real)
-
-
-def squared_norm(gradients: list[torch.Tensor]) -> float:
-    """Squared L2 norm over all elements, in float64, tensor by tensor in the order given."""
-    total = 0.0
-    for gradient in gradients:
-        real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        norm = float(torch.linalg.vector_norm(real, dtype=torch.float64))
-        total += norm * norm
-    return total

@@ -17,6 +17,7 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import refuse_loss
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.stage_server.compute.layer import HeldLayer
@@ -187,14 +188,15 @@ class Stage:
             self._losses[m] = accumulated.losses[m]
 
 
-def reduced(stages: Sequence[Stage]) -> dict[int, Value]:
-    """The step's whole gradient of one stage, a value a layer; the losses ride with the model's last layer.
+def merged(stages: Sequence[Stage], block: Block, pipelines: int) -> dict[int, Value]:
+    """A block's gradient of one stage, a value a layer; the losses ride with the model's last layer.
 
-    ``stages``: it in every pipeline, in their order.
+    ``stages``: it in every pipeline of the block, in their order. Over all pipelines it is the reduced gradient.
     """
-    last_layer = stages[0].layers[-1]
+    last_layer, clips = stages[0].layers[-1], stages[0].clips
     losses = tuple(loss for stage in stages for loss in stage.losses())
-    return {
-        layer.index: layer.gradient(len(stages), losses if layer is last_layer else (), stages[0].clips)
-        for layer in stages[0].layers
-    }
+    found = {}
+    for layer in stages[0].layers:
+        value = layer.merge(block, pipelines, losses if layer is last_layer else ())
+        found[layer.index] = layer.whole(value, clips) if block == Block(0, pipelines) else value
+    return found

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 import grpc
 
 from culm.pipeline.keys import Key
-from culm.pipeline.plan import PlanOrder
 from culm.pipeline.rpc.roles import peer_of
 from culm.pipeline.tensors.wire import header_of
 from culm.protos import stage_pb2
@@ -32,7 +31,9 @@ from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.incoming import SELDOM, Incoming, NotHeld, Sink
 from culm.stage_server.streams.plane import Received, add_to_server
 from culm.stage_server.streams.rate_limit import RateLimit
+from culm.stage_server.streams.standing import standing_to_proto
 from culm.stage_server.streams.unfit import Unfit
+from culm.stage_server.worker.effects import Standing
 
 # From a stream's beginning to its first message. Whoever opens streams and says nothing holds two threads for each.
 HELLO_SECONDS = 10.0
@@ -54,9 +55,8 @@ class Receiver:
     def acknowledge(self, peer: str, key: Key) -> None:
         self._answer(peer, key)
 
-    def answer_hello(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
-        term, generation = order
-        self._answer(peer, stage_pb2.Synced(term=term, generation=generation, era=era, version=version))
+    def answer_hello(self, peer: str, standing: Standing) -> None:
+        self._answer(peer, standing_to_proto(standing))
 
     def _answer(self, peer: str, answer: Key | stage_pb2.Synced) -> None:
         with self._lock:

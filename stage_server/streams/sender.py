@@ -64,6 +64,8 @@ from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.slots import Slots
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.plane import deliver, encode, encode_chunk
+from culm.stage_server.streams.standing import standing_from_proto
+from culm.stage_server.worker.effects import Standing
 
 log = logging.getLogger("culm.sender")
 
@@ -92,7 +94,7 @@ class Source(Protocol):
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None: ...
 
-    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None: ...
+    def synced(self, peer: Member, standing: Standing) -> None: ...
 
     def peer_lost(self, peer: Member, why: str) -> None: ...
 
@@ -221,8 +223,7 @@ class Sender:
         if keys:
             self._source.acknowledged(self.peer, keys)
         if response.HasField("synced"):
-            synced = response.synced
-            self._source.synced(self.peer, (synced.term, synced.generation), synced.era, synced.version)
+            self._source.synced(self.peer, standing_from_proto(response.synced))
 
     def _requests(self, items: "queue.SimpleQueue[Key | None]", slots: Slots | None) -> Iterator[bytes]:
         """The requests of one stream, which gRPC takes on a thread of its own.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, GRADIENT, REDUCED, Key
+from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, PARTIAL, REDUCED, Key
 from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
     MOST_INCARNATION,
@@ -21,6 +21,7 @@ from culm.pipeline.plan_bounds import (
 )
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.terms import LEAP
+from culm.pipeline.tree import is_block
 from culm.pipeline.user_code.layer_shapes import LayerShapes, accumulated, state_problem, unknown
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
@@ -63,8 +64,9 @@ class RunShape:
     def most_arrivals(self) -> int:
         """Tensors of one peer that may wait for a plan: twice what one node can owe another in two steps."""
         # In a step a stage sends for each microbatch an activation, a gradient and what it has accumulated, and for
-        # each layer a reduced gradient. There are no more stages than layers.
-        return 4 * (3 * self.pipelines * self.microbatches * len(self.layers) + len(self.layers))
+        # each layer a reduced gradient and less than twice as many blocks as pipelines. There are no more stages than
+        # layers.
+        return 4 * len(self.layers) * (self.pipelines * (3 * self.microbatches + 2) + 1)
 
     def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
         return unknown(header, self._accumulated)  # type: ignore[attr-defined]
@@ -92,14 +94,11 @@ def key_problem(key: Key, run: RunShape) -> str:
     layers = len(run.layers)
     # How many stages there are is the plan's matter, and a newer plan may have more: a stage has a layer at least.
     across = key.kind is REDUCED and key.pipeline != ACROSS
+    if (key.kind is PARTIAL) != bool(key.end) or (key.end and not is_block(key.block, run.pipelines)):
+        return f"a tensor {key}, which is no block of {run.pipelines} pipelines"
     if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.steps:
         return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
-    if key.kind is REDUCED:
-        most = layers
-    elif key.kind in (ACTIVATION, GRADIENT, ACCUMULATED):
-        most = run.microbatches
-    else:
-        return f"a tensor {key} of a kind that no node sends"
+    most = layers if key.kind in (PARTIAL, REDUCED) else run.microbatches
     return f"a tensor {key}, whose index has to be less than {most}" if key.index >= most else ""
 
 
@@ -108,10 +107,11 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     wrong = key_problem(key, run) or header_problem(header)
     if wrong:
         return wrong
-    if key.kind is REDUCED:
+    if key.kind in (PARTIAL, REDUCED):
         wrong = unknown(header, run.layers[key.index].reduced)  # a layer without a gradient in this step names less
+        pipelines = key.end - key.pipeline if key.kind is PARTIAL else run.pipelines
         with_losses = key.index == len(run.layers) - 1
-        fits = len(header.losses) in ((0, run.pipelines * run.microbatches) if with_losses else (0,))
+        fits = len(header.losses) in ((0, pipelines * run.microbatches) if with_losses else (0,))
     elif key.kind is ACCUMULATED:
         wrong = run.problem_of_accumulated(header)
         fits = len(header.losses) in (0, key.index)
@@ -134,9 +134,15 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
     if any(slot >= SLOTS for slot in answer.free_slots):
         return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"
     if answer.HasField("synced"):
-        synced = answer.synced
-        if synced.version > run.steps:
-            return f"it says that it is at version {synced.version}, and the run has {run.steps} steps"
+        synced, layers = answer.synced, len(run.layers)
+        if synced.committed > run.steps:
+            return f"it says that {synced.committed} steps are committed, and the run has {run.steps} steps"
+        told = [*synced.reduced, *(cover.layer for cover in synced.covers)]
+        if len(told) > 2 * layers or max(told, default=0) >= layers:
+            return f"it tells of {len(told)} layers, or of one that does not exist; there are {layers}"
+        for cover in synced.covers:
+            if len(cover.pipelines) > run.pipelines or max(cover.pipelines, default=0) >= run.pipelines:
+                return f"it covers {len(cover.pipelines)} pipelines of layer {cover.layer}; there are {run.pipelines}"
         return order_problem(synced.term, synced.generation)
     return ""
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 from typing import Literal
 
 from culm.pipeline.times import TimeSplit
-from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, V, Work
+from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, Sum, V, Work
 
 Phase = Literal["forward", "backward", "redundant", "apply", "bubble", "idle"]
 PLACE = {field.name: i for i, field in enumerate(fields(TimeSplit))}
@@ -21,7 +21,7 @@ def phase_of(work: Work[V] | Load) -> Phase:
         return "forward"
     if isinstance(work, Run):
         return "forward" if work.instruction.op == "F" else "backward"
-    return "backward" if isinstance(work, Reduce) else "apply"
+    return "backward" if isinstance(work, Reduce | Sum) else "apply"
 
 
 def redundant_share(work: Work[V] | Load, owned: Collection[range]) -> float:

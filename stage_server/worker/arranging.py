@@ -60,6 +60,10 @@ class Arranging:
             initial=built,
         )
 
+    def restart(self, duty: Duty, step: int) -> None:
+        """The duty begins the step again, and all else stays as it is."""
+        self.order(self.layers, step, fresh=[duty])
+
     def take(self) -> Arrange | None:
         due, self.due = self.due, None
         return due

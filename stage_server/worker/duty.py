@@ -5,6 +5,8 @@
 #     a plan names this node the owner        tenure = the plan's generation
 #     ... within a step, after a lost node    takeover is set, forwards that were run ahead count as done
 #     an instruction has run                  it is in done
+#     its last backward has run               its gradient is merged into blocks of pipelines, and the largest is sent
+#     its sum turns out to be needed anew     restart(): all of the step goes
 #     the plan names another owner            give_up(): tenure and done go; ahead stays for a node that stands by
 #     the node no longer stands by either     drop_ahead(): its graphs are gone, so nothing is run ahead in this step
 #     the step is committed                   a new record, with the tenure alone
@@ -13,11 +15,13 @@
 # begun before must not count after: its graph was dropped with the duty. So every piece of work carries the tenure that
 # it was begun under, and what it gives is taken only under the same one.
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Generic
 
-from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.instruction import Duty, Instruction, Pass
+from culm.pipeline.tree import Block
 from culm.stage_server.worker.heir import Takeover
 from culm.stage_server.worker.work import V
 
@@ -31,6 +35,7 @@ class DutyStep(Generic[V]):
     tenure: int | None = None
     # By this node as the owner, never by another. Invariant: empty where there is no tenure.
     done: set[Instruction] = field(default_factory=set)
+    count: Counter[Pass] = field(default_factory=Counter)  # of these, by kind
     # Outputs of redundant forwards, microbatch 0 first; an output that no node consumes is None.
     ahead: list[V | None] = field(default_factory=list)
     spoilt: bool = False  # graphs were dropped within the step: nothing more is run ahead
@@ -41,12 +46,52 @@ class DutyStep(Generic[V]):
     # Microbatches in the gradients that the lost owner had shipped. Their backwards may still run, for the gradient
     # that the stage before lacks, and add nothing. Invariant: 0 unless there is a takeover.
     inherited: int = 0
+    # Whether backwards add to the gradients here. An heir's do not where every reducer has the pipeline already: then
+    # single ones run, for results that a neighbour lacks. Invariant: True unless there is a takeover.
+    sums: bool = True
+    # The largest block of pipelines that its gradient was merged into here; None: it was not merged yet.
+    block: Block | None = None
+    sent: bool = False  # the block was put out. Invariant: False where there is none
+
+    def note(self, instruction: Instruction) -> None:
+        """It has run."""
+        if instruction not in self.done:
+            self.done.add(instruction)
+            self.count[instruction.op] += 1
+
+    def next_of(
+        self, duty: Duty, op: Pass, microbatches: int, part: Container[Instruction] | None
+    ) -> Instruction | None:
+        """The first of a kind that is not done, in order of microbatch; of a part, where not all is to be done."""
+        # Where all is to be done microbatches run in order, so that the number of those done tells the next one.
+        if part is None:
+            return Instruction(duty, op, self.count[op]) if self.count[op] < microbatches else None
+        each = (Instruction(duty, op, m) for m in range(microbatches))
+        return next((i for i in each if i in part and i not in self.done), None)
+
+    def kept(self, duty: Duty, until: Pass, microbatches: int, part: Container[Instruction] | None) -> int:
+        """Microbatches whose forward has run, and whose B, or W, is still to run: what is kept for these."""
+        if part is None:
+            return self.count["F"] - self.count[until]
+        pairs = ((Instruction(duty, "F", m), Instruction(duty, until, m)) for m in range(microbatches))
+        return sum(f in self.done and last in part and last not in self.done for f, last in pairs)
+
+    def restart(self) -> None:
+        """It begins the step again: its graphs and gradients are dropped. What was put out stays as it is."""
+        self.done.clear()
+        self.count.clear()
+        self.ahead.clear()
+        self.adopted = self.inherited = 0
+        self.spoilt, self.sums = True, True
+        self.block, self.sent = None, False
 
     def give_up(self) -> None:
         """The duty is another node's. What was run ahead for it stays, if this node goes on standing by."""
-        self.tenure = self.takeover = None
+        self.tenure = self.takeover = self.block = None
         self.inherited = self.adopted = 0
+        self.sums, self.sent = True, False
         self.done.clear()
+        self.count.clear()
 
     def drop_ahead(self) -> None:
         """This node does not stand by any more, and its graphs go."""

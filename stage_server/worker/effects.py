@@ -1,7 +1,7 @@
 """What a worker asks its node to send and to report: frozen data, carried out in order by ``carry_out``."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, assert_never
 
 from culm.pipeline.keys import Key
@@ -45,14 +45,25 @@ class SayHello:
     peer: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a node stands, as it answers a Hello."""
+
+    order: PlanOrder  # of the plan that the Hello named
+    era: int
+    committed: int  # steps, as far as it knows, applied there or not yet; what follows is of the step after these
+    # Of layers that it reduces, for an owner that may have inherited work of these: the pipelines in what has come.
+    covers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    # Layers whose whole sum it has, of those that the asking node reduces.
+    reduced: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerHello:
     """All that is here of the peer's has been acknowledged; this is where this node stands."""
 
     peer: str
-    order: PlanOrder  # of the plan that the Hello named
-    era: int
-    version: int
+    standing: Standing
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,21 @@ an activation that the next stage has. What its neighbours hold they tell by ack
 
 # An heir's work falls into three cases, which ``Runner._part`` tells apart:
 #
-# 1. The stage's whole reduced gradient is not here. All backwards have to run again, and so all forwards before them:
-#    the heir runs the whole duty, but for what it ran ahead itself.
-# 2. A prefix of it is here (ACCUMULATED, shipped by the lost owner). The microbatches after the prefix run again. Of
-#    those in it only results run that a consumer lacks; their backwards add nothing.
-# 3. All of it is here: the owner died after sending it. Only results that a consumer lacks run, most often none.
+# 1. Some layer's reducer lacks the pipeline. All backwards have to run again, and so all forwards before them: the heir
+#    runs the whole duty, but for what it ran ahead itself.
+# 2. The same, and a prefix of the sum is here (ACCUMULATED, shipped by the lost owner). The microbatches after the
+#    prefix run again. Of those in it only results run that a consumer lacks; their backwards add nothing.
+# 3. Every reducer has the pipeline, or the whole sum is here: the owner died after sending it. Only results that a
+#    consumer lacks run, most often none.
 #
 # In cases 2 and 3 the heir waits until both neighbours have said what they hold. Without that it would redo work that
 # nobody needs, or, worse, never send what somebody waits for. In case 1 it begins at once: forwards are needed anyhow.
+# A stage's one owner is its own reducer. Where there are several the others have to say first what they cover.
 #
 # Why a forward may need those before it: BatchNorm's running statistics change with every forward, in order of
 # microbatch. So the buffers of microbatch 3 are right only if 0 to 2 ran before (``each_alone`` says where not).
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from culm.pipeline.instruction import Instruction
@@ -32,10 +34,6 @@ class Takeover:
     since: PlanOrder  # of the plan by which the duty came
     known: set[Instruction] = field(default_factory=set)  # whose results a consumer held already
     resumed: bool = False  # the duty's first instruction since has begun, and is reported
-
-    def has_heard(self, peers: Iterable[str], synced: Mapping[str, PlanOrder]) -> bool:
-        """Whether all of these have told what they hold since the duty came here."""
-        return all(synced.get(peer, (0, 0)) >= self.since for peer in peers)
 
     def redone(self, order: Sequence[Instruction], done: Collection[Instruction]) -> int:
         """How many instructions ran here though the lost owner had finished them: all up to its last known result."""

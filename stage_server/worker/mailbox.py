@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from culm.pipeline.instruction import Duty
-from culm.pipeline.keys import ACCUMULATED, REDUCED, Key, superseded
+from culm.pipeline.keys import ACCUMULATED, PARTIAL, REDUCED, Key, reduced, superseded
+from culm.pipeline.tree import Block, outermost
 
 # Let t be the first step that is not committed, as far as this node knows. Invariant: every key is of the node's era
 # (rule 1) and of a step from the running one to t + 1 (rule 5). A neighbour may hear of commit t before this node does,
@@ -19,16 +20,22 @@ class Mailbox(Generic[V]):
     """Keeps every value of the running step, also one that was used: work may have to be done again (rule 5)."""
 
     def __init__(self) -> None:
-        # Invariant: of ACCUMULATED at most one a duty and step, the longest prefix.
+        # Invariant: of ACCUMULATED at most one a duty and step, the longest prefix; no PARTIAL beside its REDUCED.
         self._values: dict[Key, V] = {}
+        # By the REDUCED that they are to become: the blocks whose PARTIAL is here. Asked before every instruction.
+        self._blocks: dict[Key, set[Block]] = {}
 
     def put(self, key: Key, value: V) -> bool:
         """Takes a value; False if the key was here already, in which case the first one stays (rule 4)."""
-        if key in self._values:
+        if key in self._values or (key.kind is PARTIAL and _whole(key) in self._values):
             return False
         self._values[key] = value
         for old in superseded(key, self._values):
             del self._values[old]
+        if key.kind is PARTIAL:
+            self._blocks.setdefault(_whole(key), set()).add(key.block)
+        elif key.kind is REDUCED:
+            self._blocks.pop(key, None)
         return True
 
     def get(self, key: Key) -> V:
@@ -37,6 +44,16 @@ class Mailbox(Generic[V]):
     def reduced(self, step: int) -> set[Key]:
         """The keys of the reduced gradients of a step."""
         return {key for key in self._values if key.kind is REDUCED and key.step == step}
+
+    def partials(self, step: int) -> list[tuple[Key, tuple[Block, ...]]]:
+        """By the REDUCED that it is to become: the outermost blocks that have come of a layer's gradient, ascending."""
+        return [(whole, outermost(blocks)) for whole, blocks in self._blocks.items() if whole.step == step]
+
+    def covers(self, whole: Key, pipelines: int) -> frozenset[int]:
+        """The pipelines in what has come of a layer's gradient."""
+        if whole in self._values:
+            return frozenset(range(pipelines))
+        return frozenset(p for block in self._blocks.get(whole, ()) for p in block.pipelines)
 
     def accumulated(self, step: int, duty: Duty) -> Key | None:
         """The key of what the duty's gradients have come to, as far as its owner has told."""
@@ -55,6 +72,13 @@ class Mailbox(Generic[V]):
     def forget_before(self, step: int) -> None:
         """Drops what belongs to committed steps."""
         self._values = {k: v for k, v in self._values.items() if k.step >= step}
+        self._blocks = {k: v for k, v in self._blocks.items() if k.step >= step}
 
     def clear(self) -> None:
         self._values.clear()
+        self._blocks.clear()
+
+
+def _whole(partial: Key) -> Key:
+    """The REDUCED that a PARTIAL is a part of."""
+    return reduced(partial.era, partial.step, partial.stage, partial.index)

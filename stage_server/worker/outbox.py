@@ -5,7 +5,7 @@ from typing import Generic, TypeVar
 
 from culm.pipeline.flow import consumers
 from culm.pipeline.instruction import Duty
-from culm.pipeline.keys import REDUCED, Key, superseded
+from culm.pipeline.keys import PARTIAL, REDUCED, Key, superseded
 from culm.pipeline.plan import Plan
 
 V = TypeVar("V")
@@ -26,7 +26,8 @@ COMMITS_TO_WAIT = 4
 class Outbox(Generic[V]):
     """Keeps every value of the running step, acknowledged or not: a consumer's heir will want it (rule 5)."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._values: dict[Key, V] = {}
         # Key -> (node, incarnation) that have it, or need it no more. A key may be here before its value: an heir hears
         # what the consumers of its lost owner hold before it has computed anything itself.
@@ -62,7 +63,7 @@ class Outbox(Generic[V]):
         """The consumers under the plan whose present incarnation has not acknowledged the key."""
         return tuple(
             node
-            for node in consumers(key, plan)
+            for node in consumers(key, plan, self._node)
             if not self.has_acknowledged(key, node, plan.members[node].incarnation)
         )
 
@@ -79,10 +80,16 @@ class Outbox(Generic[V]):
         return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
 
     def forget_duty(self, duty: Duty) -> None:
-        """Drops what a duty produced: it is another node's now."""
-        self._values = {k: v for k, v in self._values.items() if k.duty != duty}
-        self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.duty != duty}
+        """Drops what a duty produced: it is another node's now. The whole sum of a layer is nobody's."""
+        self._values = {k: v for k, v in self._values.items() if not _is_of(k, duty)}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if not _is_of(k, duty)}
 
     def clear(self) -> None:
         self._values.clear()
         self._acknowledged.clear()
+
+
+def _is_of(key: Key, duty: Duty) -> bool:
+    if key.kind is PARTIAL:
+        return key.stage == duty.stage and duty.pipeline in key.block.pipelines
+    return key.duty == duty and key.kind is not REDUCED

@@ -9,6 +9,7 @@ from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import ACCUMULATED, Key
 from culm.pipeline.plan import Plan
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.tree import Block
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +52,10 @@ class Position:
     def reduced(self, stage: int, layer: int) -> Key:
         """The key of a layer's reduced gradient of the running step."""
         return keys.reduced(self.era, self.version, stage, layer)
+
+    def partial(self, stage: int, layer: int, block: Block) -> Key:
+        """The key of a block's gradient of a layer, of the running step."""
+        return keys.partial(self.era, self.version, stage, layer, block)
 
     def accumulated(self, duty: Duty, count: int) -> Key:
         """The key of what the duty's gradients have come to after so many microbatches of the running step."""

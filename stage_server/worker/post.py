@@ -20,18 +20,21 @@ whatever a present consumer has not acknowledged is sent again.
 # heir says counts, and a value that the lost node sent before is kept where it has arrived: both have the same bits.
 #
 # Acknowledgements are what an heir goes by. They say "this incarnation has it", so they die with the incarnation
-# (rule 5), and a Hello makes a peer say them again. When it has answered (``synced``) all that it holds is known.
+# (rule 5), and a Hello makes a peer say them again. When it has answered (``told``) all that it holds is known.
+#
+# The whole sum of a layer, REDUCED, is taken from the layer's reducer. A reducer itself takes it from any holder: it
+# may be one that was named in place of a lost one, which had sent it to some. So whoever has it keeps it to pass on.
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Generic
 
 from culm.pipeline import flow
-from culm.pipeline.flow import consumers, producer
+from culm.pipeline.flow import consumers
 from culm.pipeline.instruction import Duty, Instruction
-from culm.pipeline.keys import GRADIENT, Key
+from culm.pipeline.keys import GRADIENT, REDUCED, Key, reduced
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.stage_server.worker.early import Arrival, Early
-from culm.stage_server.worker.effects import Acknowledge, AnswerHello, Effect, Send
+from culm.stage_server.worker.effects import Acknowledge, AnswerHello, Effect, Send, Standing
 from culm.stage_server.worker.mailbox import Mailbox
 from culm.stage_server.worker.outbox import Outbox
 from culm.stage_server.worker.position import Position
@@ -46,11 +49,11 @@ class Post(Generic[V]):
         self._at = position
         self._effects = effects
         self.mailbox: Mailbox[V] = Mailbox()
-        self.outbox: Outbox[V] = Outbox()
+        self.outbox: Outbox[V] = Outbox(position.node)
         self.early: Early[V] = Early()
-        # Peer -> the plan under which it has told all that it holds. An answer to an earlier plan's Hello is not
-        # enough: since then the peer may have taken, or given up, other duties.
-        self.synced: dict[str, PlanOrder] = {}
+        # What each peer has told last, under the plan of that moment, after all that it holds. An answer to an earlier
+        # plan's Hello is not enough: since then the peer may have taken, or given up, other duties.
+        self._told: dict[str, Standing] = {}
 
     # ---- what comes -------------------------------------------------------------------------------------------------
 
@@ -70,6 +73,9 @@ class Post(Generic[V]):
             return False
         if arrival.key.step >= self._at.version:
             self.mailbox.put(arrival.key, arrival.value)
+            if arrival.key.kind is REDUCED:
+                self.outbox.acknowledge(arrival.key, arrival.peer, arrival.incarnation)
+                self.pass_on(arrival.key)
         # A repeat, too: its first acknowledgement may have been lost with a stream.
         self._effects.append(Acknowledge(arrival.peer, arrival.key))
         return True
@@ -80,31 +86,53 @@ class Post(Generic[V]):
             return False
         member = plan.members.get(arrival.peer)
         known = member is not None and member.incarnation == arrival.incarnation
-        return known and producer(key, plan) == arrival.peer and self._at.node in consumers(key, plan)
+        return known and flow.is_taken(key, arrival.peer, self._at.node, plan)
 
     def _answer_hello(self, arrival: Arrival[V], plan: Plan) -> None:
         for key in self.mailbox:
-            if producer(key, plan) == arrival.peer:
+            if flow.is_taken(key, arrival.peer, self._at.node, plan):
                 self._effects.append(Acknowledge(arrival.peer, key))
-        self._effects.append(AnswerHello(arrival.peer, arrival.order, self._at.era, self._at.version))
+        self._effects.append(AnswerHello(arrival.peer, self._standing(arrival.peer, arrival.order, plan)))
 
-    def hear_synced(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
+    def _standing(self, peer: str, order: PlanOrder, plan: Plan) -> Standing:
+        """Of the first step that is not committed: its work is what the peer may have inherited."""
+        at, step = self._at, self._at.committed
+        covers, whole = {}, set()
+        for s, layer in plan.held_layers(at.node):
+            stage, key = plan.stages[s], reduced(at.era, step, s, layer)
+            reducer = stage.reducer_of(layer)
+            if reducer == at.node and peer in stage.owners:
+                covers[layer] = self.mailbox.covers(key, plan.pipelines)
+            elif reducer == peer and key in self.mailbox:
+                whole.add(layer)
+        return Standing(order=order, era=at.era, committed=step, covers=covers, reduced=frozenset(whole))
+
+    def hear_standing(self, peer: str, standing: Standing) -> None:
         """A peer has told all that it has. One that is ahead needs nothing of this step any more.
 
         An answer to an earlier plan's Hello does not count, nor do the steps of a peer that is in another era.
         """
         plan = self._at.plan
-        if plan is None or order != plan.order:
+        if plan is None or standing.order != plan.order:
             return
-        self.synced[peer] = order
-        if era != self._at.era or version <= self._at.version:
+        self._told[peer] = standing
+        if standing.era != self._at.era or standing.committed <= self._at.committed:
             return
         incarnation = plan.members[peer].incarnation
         for duty in plan.duties_of(self._at.node):
             for instruction in self._at.order(duty):
                 key = self._at.result_of(instruction)
-                if instruction.op != "W" and peer in consumers(key, plan):
+                if instruction.op != "W" and peer in consumers(key, plan, self._at.node):
                     self.outbox.acknowledge(key, peer, incarnation)
+
+    def told(self, peer: str) -> Standing | None:
+        """What the peer has told under the present plan; None: nothing so far."""
+        standing, plan = self._told.get(peer), self._at.plan
+        return standing if standing is not None and plan is not None and standing.order == plan.order else None
+
+    def has_told(self, peers: Iterable[str], since: PlanOrder) -> bool:
+        """Whether all of these have told what they hold, under this plan or a later one."""
+        return all(peer in self._told and self._told[peer].order >= since for peer in peers)
 
     # ---- what is asked before anything of it is in memory, from any thread ------------------------------------------
 
@@ -130,13 +158,18 @@ class Post(Generic[V]):
     def put_result(self, instruction: Instruction, result: V | None) -> None:
         """The same of what an instruction gave, if anybody consumes it."""
         plan, key = self._at.plan, self._at.result_of(instruction)
-        if result is not None and instruction.op != "W" and plan is not None and consumers(key, plan):
+        if result is not None and instruction.op != "W" and plan is not None and consumers(key, plan, self._at.node):
             self.put_out(key, result)
 
-    def ship(self, stage: int) -> None:
-        """The reduced gradient goes to every other holder: what was received, where something was (rule 4)."""
-        for key in self._reduced(stage):
+    def pass_on(self, key: Key) -> None:
+        """The whole sum of a layer goes to whoever lacks it: what was received, where something was (rule 4)."""
+        if key.step == self._at.version:  # of the next step once that begins
             self.put_out(key, self.mailbox.get(key))
+
+    def begin_step(self) -> None:
+        """Whole sums may have come before the commit that ended the step before."""
+        for key in self.mailbox.reduced(self._at.version):
+            self.pass_on(key)
 
     def send_again(self) -> None:
         """The plan is another one: what its consumers have not acknowledged is on its way once more."""
@@ -147,6 +180,8 @@ class Post(Generic[V]):
     def _route(self, key: Key, later: bool = False) -> None:
         plan = self._at.plan
         assert plan is not None
+        if key.step < self._at.version and not flow.is_producer(self._at.node, key, plan):
+            return  # kept for a node that was being seeded from here, and is the reducer's to send now
         for peer in self.outbox.unacknowledged(key, plan):
             value = self.outbox.get(key)
             if peer != self._at.node:
@@ -185,7 +220,7 @@ class Post(Generic[V]):
         return any(
             # A node acknowledges nothing to itself.
             key not in self.mailbox if node == self._at.node else node in self.outbox.unacknowledged(key, plan)
-            for node in consumers(key, plan)
+            for node in consumers(key, plan, self._at.node)
         )
 
     def input_of(self, instruction: Instruction) -> Key | None:

@@ -1,9 +1,14 @@
-"""How a duty's backwards become its reduced gradient, and what a prefix of them is worth to a standby. Pure."""
+"""How backwards become a duty's gradient, duties' gradients blocks, and blocks the whole sum. Pure."""
 
-from collections.abc import Container, Sequence
+# A node sends the largest blocks of what it sums up in this step, not of what it owns: an heir need not sum a pipeline
+# that every reducer has already, so a block of all that it owns may never be whole.
 
+from collections.abc import Collection, Container, Sequence
+
+from culm.pipeline import tree
 from culm.pipeline.instruction import Instruction
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.tree import Block
 
 
 def accumulates(instruction: Instruction, inherited: int) -> bool:
@@ -26,3 +31,22 @@ def prefix_after(instruction: Instruction, schedule: Schedule, every: int, inher
     due = every and count % every == 0 and count < schedule.microbatches
     closes = due and instruction.op == schedule.closes(instruction.stage)
     return count if closes and accumulates(instruction, inherited) else 0
+
+
+def next_block(
+    done: Collection[int], expected: Collection[int], merged: Container[Block], sent: Container[Block], pipelines: int
+) -> tuple[Block, bool] | None:
+    """Which block of pipelines to merge next, and whether it leaves: it is the largest that the node will have.
+
+    ``done``: pipelines whose gradient is whole here; ``expected``: these, and those that will be in this step.
+    ``merged`` and ``sent``: blocks that were merged, and put out. A block that does not leave yet is merged all the
+    same, so that a node with k pipelines keeps 1 + log2(k) gradients at most.
+    """
+    last = tree.largest(expected, pipelines)
+    for block in tree.largest(done, pipelines):
+        leaves = block in last
+        if leaves and block not in sent:
+            return block, True
+        if not leaves and block.end - block.first > 1 and block not in merged:
+            return block, False
+    return None

@@ -1,17 +1,19 @@
-"""What a node runs next of its duties, and what becomes of it: its program, forwards ahead as a standby, takeovers."""
+"""What a node runs next of its duties, and what becomes of it: instructions, forwards ahead as a standby, takeovers."""
 
-# The program is one order of all the instructions of the node's duties in a step, derived from the plan alone. Only its
-# head may run: the first instruction that is left to be done, once its tensor is here. No later one overtakes the head.
-# The programs of all nodes follow one timetable, so nodes cannot wait for each other in a circle. To leave out
-# instructions keeps that order.
+# A node runs whatever has its input (``culm.pipeline.choice``). Within a duty forwards, and backwards, go in order of
+# microbatch; between duties no order is promised and none is waited for. So nodes cannot wait for each other in a
+# circle, however the duties lie: a merged order of several pipelines did, in one of ten histories with lost nodes.
 #
 # What is left of a duty that this node owns, as ``_part`` tells:
 #
 #     a layer of the stage is not at the running step       nothing yet: no instruction runs on old state (rule 2)
-#     the whole reduced gradient is not here                all that is not done
+#     the stage's whole gradient is not here                all that is not done
+#     it is here                                            nothing
+#     the duty came here within the step, and
+#       a reducer lacks its pipeline                        all that is not done
 #       ... and the lost owner had shipped a prefix         the microbatches after it, and what consumers lack before it
-#     the whole reduced gradient is here                    nothing
-#       ... and the duty came here within the step          what consumers lack
+#       every reducer has its pipeline                      what consumers lack
+#       nobody knows yet                                    nothing yet
 #
 # Forwards that run ahead (eager redundancy) are the same instructions, run by a standby while its own head waits. They
 # take the activations that this node has itself produced for the owner, from its outbox. So a node runs ahead for the
@@ -19,63 +21,79 @@
 # the node becomes the heir they count as done; their outputs go out, and only backwards are left (rule 9). A duty whose
 # graphs were dropped within the step is *spoilt*: nothing more of it runs ahead until the commit.
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Generic
 
 from culm.pipeline import flow
+from culm.pipeline.choice import Left, awaited, choose
 from culm.pipeline.flow import consumers
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan
-from culm.pipeline.schedule import program
 from culm.stage_server.worker import reduction
-from culm.stage_server.worker.duty import Duties
+from culm.stage_server.worker.arranging import Arranging
+from culm.stage_server.worker.duty import Duties, DutyStep
 from culm.stage_server.worker.effects import Effect, ReportResumed
 from culm.stage_server.worker.heir import Takeover, lost_results
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
-from culm.stage_server.worker.program import Program
+from culm.stage_server.worker.summing import Summing
 from culm.stage_server.worker.work import Load, Reduce, Resume, Run, V
 
 
 class Runner(Generic[V]):
     """Reads where the node stands and what it holds; writes the records of its duties and puts out their results."""
 
-    def __init__(self, position: Position, holdings: Holdings[V], post: Post[V], effects: list[Effect]) -> None:
+    def __init__(
+        self,
+        position: Position,
+        holdings: Holdings[V],
+        post: Post[V],
+        arranging: Arranging,
+        effects: list[Effect],
+    ) -> None:
         self._at = position
         self._holdings = holdings
         self._post = post
+        self._arranging = arranging
         self._effects = effects
         self.duties: Duties[V] = Duties()
+        self.summing: Summing[V] = Summing(position, self.duties, post)
         # Of the job, or of the newest plan that says so: see Redundancy.
         self.eager = False  # run forwards ahead for duties that this node stands by for
         self.ship_every = 0  # microbatches; 0: gradients go to the standby when they are whole
-        # The tensor that the program's head lacks. Invariant: None unless the last ``next_run`` gave None for it.
+        # The tensor that the next instruction lacks. Invariant: None unless the last ``next_run`` gave None for it.
         self.awaited: Key | None = None
         # Gradients that lost owners had shipped, to be put in place before anything else of their duties is run: a
         # backward that came first would be the first summand, and the sum would have other bits.
         # Invariant: each is of a duty that is owned, and of the running step.
         self.resumes: list[Resume[V]] = []
-        self._program = Program()
 
     # ---- plans ------------------------------------------------------------------------------------------------------
 
-    def adopt(self, plan: Plan, anew: bool) -> tuple[Duty, ...]:
+    def adopt(self, plan: Plan, before: Plan | None, anew: bool) -> tuple[Duty, ...]:
         """Takes on the duties of a plan, and gives up those of others. Returns those that begin the step again.
 
-        ``anew``: the plan's era begins, and nothing of before counts.
+        ``before``: the plan so far; ``anew``: this one's era begins, and nothing of before counts.
         """
+        self.summing.adopt(plan, before, anew)
+        fresh: list[Duty] = []
         owned, ahead = plan.duties_of(self._at.node), self.runs_ahead(plan)
         for duty, step in self.duties.items():
             if duty not in owned and duty not in ahead:
                 step.drop_ahead()
         for duty in self.duties.owned():
             if duty not in owned:
+                # A block cannot be taken apart again: what was merged with this duty's gradient is summed anew.
+                block = self.duties[duty].block
+                for other in [d for d in self.duties.owned() if block is not None and d.stage == duty.stage]:
+                    if other != duty and self.duties[other].block == block:
+                        self.duties[other].restart()
+                        fresh.append(other)
                 self.duties[duty].give_up()
                 self.resumes = [resume for resume in self.resumes if resume.duty != duty]
                 self._post.forget_duty(duty)  # the new owner's values count: consumers drop this node's (rule 3)
-        fresh = []
         for duty in owned:
             step = self.duties[duty]
             if step.tenure is None:
@@ -84,15 +102,13 @@ class Runner(Generic[V]):
                 step.tenure = plan.generation
                 if not anew:
                     self._take_over(duty, plan)
-        owners = [plan.owners(pipeline) for pipeline in range(plan.pipelines)]
-        self._program = Program(program(owners, self._at.node, self._at.schedule))
-        return tuple(fresh)
+        return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
         """The duties whose forwards this node may run before anything is lost."""
         if not self.eager:
             return set()
-        stages = [s for s, stage in enumerate(plan.stages) if self._at.node in stage.required()]
+        stages = [s for s, x in enumerate(plan.stages) if self._at.node in x.required() and len(x.distinct_owners) == 1]
         duties = {Duty(pipeline, s) for s in stages for pipeline in range(plan.pipelines)}
         return duties.difference(plan.duties_of(self._at.node))
 
@@ -109,8 +125,6 @@ class Runner(Generic[V]):
             if instruction.op == "B" and self._at.result_of(instruction) in self._post.mailbox:
                 step.takeover.known.add(instruction)
         if self._post.holds_whole(duty.stage):
-            # The lost owner may have reached this node and no other holder: what was received is passed on (rule 4).
-            self._post.ship(duty.stage)
             return
         shipped = self._post.mailbox.accumulated(self._at.version, duty)
         if shipped is not None:
@@ -120,57 +134,74 @@ class Runner(Generic[V]):
     def _adopt_forward(self, instruction: Instruction, output: V | None, plan: Plan) -> None:
         """A forward that was run ahead is the owner's now. Whoever adopts a plan sends all that is out anyhow."""
         step = self.duties[instruction.duty]
-        step.done.add(instruction)
+        step.note(instruction)
         step.adopted += 1
         key = self._at.result_of(instruction)
-        if output is not None and consumers(key, plan):
+        if output is not None and consumers(key, plan, self._at.node):
             self._post.outbox.put(key, output)
 
     # ---- what to run ------------------------------------------------------------------------------------------------
 
     def next_reduce(self) -> Reduce | None:
-        """A stage whose backwards are done in all pipelines, and whose reduced gradient is not here."""
+        """A block of pipelines whose backwards are done at a stage, and which is not merged or not sent yet."""
         owned = self.duties.owned()
-        unfinished = {duty.stage for duty in owned if not self._is_complete(duty)}
         for stage in dict.fromkeys(duty.stage for duty in owned):
-            if stage not in unfinished and not self._post.holds_whole(stage):
-                mine = (duty for duty in owned if duty.stage == stage)
-                return Reduce(stage, self._at.version, tuple((duty, self._tenure(duty)) for duty in mine))
+            mine = [duty for duty in owned if duty.stage == stage]
+            done = {duty.pipeline for duty in mine if self._is_complete(duty)}
+            if done:
+                expected = {duty.pipeline for duty in mine if duty.pipeline not in done and self._is_expected(duty)}
+                if (work := self.summing.next_reduce(stage, done, done | expected)) is not None:
+                    return work
         return None
 
     def next_run(self) -> Run[V] | None:
-        """The first of the program that is left to be done; None while it lacks its tensor, which ``awaited`` names."""
-        # The order is the timetable's, whatever tensors are here: every node derives the same one.
+        """What has its input, of all that is left to be done; None where nothing has, and ``awaited`` names one."""
         self.awaited = None
-        # An heir's part changes as its neighbours answer, and it may turn out that it has none. Of another duty the
-        # part is looked up only where an instruction of it is reached: this runs before every instruction.
-        parts = {duty: self._part(duty) for duty, step in self.duties.items() if step.takeover is not None}
-        for instruction in self._program.left(self.duties.has_done):
-            duty = instruction.duty
-            if duty not in parts:
-                parts[duty] = self._part(duty)
-            part = parts[duty]
-            if part is None or instruction in part:
-                return self._run(instruction)
-        return None
+        plan = self._at.plan
+        assert plan is not None
+        left = [self._left(duty, self._part(duty)) for duty in self.duties.owned()]
+        instruction = choose(left, self._at.schedule, len(plan.stages))
+        if instruction is None:
+            waits = awaited(left, self._at.schedule, len(plan.stages))
+            self.awaited = self._post.input_of(waits) if waits is not None else None
+            return None
+        return self._run(instruction)
 
-    def _run(self, instruction: Instruction) -> Run[V] | None:
-        operand: V | None = None
+    def _left(self, duty: Duty, part: set[Instruction] | None) -> Left:
+        """The heads of what is left of a duty, with what is known here of them."""
+        step, most, schedule = self.duties[duty], self._at.microbatches, self._at.schedule
+        forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
+        if backward is not None and backward._replace(op="F") not in step.done:
+            backward = None  # it has no graph yet
+        weights = step.next_of(duty, "W", most, part) if schedule.splits_at(duty.stage) else None
+        if weights is not None and weights._replace(op="B") not in step.done:
+            weights = None
+        return Left(
+            duty=duty,
+            forward=forward,
+            forward_ready=forward is not None and self._has_input(forward),
+            keeps_graph=part is None or (forward is not None and forward._replace(op="B") in part),
+            backward=backward,
+            backward_ready=backward is not None and self._has_input(backward),
+            weights=weights,
+            graphs=step.kept(duty, "B", most, part),
+            halves=step.kept(duty, "W", most, part),
+        )
+
+    def _has_input(self, instruction: Instruction) -> bool:
         key = self._post.input_of(instruction)
-        if key is not None:
-            if key not in self._post.mailbox:
-                self.awaited = key
-                return None
-            operand = self._post.mailbox.get(key)
+        return key is None or key in self._post.mailbox
+
+    def _run(self, instruction: Instruction) -> Run[V]:
+        key = self._post.input_of(instruction)
         self._note_resumed(instruction.duty)
-        accumulates = reduction.accumulates(instruction, self.duties[instruction.duty].inherited)
-        tenure = self._tenure(instruction.duty)
+        step = self.duties[instruction.duty]
         return Run(
             instruction=instruction,
             step=self._at.version,
-            tenure=tenure,
-            operand=operand,
-            accumulates=accumulates,
+            tenure=self._tenure(instruction.duty),
+            operand=self._post.mailbox.get(key) if key is not None else None,
+            accumulates=step.sums and reduction.accumulates(instruction, step.inherited),
             ships=self._ships(instruction),
         )
 
@@ -216,7 +247,7 @@ class Runner(Generic[V]):
             self._ran_ahead(work, result)
         elif self.is_current(work.instruction.duty, work.step, work.tenure):
             duty = work.instruction.duty
-            self.duties[duty].done.add(work.instruction)
+            self.duties[duty].note(work.instruction)
             self._post.put_result(work.instruction, result)
             if accumulated is not None:
                 self._post.put_out(self._at.accumulated(duty, work.ships), accumulated)
@@ -234,13 +265,6 @@ class Runner(Generic[V]):
             if step.tenure is not None:
                 self._adopt_forward(work.instruction, result, plan)
                 self._post.put_result(work.instruction, result)
-
-    def reduced(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
-        """Takes the reduced gradient that a stage's backwards gave, a value a layer, and sends it to the holders."""
-        if all(self.is_current(duty, work.step, tenure) for duty, tenure in work.tenures):
-            for layer, value in values:
-                self._post.mailbox.put(self._at.reduced(work.stage, layer), value)
-            self._post.ship(work.stage)
 
     def is_current(self, duty: Duty, step: int, tenure: int) -> bool:
         """Whether work that was begun in this step under this tenure still counts."""
@@ -269,11 +293,12 @@ class Runner(Generic[V]):
     def end_step(self) -> None:
         """The step is committed, here or elsewhere."""
         self.duties.end_step()
+        self.summing.end_step()
         self.resumes.clear()
-        self._program.restart()
 
     def end_era(self) -> None:
         self.duties.end_era()
+        self.summing.end_step()
         self.resumes.clear()
 
     # ---- what is left -----------------------------------------------------------------------------------------------
@@ -283,44 +308,64 @@ class Runner(Generic[V]):
         if not self._at_version(duty.stage):
             return set()  # its state is on its way still: from a checkpoint, after a rollback
         step, order = self.duties[duty], self._at.order(duty)
-        if not self._post.holds_whole(duty.stage):
-            if not step.inherited:
-                return None
-            new = {i for i in order if reduction.accumulates(i, step.inherited)}
-            return (new - step.done) | self._lost_results(duty, [i for i in order if i not in new])
-        if step.takeover is None or not self._has_heard(duty, step.takeover):
+        if step.takeover is None:
+            return set() if self._post.holds_whole(duty.stage) else None
+        lacking = self.summing.is_lacking(duty)
+        if lacking:
+            return self._to_sum(duty, step, order)
+        if lacking is None or not self._has_heard(duty):
             return set()
         lost = self._lost_results(duty, list(order))
-        if not lost:
+        if lost:
+            step.sums = False  # single backwards, not all that come before them: their sum would be another one
+        else:
             self._note_resumed(duty)  # no instruction will say so: nothing of the duty is left
         return lost
+
+    def _to_sum(self, duty: Duty, step: DutyStep[V], order: tuple[Instruction, ...]) -> set[Instruction] | None:
+        """What an heir runs while a reducer lacks its pipeline."""
+        if not step.sums:
+            # Every reducer had the pipeline, until one of them was lost as well. Some results were computed meanwhile.
+            step.restart()
+            self._arranging.restart(duty, self._at.version)
+            return set()
+        if not step.inherited:
+            return None
+        new = {i for i in order if reduction.accumulates(i, step.inherited)}
+        return (new - step.done) | self._lost_results(duty, [i for i in order if i not in new])
+
+    def _is_expected(self, duty: Duty) -> bool:
+        """Whether the duty's gradient is going to be whole here, as far as is known."""
+        return self.duties[duty].takeover is None or self.summing.is_lacking(duty) is not False
 
     def _lost_results(self, duty: Duty, order: list[Instruction]) -> set[Instruction]:
         """What an heir redoes of work whose gradients it has: only what a consumer lacks, once it has been told."""
         step = self.duties[duty]
-        if not order or step.takeover is None or not self._has_heard(duty, step.takeover):
+        if not order or step.takeover is None or not self._has_heard(duty):
             return set()
         # What is shipped is of stages whose forwards change no buffers.
         return lost_results(order, step.done, self._post.lacks, each_alone=step.inherited > 0)
 
-    def _has_heard(self, duty: Duty, takeover: Takeover) -> bool:
-        """Whether an heir's neighbours have told what they hold."""
+    def _has_heard(self, duty: Duty) -> bool:
+        """Whether an heir's neighbours have told what they hold since the duty came here."""
         # Not the one that is this node itself: its mailbox and outbox say it.
-        plan = self._at.plan
+        plan, takeover = self._at.plan, self.duties[duty].takeover
         assert plan is not None
+        assert takeover is not None
         peers = {plan.owner_of(near) for near in flow.neighbours(duty, len(plan.stages))}
-        return takeover.has_heard(peers - {self._at.node}, self._post.synced)
+        return self._post.has_told(peers - {self._at.node}, takeover.since)
 
     def _is_complete(self, duty: Duty) -> bool:
         step = self.duties[duty]
-        return reduction.is_complete(self._at.order(duty), step.done, step.inherited)
+        return step.sums and reduction.is_complete(self._at.order(duty), step.done, step.inherited)
 
     def _ships(self, instruction: Instruction) -> int:
         """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
         inherited = self.duties[instruction.duty].inherited
         count = reduction.prefix_after(instruction, self._at.schedule, self.ship_every, inherited)
         assert self._at.plan is not None
-        return count if count and consumers(self._at.accumulated(instruction.duty, count), self._at.plan) else 0
+        key = self._at.accumulated(instruction.duty, count)
+        return count if count and consumers(key, self._at.plan, self._at.node) else 0
 
     def _note_resumed(self, duty: Duty) -> None:
         takeover = self.duties[duty].takeover

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from culm.pipeline.flow import CROSSES, consumers, maker_of, producer
+from culm.pipeline.flow import CROSSES, consumers, is_producer, maker_of
 from culm.pipeline.keys import Key
 from culm.stage_server.worker.worker import Worker
 
@@ -13,8 +13,8 @@ def story(worker: Worker[Any], key: Key) -> str:
     lines = [f"{at.node} is in step {at.version} of era {at.era}, {len(at.commits)} commits ahead of what it applied"]
     if plan is None:
         return "\n".join([*lines, f"{at.node} has no plan"])
-    giver = producer(key, plan)
-    takers = consumers(key, plan) if giver is not None else ()
+    giver = next((node for node in plan.members if is_producer(node, key, plan)), None)
+    takers = consumers(key, plan, giver) if giver is not None else ()
     lines.append(f"under plan {plan.order} {key} goes from {giver} to {', '.join(takers) or 'nobody'}")
     if key.era != at.era:
         lines.append("it is of another era: whoever brings it is not heard (rule 1)")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from culm.pipeline.keys import REDUCED
+from culm.pipeline.instruction import Duty
+from culm.pipeline.keys import PARTIAL, REDUCED
 from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
 from culm.stage_server.worker.worker import Worker
 
@@ -22,7 +23,7 @@ def validate(worker: Worker[Any]) -> None:
 
 
 def _post(worker: Worker[Any]) -> None:
-    at = worker.at
+    at, owned = worker.at, set(worker.runner.duties.owned())
     for key in worker.post.mailbox:
         assert key.era == at.era, f"{at.node} holds {key} in era {at.era} (rule 1)"
         assert at.version <= key.step <= at.committed + 1, f"{at.node} holds {key} in {at.version} (rule 5)"
@@ -31,9 +32,9 @@ def _post(worker: Worker[Any]) -> None:
         oldest = at.version - (COMMITS_TO_WAIT if key.kind is REDUCED else 0)
         kept = key.era == at.era and oldest <= key.step <= at.version
         assert kept, f"{at.node} keeps {key} in step {at.version} of era {at.era} (rule 5)"
-        assert key.duty in worker.runner.duties.owned(), (
-            f"{at.node} keeps {key} of a duty that it does not run (rule 3)"
-        )
+        mine = [Duty(p, key.stage) for p in key.block.pipelines] if key.kind is PARTIAL else [key.duty]
+        owns = key.kind is REDUCED or owned.issuperset(mine)  # the whole sum is kept by every holder
+        assert owns, f"{at.node} keeps {key} of a duty that it does not run (rule 3)"
 
 
 def _duties(worker: Worker[Any]) -> None:
@@ -47,6 +48,10 @@ def _duties(worker: Worker[Any]) -> None:
             f"{at.node} inherited of {duty} without a lost node (rule 9)"
         )
         assert step.adopted <= len(step.done), f"{at.node} adopted what it has not done of {duty}"
+        block = step.block
+        parts = [duties.get(Duty(p, duty.stage)) for p in block.pipelines] if block is not None else []
+        whole = all(part is not None and part.block == block for part in parts)
+        assert whole, f"{at.node} has {duty} in the block {block}, of which it does not have all (rule 19)"
 
 
 def _holdings(worker: Worker[Any]) -> None:

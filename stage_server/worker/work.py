@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.tree import Block
 
 
 class ValueFacts(Protocol):
@@ -60,13 +61,25 @@ class Resume(Generic[V]):
     accumulated: V
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """Every backward of the stage is done, in all pipelines: give its reduced gradient, a value a layer."""
+    """Every backward of these pipelines is done at the stage: merge their gradients into the block's."""
 
     stage: int
     step: int
-    tenures: tuple[tuple[Duty, int], ...]  # of the stage's duties, ascending; see Run
+    block: Block
+    leaves: bool  # give the block's gradient, a value a layer; else it stays, to be merged into a larger one
+    tenures: tuple[tuple[Duty, int], ...]  # of the block's duties, ascending; see Run
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Generic[V]):
+    """What has come of a layer's gradient covers all pipelines: add it up the tree."""
+
+    stage: int
+    layer: int
+    step: int
+    blocks: tuple[tuple[Block, V], ...]  # disjoint, ascending
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,4 +120,4 @@ class Load(NamedTuple):
         return f"loading microbatch {self.microbatch}"
 
 
-Work = Arrange | Run[V] | Resume[V] | Reduce | Apply[V] | Install[V] | Save
+Work = Arrange | Run[V] | Resume[V] | Reduce | Sum[V] | Apply[V] | Install[V] | Save

@@ -12,8 +12,9 @@
 #     facts        what it has reported
 #
 # A step on one node. ``next_work`` gives the runner's instructions one by one, and their results go to the post. Reduce
-# follows the last backward, and its gradients go to the stage's other holders. When a part's whole gradient and state
-# are here the node reports it. The commit comes; the next piece of work applies it, and the step is forgotten.
+# follows the last backward of a block of pipelines, Sum what has come of all of them; the sum goes to the stage's other
+# holders. When a part's whole gradient and state are here the node reports it. The commit comes; the next piece of work
+# applies it, and the step is forgotten.
 #
 # ``version`` is the number of the running step. Three things move it:
 #
@@ -22,7 +23,8 @@
 #     _begin_era    to where the plan's era stands: a rollback, or the node's first plan
 #
 # Events come while a piece of work runs, and may void it. So ``finish`` looks whether the work still counts: a Run or
-# Reduce by its step and tenure, an Install or a catch-up by ``Holdings``, an Apply by the commit at the queue's head.
+# Reduce by its step and tenure, a Sum by its reducer, an Install or a catch-up by ``Holdings``, an Apply by the commit
+# at the queue's head.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -36,13 +38,13 @@ from culm.pipeline.schedule import Schedule
 from culm.stage_server.worker.applying import Applying
 from culm.stage_server.worker.arranging import Arranging
 from culm.stage_server.worker.early import Arrival
-from culm.stage_server.worker.effects import Adopted, Effect, ReportCaughtUp, ReportReady, SayHello
+from culm.stage_server.worker.effects import Adopted, Effect, ReportCaughtUp, ReportReady, SayHello, Standing
 from culm.stage_server.worker.facts import Facts
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.runner import Runner
-from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, Save, V, Work
+from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, Save, Sum, V, Work
 
 
 class Worker(Generic[V]):
@@ -64,14 +66,16 @@ class Worker(Generic[V]):
         self.at = Position(node=node, incarnation=incarnation, schedule=schedule, steps=steps)
         self.holdings: Holdings[V] = Holdings()
         self.post: Post[V] = Post(self.at, self._effects)
-        self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._effects)
-        self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self._effects)
         self._arranging = Arranging()
+        self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._arranging, self._effects)
+        self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self._effects)
         self._applying: Applying[V] = Applying(self.at, self.holdings, self.post, self._effects)
         self.checkpoint_every = checkpoint_every
         self.runner.eager, self.runner.ship_every = eager, ship_every
         # The newest applied in this era. A coordinator that takes over may learn of it from here alone (rule 8).
         self.last_commit: Commit | None = None
+        # Adopted once the commits are applied that are queued.
+        self._later: Plan | None = None
         # Given out before what changes their layers: compute still has those at the Save's version.
         self._saves: deque[Save] = deque()
 
@@ -122,7 +126,7 @@ class Worker(Generic[V]):
             # The plan that it obeys, told again on attaching as of a later step: nobody waited for this node meanwhile.
             self._skip_to(plan.step)
             self._progress()
-        if self._is_stale(plan):
+        if self._is_stale(plan) or self._put_off(plan):
             return
         at.term, at.plan = max(at.term, plan.term), plan
         if plan.redundancy is not None:
@@ -135,7 +139,7 @@ class Worker(Generic[V]):
         # Before all that the parts send: an heir may have tensors for peers to which the plan before needed no stream.
         self._effects.append(Adopted(plan))
         self._effects.extend(SayHello(peer) for peer in peers_of(at.node, plan))
-        fresh = self.runner.adopt(plan, anew)
+        fresh = self.runner.adopt(plan, before, anew)
         self.holdings.adopt(plan, at.node, at.version, anew)
         if at_commit:
             # Only at a commit: within a step the node may have reported such a layer ready, and a later plan of the
@@ -150,6 +154,15 @@ class Worker(Generic[V]):
         self.post.send_again()
         self._take_early()
         self._progress()
+
+    def _put_off(self, plan: Plan) -> bool:
+        """Whether the plan waits for a commit that is queued, and that the model is cut anew with."""
+        # Keys name stages. Under the other cut nobody would find the gradients that the commit needs (rule 2).
+        at, before = self.at, self.at.plan
+        waits = before is not None and bool(at.commits) and plan.era == at.era and plan.ranges != before.ranges
+        if waits and (self._later is None or self._later.order < plan.order):
+            at.term, self._later = max(at.term, plan.term), plan
+        return waits
 
     def _is_stale(self, plan: Plan) -> bool:
         at, member = self.at, plan.members.get(self.at.node)
@@ -192,6 +205,7 @@ class Worker(Generic[V]):
         self.holdings.start_over()
         self.post.forget_before(step)
         self._end_step()
+        self.post.begin_step()
         self._take_early()
 
     def _begin_era(self, plan: Plan) -> None:
@@ -253,9 +267,9 @@ class Worker(Generic[V]):
             self.post.outbox.acknowledge(key, peer, incarnation)
         return matters
 
-    def synced(self, peer: str, order: PlanOrder, era: int, version: int) -> None:
-        """A peer has told all that it holds of this node's, under this plan, and in which era and step it is."""
-        self.post.hear_synced(peer, order, era, version)
+    def synced(self, peer: str, standing: Standing) -> None:
+        """A peer has told all that it holds of this node's, and where it stands."""
+        self.post.hear_standing(peer, standing)
 
     def _arrive(self, arrival: Arrival[V]) -> None:
         key, value = arrival.key, arrival.value
@@ -309,7 +323,9 @@ class Worker(Generic[V]):
             return self._applying.work_of(at.commits[0], at.plan)
         if at.plan is None or at.version >= at.steps:
             return None
-        return self.runner.next_reduce() or self.runner.next_run()
+        summing = self.runner.summing.next_sum() or self.runner.next_reduce()
+        # A duty may turn out to begin the step again: then compute drops what it has of it first.
+        return summing or self.runner.next_run() or self._arranging.take()
 
     def next_redundant(self) -> Run[V] | None:
         """A forward to run while ``next_work`` gives None: of a duty that this node stands by for, or None."""
@@ -329,16 +345,21 @@ class Worker(Generic[V]):
         self,
         work: Work[V],
         result: V | None = None,
-        reduced: tuple[tuple[int, V], ...] = (),
+        values: tuple[tuple[int, V], ...] = (),
         accumulated: V | None = None,
     ) -> None:
-        """Takes what the work gave. The result of work that is no longer this node's is dropped."""
+        """Takes what the work gave: a Run a ``result``, a Reduce or Sum ``values`` by layer.
+
+        That of work that is no longer this node's is dropped.
+        """
         at = self.at
         if isinstance(work, Run):
             self.runner.ran(work, result, accumulated)
             return
         if isinstance(work, Reduce):
-            self.runner.reduced(work, reduced)
+            self.runner.summing.reduced(work, values)
+        elif isinstance(work, Sum):
+            self.runner.summing.summed(work, values[0][1])
         elif isinstance(work, Install):
             self.holdings.installed(work, at.version)
             # Gradients that came before the state may show a gap in what is to follow it (rule 11).
@@ -353,7 +374,7 @@ class Worker(Generic[V]):
         self._progress()
 
     def _applied(self, commit: Commit, work: Apply[V]) -> None:
-        plan, following = self.at.plan, commit.next_plan
+        at, plan, following = self.at, self.at.plan, commit.next_plan
         self.at.version = commit.step + 1
         self.last_commit = commit
         self.holdings.applied(layer for layer, _ in work.gradients)
@@ -365,6 +386,10 @@ class Worker(Generic[V]):
             self._arranging.order(held, self.at.version)  # the commit has given layers up
         if following is not None:
             self.take_plan(following, at_commit=True)
+        if self._later is not None and not at.commits:
+            later, self._later = self._later, None
+            self.take_plan(later)
+        self.post.begin_step()
         # After the plan: who saves a layer is told by the plan of the step that begins.
         if (save := self._applying.save_after(commit, self.checkpoint_every)) is not None:
             self._saves.append(save)

@@ -153,7 +153,7 @@ def test_answers_and_requests_are_held_against_the_run() -> None:
     assert bounds.answer_problem(nothing, [key()], RUN, HERE) == ""
     assert bounds.answer_problem(nothing, [key(step=19)], RUN, HERE), "it would be kept until that step"
     assert bounds.answer_problem(stage_pb2.DeliverResponse(free_slots=[16]), [], RUN, HERE)
-    synced = stage_pb2.Synced(version=STEPS + 1)
+    synced = stage_pb2.Synced(committed=STEPS + 1)
     assert bounds.answer_problem(stage_pb2.DeliverResponse(synced=synced), [], RUN, HERE)
     assert bounds.fetch_problem([0, 3], 4) == ""
     assert bounds.fetch_problem([4], 4)

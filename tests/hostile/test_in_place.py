@@ -13,12 +13,12 @@ from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.layer import HeldLayer
-from culm.stage_server.compute.stage import Stage
-from culm.stage_server.compute.stage import reduced as gradient_of
+from culm.stage_server.compute.stage import Stage, merged
 
 JOB = """
 [job]
@@ -152,7 +152,7 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool) -> str:
                     stage.backward_of_parameters(m)
         reduced: dict[int, Any] = {}
         for stage in stages:
-            reduced |= gradient_of([stage])
+            reduced |= merged([stage], Block(0, 1), 1)
         for layer in held:
             layer.apply(reduced[layer.index], 1.0)
     return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])

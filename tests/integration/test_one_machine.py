@@ -18,6 +18,7 @@ from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.slots import LEAST
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.sender import Sender
+from culm.stage_server.worker.effects import Standing
 
 PATIENCE = 30.0
 ORDER = (1, 1)
@@ -35,7 +36,7 @@ class Taker:
 
     def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         self.heard.put("hello")
-        self.receiver.answer_hello(peer, order, 0, 0)
+        self.receiver.answer_hello(peer, Standing(order=order, era=0, committed=0))
 
     def receiving(self, key: Key) -> None: ...
 
@@ -80,7 +81,7 @@ class Giver:
         for key in keys:
             self.acknowledged_keys.put(key)
 
-    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None:
+    def synced(self, peer: Member, standing: Standing) -> None:
         self.heard.put("synced")
 
     def sent(self, peer: Member, count: int) -> None: ...

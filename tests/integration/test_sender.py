@@ -20,6 +20,7 @@ from culm.protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_serve
 from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.slots import SLOTS, SharedSlots
 from culm.stage_server.streams.sender import Sender
+from culm.stage_server.worker.effects import Standing
 
 PATIENCE = 30.0
 BREAKS = 3
@@ -109,7 +110,7 @@ class Giver:
 
     def acknowledged(self, peer: Member, keys: list[Key]) -> None: ...
 
-    def synced(self, peer: Member, order: PlanOrder, era: int, version: int) -> None: ...
+    def synced(self, peer: Member, standing: Standing) -> None: ...
 
     def sent(self, peer: Member, count: int) -> None: ...
 

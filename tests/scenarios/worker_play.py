@@ -12,7 +12,7 @@ from culm.pipeline.schedule import Schedule
 from culm.simulator.histories.arithmetic import Number
 from culm.stage_server.worker import effects
 from culm.stage_server.worker.validate import validate
-from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Work
+from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
 from culm.stage_server.worker.worker import Worker
 
 KINDS = {ACTIVATION: "activation", GRADIENT: "gradient"}
@@ -105,7 +105,7 @@ class WorkerPlay:
         at = self.worker.at
         assert at.plan is not None
         self._say(f"{peer} has told all that it holds of this node's")
-        self.worker.synced(peer, at.plan.order, at.era, at.version)
+        self.worker.synced(peer, effects.Standing(order=at.plan.order, era=at.era, committed=at.version))
         self._after()
 
     def is_acknowledged(self, peer: str, *keys: Key) -> None:
@@ -157,10 +157,10 @@ class WorkerPlay:
     def _compute(self, work: Work[Number]) -> None:
         self._note(_said(work))
         result = Number(1) if isinstance(work, Run) else None
-        reduced: tuple[tuple[int, Number], ...] = ()
+        values: tuple[tuple[int, Number], ...] = ()
         if isinstance(work, Reduce):
-            reduced = ((work.stage, Number(1, squared_norm=1.0, losses=(1.0, 1.0))),)
-        self.worker.finish(work, result, reduced)
+            values = ((work.stage, Number(1, squared_norm=1.0, losses=(1.0, 1.0))),)
+        self.worker.finish(work, result, values)
         self._after()
 
     # ---- the text ---------------------------------------------------------------------------------------------------
@@ -190,7 +190,8 @@ class WorkerPlay:
         self._note(f"says hello to {effect.peer}")
 
     def answer_hello(self, effect: effects.AnswerHello) -> None:
-        self._note(f"tells {effect.peer} that this is all: it is at version {effect.version} of era {effect.era}")
+        standing = effect.standing
+        self._note(f"tells {effect.peer} that this is all: of era {standing.era} it knows {standing.committed} commits")
 
     def forfeit(self, effect: effects.Forfeit) -> None:
         self._note(f"gives up what it holds, and is to join anew: {effect.why}")
@@ -229,6 +230,8 @@ def _said(work: Work[Number]) -> str:
             return f"makes room for {layers_of(work.layers)} and gets ready for duties: {ready}"
         case Reduce():
             return f"adds up the gradient of stage {work.stage} of step {work.step}"
+        case Sum():
+            return f"adds up layer {work.layer} of step {work.step} over all pipelines"
         case Resume():
             return f"goes on from what stage {work.duty.stage} had accumulated over {work.count} microbatches"
         case Apply():

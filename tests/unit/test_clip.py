@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
-from culm.stage_server.compute.layer import all_finite
+from culm.stage_server.compute.blocks import all_finite
 
 NAN, INF = math.nan, math.inf
 

@@ -1,6 +1,7 @@
 """Stages run one after the other, as a pipeline runs them, give the plain loop's bits."""
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from culm.oracle.plain_loop import run_plain
+from culm.pipeline import tree
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.clip import clip_scale
 from culm.pipeline.job import Job, parse_job
@@ -21,8 +23,12 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.layer import HeldLayer
-from culm.stage_server.compute.stage import Stage
-from culm.stage_server.compute.stage import reduced as gradient_of
+from culm.stage_server.compute.stage import Stage, merged
+
+
+def gradient_of(stages: Sequence[Stage]) -> dict[int, Value]:
+    """Of one stage in all pipelines."""
+    return merged(stages, tree.Block(0, len(stages)), len(stages))
 
 
 class Block(nn.Sequential):

@@ -8,6 +8,7 @@ from torch import nn
 
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
+from culm.pipeline.tree import Block
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.loan import Loan
 
@@ -25,7 +26,7 @@ def trained() -> HeldLayer:
 def step(held: HeldLayer) -> None:
     held.begin_step(0)
     held.module(torch.randn(8, 5)).sum().backward()
-    held.apply(held.gradient(), 1.0)
+    held.apply(held.merge(Block(0, 1), 1), 1.0)
 
 
 def read(loan: Loan, meanwhile: dict[int, partial[None]]) -> Value:

@@ -29,7 +29,7 @@ def test_three_nodes_share_what_four_had() -> None:
     assert proposal is not None
     stages, reason = proposal
     assert [(len(s.layers), s.owner) for s in stages] == [(4, "n0"), (4, "n1"), (4, "n2")]
-    assert reason.startswith("3 stages in place of 4: a step takes ")
+    assert reason.startswith("3 stages in place of 4 stages: a step takes ")
 
 
 def test_where_losses_come_too_often_moving_does_not_pay() -> None:

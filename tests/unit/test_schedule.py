@@ -11,7 +11,7 @@ from culm.pipeline.schedule import (
     bubble_fraction,
     chart,
     one_f_one_b,
-    program,
+    programs,
     timetable,
     zero_bubble,
 )
@@ -102,7 +102,7 @@ def test_what_is_left_of_a_step_never_deadlocks(
     cut = data.draw(st.integers(0, len(whole)))
     results = set(whole[:cut])
     done = {i for i in results if i.stage != lost_stage}
-    queues = {n: [i for i in program([owners], n, schedule) if i not in done] for n in set(owners)}
+    queues = {n: [i for i in mine if i not in done] for n, mine in programs([owners], schedule).items()}
     available = set(done)
     while any(queues.values()):
         heads = [q[0] for q in queues.values() if q]

@@ -8,6 +8,7 @@ from culm.pipeline.messages import times_from_proto, times_to_proto
 from culm.pipeline.plan import Member, Plan, StagePlan
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.times import TimeSplit
+from culm.pipeline.tree import Block
 from culm.stage_server.watching.time_split import Phase, Times, phase_of, redundant_share
 from culm.stage_server.watching.traffic import Traffic
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Run, Save, Work
@@ -24,7 +25,7 @@ class Nothing:
 WORKS: list[tuple[Work[Nothing], Phase]] = [
     (Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), "forward"),
     (Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=Nothing()), "backward"),
-    (Reduce(1, 0, ((duty(1), 1),)), "backward"),
+    (Reduce(stage=1, step=0, block=Block(0, 1), leaves=True, tenures=((duty(1), 1),)), "backward"),
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
     (Install(0, 0, Nothing()), "apply"),
@@ -121,5 +122,5 @@ def test_waiting_for_a_tensor_of_the_step_is_a_bubble_and_nothing_else_is() -> N
         worker.finish(work, Nothing())
     reduce = worker.next_work()
     assert isinstance(reduce, Reduce)
-    worker.finish(reduce, reduced=((1, Nothing()),))
+    worker.finish(reduce, values=((1, Nothing()),))
     assert not waits_for_input(worker), "only the commit is missing"

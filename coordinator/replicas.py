@@ -1,0 +1,88 @@
+"""Stages that several nodes own, each for some of the pipelines: who runs which, and who adds up what. Pure."""
+
+# A shape is replicas x stages: at every stage as many owners as there are replicas, each of which runs about as many
+# pipelines. With D = 8 pipelines on 3 replicas of 2 stages:
+#
+#                 stage 0   stage 1
+#     replica 0   n0        n1        pipelines 0, 1, 4
+#     replica 1   n2        n3        pipelines 2, 3, 5
+#     replica 2   n4        n5        pipelines 6, 7
+#
+# The pipelines of a replica are aligned to the tree by which gradients are added (``tree.divided``), so that few blocks
+# are sent. Peers, the owners of one stage, are each other's copies: they need no standby. Any other ownership comes of
+# lost nodes alone, and lasts until the shape follows (``repartition``).
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from culm.coordinator.zones import Zones
+from culm.pipeline import tree
+from culm.pipeline.plan import StagePlan, Stages
+
+
+def count(nodes: int, stages: int, pipelines: int) -> int:
+    """How many replicas so many nodes make: as many as there are pipelines, at most."""
+    return max(1, min(pipelines, nodes // stages))
+
+
+def laid_out(
+    grid: Sequence[Sequence[str]], ranges: Sequence[tuple[int, int]], pipelines: int, costs: Sequence[float]
+) -> Stages:
+    """The stages of a shape. ``grid[replica][stage]`` are the owners, ``costs`` the layers' parameters."""
+    replica_of = tree.divided(pipelines, len(grid))
+    found = []
+    for s, (first, end) in enumerate(ranges):
+        owners = tuple(grid[replica][s] for replica in replica_of)
+        found.append(StagePlan(first, end, owners, (), reducers(owners, costs[first:end])))
+    return tuple(found)
+
+
+def by_zone(nodes: Sequence[str], zones: Zones) -> list[str]:
+    """Nodes of one zone in a row, the largest zone first: a replica lies in one zone, and replicas in several."""
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        groups.setdefault(zones.get(node, ""), []).append(node)
+    return [node for group in sorted(groups.values(), key=len, reverse=True) for node in group]
+
+
+def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str] = ()) -> tuple[str, ...]:
+    """Which of a stage's owners adds up each of its layers; none where one node owns it in every pipeline.
+
+    ``before``: who did; of these only those that are gone are replaced. The largest layers are given out first, each
+    to the owner that has least so far.
+    """
+    distinct = list(dict.fromkeys(owners))
+    if len(distinct) == 1:
+        return ()
+    slots = [name if name in distinct else "" for name in before] or [""] * len(costs)
+    carried = dict.fromkeys(distinct, 0.0)
+    for name, cost in zip(slots, costs, strict=True):
+        if name:
+            carried[name] += cost
+    for slot in sorted((i for i, name in enumerate(slots) if not name), key=lambda i: (-costs[i], i)):
+        slots[slot] = min(distinct, key=lambda name: (carried[name], distinct.index(name)))
+        carried[slots[slot]] += costs[slot]
+    return tuple(slots)
+
+
+def duties(stages: Stages) -> Counter[str]:
+    """How many duties each owner has: a stage in a pipeline each."""
+    return Counter(owner for stage in stages for owner in stage.owners)
+
+
+def moved(
+    stage: StagePlan, gone: Collection[str], candidates: Sequence[str], load: Counter[str], costs: Sequence[float]
+) -> StagePlan:
+    """The stage whose gone owners' pipelines the candidates take, the least loaded first, one at a time.
+
+    ``load``: duties by node; it is kept up to date. An owner that was a standby stands by no more.
+    """
+    owners = list(stage.owners)
+    for p, owner in enumerate(owners):
+        if owner in gone:
+            owners[p] = min(candidates, key=lambda name: (load[name], candidates.index(name)))
+            load[owners[p]] += 1
+    standbys = tuple(b for b in stage.standbys if b.node not in owners and b.node not in gone)
+    return StagePlan(
+        stage.first_layer, stage.end_layer, tuple(owners), standbys, reducers(owners, costs, stage.reducers)
+    )

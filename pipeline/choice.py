@@ -1,0 +1,84 @@
+"""Which instruction a node runs next, of those whose input is here. Pure."""
+
+# In this order:
+#
+#     a backward     later stages first: each one frees a graph, and a stage before waits for its result
+#     a forward      of the lowest pipeline and microbatch, as long as the stage keeps few enough graphs
+#     the second half of a backward, where these are split: nobody waits for it
+#
+# A stage keeps lead * (stages after it) + 1 graphs at most, over all pipelines together. With one pipeline that is
+# 1F1B: forwards until the pipe is full, then one backward, one forward. With several the next pipeline's forwards fill
+# the places of the one that drains, so that the pipe is filled once a step.
+#
+# Why that cannot stand still: the graphs that a stage keeps wait for the stage after it, and the last stage waits for
+# nobody. No order across pipelines is promised, so none has to be agreed on when duties move within a step.
+#
+# Where backwards are split (zero bubble, after Qi et al., ICLR 2024) the first stage prefers forwards, since nobody
+# waits for its backwards, and a stage that keeps as many graphs as the first one does runs second halves first.
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from culm.pipeline.flow import stages_after, takes_samples
+from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.schedule import Schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """The heads of what is left of a duty in a step: of each kind the next one, in order of microbatch."""
+
+    duty: Duty
+    forward: Instruction | None = None
+    forward_ready: bool = False  # its input is here
+    keeps_graph: bool = True  # its backward is to run as well
+    backward: Instruction | None = None  # whose forward's graph is here
+    backward_ready: bool = False  # its input is here
+    weights: Instruction | None = None  # the second half of a backward that has run
+    graphs: int = 0  # that are kept for backwards to come
+    halves: int = 0  # microbatches whose forward has run, and whose second half has not; of split backwards alone
+
+
+def choose(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
+    """The next of a node's instructions; None while none of them may run."""
+    kept = _kept(left)
+    backwards = [x.backward for x in left if x.backward is not None and x.backward_ready]
+    forwards = [
+        x.forward
+        for x in left
+        if x.forward is not None and x.forward_ready and _has_room(x, kept[x.duty.stage], schedule, stages)
+    ]
+    weights = [x.weights for x in left if x.weights is not None]
+    backward = min(backwards, key=lambda i: (-i.stage, i.duty.pipeline), default=None)
+    forward = min(forwards, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
+    if schedule.splits and backward is not None and takes_samples(backward.stage):
+        return forward or backward
+    return backward or forward or min(weights, default=None)
+
+
+def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
+    """The instruction whose input comes next, as far as can be said, where none may run."""
+    kept = _kept(left)
+    rooms = (x.forward for x in left if _has_room(x, kept[x.duty.stage], schedule, stages) and not x.forward_ready)
+    backwards = (x.backward for x in left if not x.backward_ready)
+    return next(filter(None, (*rooms, *backwards)), None)
+
+
+def _kept(left: Sequence[Left]) -> Counter[int]:
+    """Graphs by stage, over all pipelines."""
+    kept: Counter[int] = Counter()
+    for x in left:
+        kept[x.duty.stage] += x.graphs
+    return kept
+
+
+def _has_room(x: Left, kept: int, schedule: Schedule, stages: int) -> bool:
+    """Whether the stage may keep one more graph, which it does where the microbatch's backward is to run as well."""
+    if not x.keeps_graph:
+        return True
+    # As many as the first stage keeps: its warmup, and one.
+    most_halves = schedule.lead * (stages - 1) + 1
+    if schedule.splits_at(x.duty.stage) and x.halves >= most_halves:
+        return False
+    return kept < schedule.lead * stages_after(x.duty.stage, stages) + 1

@@ -1,0 +1,62 @@
+"""A layer's gradient over blocks of pipelines: what a node merges of its own, and what a reducer adds up (rule 19)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from culm.pipeline import tree
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tree import Block
+
+# A value of a block has a tensor "grad.NAME" for each parameter that got a gradient in one of its pipelines,
+# "buffer.NAME" for each buffer that forwards of pipeline 0 changed, and the losses of its microbatches, in order.
+
+
+def merged(pieces: Mapping[Block, Value], block: Block, pipelines: int) -> Value:
+    """The block's value, of the pieces that make it up."""
+    return tree.merged(pieces, pipelines, added)[block]
+
+
+def added(left: Value, right: Value) -> Value:
+    """Of two halves of a block. A parameter without gradient in one adds nothing: 0.0 would turn a -0.0 into 0.0."""
+    others = dict(right.tensors)
+    tensors = []
+    for name, tensor in left.tensors:
+        other = others.pop(name, None)
+        tensors.append((name, tensor if other is None else tensor + other.to(tensor.device)))
+    return Value((*tensors, *others.items()), losses=(*left.losses, *right.losses))
+
+
+def whole(value: Value, names: tuple[str, ...], with_norm: bool) -> Value:
+    """The same of all pipelines, as the reduced gradient: in the order of the layer's parameters, and with its norm.
+
+    ``with_norm``: else its squared norm is 0.0, or NaN where an element is not finite, which is found sooner.
+    """
+    given = dict(value.tensors)
+    gradients = [(f"grad.{name}", given.pop(f"grad.{name}")) for name in names if f"grad.{name}" in given]
+    each = [tensor for _, tensor in gradients]
+    norm = squared_norm(each) if with_norm else 0.0 if all_finite(each) else math.nan
+    return replace(value, tensors=(*gradients, *given.items()), squared_norm=norm)
+
+
+def all_finite(gradients: list[torch.Tensor]) -> bool:
+    """Whether every element is finite, in one pass over each tensor and one answer for all.
+
+    A NaN or an infinity never leaves a sum again. A sum of finite numbers may overflow, so one that is not finite is no
+    proof: only then every element is looked at.
+    """
+    real = [torch.view_as_real(g) if g.is_complex() else g for g in gradients]
+    sums = [g.sum(dtype=torch.float32 if g.element_size() < 4 else g.dtype) for g in real]
+    return not sums or math.isfinite(float(sum(sums))) or all(bool(torch.isfinite(g).all()) for g in real)
+
+
+def squared_norm(gradients: list[torch.Tensor]) -> float:
+    """Squared L2 norm over all elements, in float64, tensor by tensor in the order given."""
+    total = 0.0
+    for gradient in gradients:
+        real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
+        norm = float(torch.linalg.vector_norm(real, dtype=torch.float64))
+        total += norm * norm
+    return total

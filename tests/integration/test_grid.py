@@ -1,0 +1,71 @@
+"""Real processes on a grid: several owners of a stage, each for some pipelines; peers take over from one another."""
+
+from pathlib import Path
+
+import pytest
+
+from culm.local.cluster import LocalCluster
+from culm.local.kills import Kill
+from culm.local.training import train
+from culm.oracle.plain_loop import PlainResult, run_plain
+from culm.pipeline.job import Job, load_job
+from culm.terminal.outcome import Outcome
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STAGES, PIPELINES = 3, 2
+PATIENCE = 20.0  # on a busy machine a node may be slow to speak: streams tell of a kill, not silence
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    """With BatchNorm, whose buffers every pipeline has of its own (rule 21), and a clipped gradient."""
+    changes = [f"pipeline.stages={STAGES}", f"pipeline.pipelines={PIPELINES}", "pipeline.microbatches=3"]
+    return load_job(
+        EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=10", "data.microbatch=8", "train.clip_norm=0.5"]
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(job: Job) -> PlainResult:
+    return run_plain(job)
+
+
+def outcome_of(job: Job, nodes: int, folder: Path, kills: list[Kill]) -> Outcome:
+    with LocalCluster(job, EXAMPLES, nodes, kills, "", False, folder, PATIENCE) as cluster:
+        return train(cluster, lambda status, events, outcome: None)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4, 6])
+def test_the_number_of_nodes_changes_no_bit(nodes: int, job: Job, plain: PlainResult, tmp_path: Path) -> None:
+    outcome = outcome_of(job, nodes, tmp_path / "run", [])
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+
+
+# On six nodes n0, n1 and n2 run the first pipeline, n3, n4 and n5 the second.
+PLACES = [
+    (0, "forward"),
+    (1, "backward"),
+    (2, "send"),
+    (3, "receive"),
+    (4, "p1/1B2"),
+    (5, "ship"),
+    (0, "ready"),
+    (4, "commit"),
+]
+
+
+@pytest.mark.parametrize(("node", "place"), PLACES)
+def test_a_kill_anywhere_on_the_grid_changes_no_bit(
+    node: int, place: str, job: Job, plain: PlainResult, tmp_path: Path
+) -> None:
+    outcome = outcome_of(job, 6, tmp_path / "run", [Kill(f"n{node}", 5, place)])
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+    assert [loss["node"] for loss in outcome.losses_of_nodes] == [f"n{node}"]
+
+
+def test_two_lost_at_once_of_different_stages_change_no_bit(job: Job, plain: PlainResult, tmp_path: Path) -> None:
+    kills = [Kill("n1", 5, "1B1"), Kill("n5", 5, "p1/2B0")]
+    outcome = outcome_of(job, 6, tmp_path / "run", kills)
+    assert outcome.sha256 == plain.sha256

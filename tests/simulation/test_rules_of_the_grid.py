@@ -1,0 +1,125 @@
+"""Rules 19 to 21, one at a time switched off: a random history on the grid breaks, and with the rule it is exact."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from culm.pipeline.keys import Key
+from culm.pipeline.tree import Block
+from culm.simulator.histories.arithmetic import Arithmetic, Number, added
+from culm.simulator.histories.simulated_cluster import Cluster
+from culm.stage_server.worker.mailbox import Mailbox
+from culm.stage_server.worker.runner import Runner
+from culm.stage_server.worker.summing import Summing
+from culm.stage_server.worker.worker import Worker
+from tests.simulation.test_grid import history_of_the_grid
+
+# What comes after the end is held against the plain loop.
+UNEVEN: dict[str, Any] = {"uneven": True, "afterlife": None}
+BROKEN = (AssertionError, KeyError, IndexError, ValueError)
+
+
+class AddsInOrder(Arithmetic):
+    """Rule 19 off: a node adds what it has, pipeline by pipeline."""
+
+    def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:
+        first, *others = (pieces[piece] for piece in sorted(pieces))
+        for other in others:
+            first = added(first, other)
+        return first
+
+
+class SharesBuffers(Arithmetic):
+    """Rule 21 off: the forwards of all pipelines change the same buffers."""
+
+    def buffer_key(self, pipeline: int, layer: int) -> tuple[int, int]:
+        return 0, layer
+
+
+class CountsBlocks(Mailbox[Number]):
+    def partials(self, step: int) -> list[tuple[Key, tuple[Block, ...]]]:
+        return [(whole, tuple(sorted(blocks))) for whole, blocks in self._blocks.items() if whole.step == step]
+
+
+class WithoutCover(Worker[Number]):
+    """Rule 20 off: a reducer counts the pipelines in the blocks that come, also those that come twice."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.post.mailbox = CountsBlocks()
+
+
+class ExpectsAll(Runner[Number]):
+    def _is_expected(self, duty: Any) -> bool:
+        return True
+
+
+class WaitsForItsOwn(Worker[Number]):
+    """Rule 20 off: a node sends the largest blocks of what it owns, not of what it sums up."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.runner.__class__ = ExpectsAll
+
+
+class AddsAtOnce(Summing[Number]):
+    def end_step(self) -> None:
+        self._named.clear()
+
+    def adopt(self, plan: Any, before: Any, anew: bool) -> None:
+        super().adopt(plan, before, anew)
+        self._named.clear()
+
+
+class WithoutAsking(Worker[Number]):
+    """Rule 20 off: a reducer that was named within a step adds up without asking who has a sum already."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.runner.summing.__class__ = AddsAtOnce
+
+
+def history(seed: int, arithmetic: type[Arithmetic] | None = None, **rule: Any) -> Cluster:
+    class With(Cluster):
+        def boot(self, name: str) -> None:
+            super().boot(name)
+            if arithmetic is not None:
+                self.nodes[name].arithmetic.__class__ = arithmetic
+
+    return history_of_the_grid(seed, cluster=With, **rule)
+
+
+def first_broken(play: Callable[[int], Any], limit: int) -> int | None:
+    """The first seed whose history breaks."""
+    for seed in range(limit):
+        try:
+            play(seed)
+        except BROKEN:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("arithmetic", [AddsInOrder, SharesBuffers])
+def test_without_the_rule_a_sum_or_a_buffer_differs(arithmetic: type[Arithmetic]) -> None:
+    seed = first_broken(lambda seed: history(seed, arithmetic).run(), 200)
+    assert seed is not None, "the simulation does not see what this rule prevents"
+    history(seed).run()
+
+
+@pytest.mark.parametrize("worker", [WithoutCover, WaitsForItsOwn])
+def test_without_the_rule_a_sum_is_wrong_or_never_made(worker: type[Worker[Number]]) -> None:
+    seed = first_broken(lambda seed: history(seed, make_worker=worker).run(), 1500)
+    assert seed is not None, "the simulation does not see what this rule prevents"
+    history(seed).run()
+
+
+def test_without_asking_holders_on_uneven_hardware_differ() -> None:
+    seed = first_broken(lambda seed: history(seed, make_worker=WithoutAsking, **UNEVEN).run(), 3000)
+    assert seed is not None, "the simulation does not see what this rule prevents"
+    history(seed, **UNEVEN).run()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_on_uneven_hardware_all_holders_agree(seed: int) -> None:
+    history(seed, **UNEVEN).run()
