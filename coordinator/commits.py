@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from culm.coordinator import draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
-from culm.coordinator.decisions import Decision, commit_record, done, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import TARGET_LOST, Decision, commit_record, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import natural_order, release, settle
 from culm.coordinator.repartition import Situation, propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
@@ -212,7 +212,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     if plan.target:
         there = {(n, state.nodes[n].incarnation) for n in usable}
         stay = all((n, plan.members[n].incarnation) in there for s in plan.target for n in s.holders())
-        return (plan.target, "") if stay else ((), "a node that the prepared cut needs goes: that cut is given up")
+        return (plan.target, "") if stay else ((), TARGET_LOST)
     # One thing at a time: while copies are seeded, or a node hands over, a new cut would compete for the same link.
     settings = state.settings
     busy = any(not b.hot for s in stages for b in s.standbys) or any(n.draining for n in state.nodes.values())

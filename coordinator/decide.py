@@ -10,6 +10,7 @@ Pure: no I/O, clock, randomness or lock. Commands are to be carried out in order
 #     the run is over, or everybody is to go?            ending.look: nodes are let go
 #     no plan, and enough nodes?                         begin_era
 #     every step is committed?                           commits.keep: copies are repaired as before (rule 17)
+#     a node went that the stages to be need?            decisions.without_lost_target
 #     all holders of the running step are on record?     commits.commit_if_ready, with what changes then
 #
 # So whatever makes the gate's condition true, be it a Ready, a lost node or another plan, it is looked at (rule 6).
@@ -47,7 +48,7 @@ from culm.coordinator import (
 )
 from culm.coordinator.commands import Command, Dismiss, Persist, Record
 from culm.coordinator.commits import commit_if_ready, keep
-from culm.coordinator.decisions import Decision
+from culm.coordinator.decisions import Decision, without_lost_target
 from culm.coordinator.eras import begin_era
 from culm.coordinator.reports import (
     Available,
@@ -295,7 +296,9 @@ def chain(decision: Decision, now: float) -> Decision:
     elif state.phase is Phase.DONE:
         state, more = keep(state, now)
     else:
+        state, given_up = without_lost_target(state, now)
         state, more = commit_if_ready(state, now)
+        more = (*given_up, *more)
     return state, (*commands, *looked, *more)
 
 
@@ -323,6 +326,8 @@ def validate(state: State) -> None:
         f"the plan is {plan.order}, of a state that made no more than ({state.term}, {state.generation})"
     )
     assert [r for s in plan.stages for r in s.layers] == list(range(plan.stages[-1].end_layer)), "layers in order, once"
+    gone = [n for stage in plan.target for n in stage.holders() if n not in state.nodes]
+    assert not gone, f"the stages to be are for {gone}, who are lost (rule 20)"
     for s, stage in enumerate(plan.stages):
         holders = [*dict.fromkeys(stage.owners), *(b.node for b in stage.standbys)]
         assert len(set(holders)) == len(holders), f"stage {s} names a holder twice: {holders}"

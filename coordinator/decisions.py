@@ -11,11 +11,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from culm.coordinator.commands import Command, Commit, Record
+from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.state import Layers, Phase, State
 from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Member, Plan, Redundancy, Stages
+
+TARGET_LOST = "a node that the prepared cut needs goes: that cut is given up"
 
 Decision = tuple[State, tuple[Command, ...]]
 
@@ -84,6 +86,15 @@ def with_plan(
         state, generation=generation, exposed_since=since, following=_still_following(state, plan), plan=plan
     )
     return state, plan, tuple(records)
+
+
+def without_lost_target(state: State, now: float) -> Decision:
+    """Gives up the stages to be if a node that they need has gone. At once: reducers wait for every node of a plan."""
+    plan = state.plan
+    if plan is None or all(name in state.nodes for stage in plan.target for name in stage.holders()):
+        return state, ()
+    state, published, records = with_plan(state, plan.stages, TARGET_LOST, now)
+    return state, (Persist(), Publish(published), *records)
 
 
 def _still_following(state: State, plan: Plan) -> Layers:

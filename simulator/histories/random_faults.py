@@ -8,7 +8,7 @@ from culm.coordinator import state as co
 from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import COORDINATOR, Node, World
-from culm.stage_server.worker.work import Run, Work
+from culm.stage_server.worker.work import Reduce, Run, Sum, Work
 
 # The moments of faults are drawn before the history begins, what happens then when it happens. One comes hundredths,
 # tenths or whole seconds after the one before: faults meet within a step, follow one another, or come alone.
@@ -44,6 +44,7 @@ class Counts:
 
     disturb: int = 1  # nodes are killed or frozen, or lose a stream
     outages: int = 0  # of coordinators, Redis and the network
+    reducers: int = 0  # a node is killed when it has just summed up a layer, and sent that to some
     changes: int = 0  # nodes are drained, or join
     warnings: int = 0  # of machines that may have to go
     links: int = 0  # two nodes do not reach each other for a while
@@ -60,6 +61,7 @@ class Faults:
         self._world = world
         self._counts = counts
         self._kills = list(kills)
+        self._reducers = counts.reducers
         self._joined_later = 0
         self._cut_off: set[str] = set()  # nodes that reach nobody, or COORDINATOR
         self._cut_links: set[frozenset[str]] = set()
@@ -88,7 +90,10 @@ class Faults:
         return one in self._cut_off or other in self._cut_off or frozenset((one, other)) in self._cut_links
 
     def after_work(self, node: Node, work: Work[Number]) -> None:
-        """Faults at named instructions."""
+        """Faults at named instructions, and of reducers."""
+        if self._reducers and isinstance(work, Reduce | Sum) and self._world.random.random() < 0.1:
+            self._reducers -= 1
+            self.kill(node)
         for kill in list(self._kills):
             if isinstance(work, Run) and (kill.node, kill.step, kill.instruction) == (
                 node.name,

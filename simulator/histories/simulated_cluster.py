@@ -72,6 +72,7 @@ class Cluster:
         spares: int = 0,
         nodes: int | None = None,
         disturb: int = 1,
+        reducers: int = 0,
         outages: int = 0,
         changes: int = 0,
         checkpoint_every: int = 0,
@@ -124,6 +125,7 @@ class Cluster:
         self.messages = 0  # that nodes received
         counts = Counts(
             disturb=disturb,
+            reducers=reducers,
             outages=outages,
             changes=changes,
             warnings=warnings,

@@ -21,9 +21,20 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
             return False
     held = [at.reduced(stage, layer) for stage, layer in plan.held_layers(at.node)]
     missing = [key for key in held if key not in post.mailbox]
+    following = at.commits[0].next_plan
+    if following is not None and any(
+        _sender(plan, at.node, k.index) != _sender(following, at.node, k.index) for k in missing
+    ):
+        return False  # under that plan nothing of this step comes any more
     # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
     # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
     here = (*post.mailbox, *post.early.keys())
     later = {key._replace(step=0) for key in here if key.step > at.version}
     passed = any(key._replace(step=0) in later for key in missing)
     return bool(missing) and not passed and len(at.commits) <= COMMITS_TO_WAIT
+
+
+def _sender(plan: Plan, node: str, layer: int) -> str:
+    """Who sends the node the layer's gradient; empty: nobody does."""
+    stage = next(s for s, stage in enumerate(plan.stages) if layer in stage.layers)
+    return plan.stages[stage].reducer_of(layer) if node in plan.receivers(stage, layer) else ""

@@ -29,6 +29,7 @@ def history_of_the_grid(seed: int, cluster: type[Cluster] = Cluster, **rule: Any
         "steps": steps,
         "nodes": nodes,
         "disturb": draw.choice([0, 1, 2, 4]),
+        "reducers": draw.choice([0, 0, 1, 2]),
         "outages": draw.choice([0, 0, 1, 2]) if rough else 0,
         "changes": draw.choice([0, 0, 1, 3]),
         "warnings": draw.choice([0, 0, 1]),
