@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from culm.pipeline.keys import partial
 from culm.pipeline.origin import Origin
+from culm.pipeline.tree import Block
 from tests.scenarios.worker_play import WorkerPlay
 from tests.short import activation, gradient, reduced_gradient
 
@@ -222,6 +224,58 @@ def forwards_ahead() -> WorkerPlay:
     return play
 
 
+def peers() -> WorkerPlay:
+    """n0 and n1 own the only stage, a pipeline each. n1 reduces its layer, and sends the sum to n0."""
+    play = WorkerPlay("n1")
+    play.takes_plan(play.plan(1, "n0/n1*"), "the run begins")
+    play.computes()
+    play.receives("n0", partial(0, 0, 0, 0, Block(0, 1)))
+    play.computes()
+    play.takes_commit(0)
+    play.computes(2)
+    return play
+
+
+def peer_that_inherits() -> WorkerPlay:
+    """n2 is lost, which ran the third pipeline. n1 asks the layer's reducer, which has that pipeline already."""
+    play = WorkerPlay("n1")
+    play.takes_plan(play.plan(1, "n0*/n1/n2"), "the run begins")
+    play.computes()
+    play.takes_plan(play.plan(2, "n0*/n1/n1"), "n2 is lost, n1 runs the third pipeline in its place")
+    play.computes()
+    play.hears_synced("n0", {0: frozenset([0, 1, 2])})
+    play.computes()
+    return play
+
+
+def reducer_in_mid_step() -> WorkerPlay:
+    """n2 is lost, which reduced the layer. n1 is named in its place, and waits for n0's word before it adds up."""
+    play = WorkerPlay("n1")
+    play.takes_plan(play.plan(1, "n0/n1/n2*"), "the run begins")
+    play.computes()
+    play.takes_plan(play.plan(2, "n0/n1*/n1"), "n2 is lost, n1 runs the third pipeline in its place")
+    play.computes()
+    play.receives("n0", partial(0, 0, 0, 0, Block(0, 1)))
+    play.computes()
+    play.hears_synced("n0")
+    play.computes()
+    return play
+
+
+def reducer_that_was_too_late() -> WorkerPlay:
+    """The same, but n0 has the sum that n2 had sent: that one counts."""
+    play = WorkerPlay("n1")
+    play.takes_plan(play.plan(1, "n0/n1/n2*"), "the run begins")
+    play.computes()
+    play.takes_plan(play.plan(2, "n0/n1*/n1"), "n2 is lost, n1 runs the third pipeline in its place")
+    play.computes()
+    play.receives("n0", partial(0, 0, 0, 0, Block(0, 1)))
+    play.hears_synced("n0", reduced=(0,))
+    play.computes()
+    play.receives("n0", reduced_gradient(0, 0))
+    return play
+
+
 SCENES: tuple[Callable[[], WorkerPlay], ...] = (
     calm_step,
     seeded_standby,
@@ -236,6 +290,10 @@ SCENES: tuple[Callable[[], WorkerPlay], ...] = (
     rollback,
     commit_without_it,
     forwards_ahead,
+    peers,
+    peer_that_inherits,
+    reducer_in_mid_step,
+    reducer_that_was_too_late,
 )
 
 

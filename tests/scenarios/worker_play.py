@@ -1,11 +1,12 @@
 """A play of one worker: what happens to it in words, and what it then computes, sends, reports and asks for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import assert_never
 
 from culm.pipeline.commit import Commit
 from culm.pipeline.flow import maker_of
-from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, REDUCED, Key
+from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, PARTIAL, REDUCED, Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan, Redundancy, StagePlan, Standby
 from culm.pipeline.schedule import Schedule
@@ -23,6 +24,8 @@ def named(key: Key) -> str:
     step = f" of step {key.step}"
     if key.kind is REDUCED:
         return f"the reduced gradient of layer {key.index}{step}"
+    if key.kind is PARTIAL:
+        return f"the sum over pipelines {key.block} of layer {key.index}{step}"
     if key.kind is ACCUMULATED:
         return f"what stage {key.stage} has accumulated over {key.index} microbatches{step}"
     return f"the {KINDS[key.kind]} of {maker_of(key)}{step}"
@@ -53,13 +56,17 @@ class WorkerPlay:
         origin: Origin | None = None,
         eager: bool | None = None,
     ) -> Plan:
-        """``stages``: a word a stage, such as ``n1+n0`` or ``n1+n3(seeding)``."""
+        """``stages``: a word a stage, such as ``n1+n0`` or ``n1+n3(seeding)``; with two pipelines ``n0/n1*``, whose
+        reducer is n1.
+        """
         words = [stage.split("+") for stage in stages.split()]
         made = []
         for s, (owner, *standbys) in enumerate(words):
             standing_by = tuple(Standby(b.removesuffix("(seeding)"), hot="(seeding)" not in b) for b in standbys)
-            made.append(StagePlan(s, s + 1, (owner,), standing_by))
-        names = {name.removesuffix("(seeding)") for stage in words for name in stage} | {self.worker.node}
+            owners = tuple(owner.replace("*", "").split("/"))
+            reducers = tuple(name.removesuffix("*") for name in owner.split("/") if name.endswith("*"))
+            made.append(StagePlan(s, s + 1, owners, standing_by, reducers))
+        names = {n for stage in made for n in stage.holders()} | {self.worker.node}
         return Plan(
             term=term,
             generation=generation,
@@ -73,7 +80,7 @@ class WorkerPlay:
 
     def takes_plan(self, plan: Plan, words: str) -> None:
         stages = " ".join(
-            "+".join([s.owner, *(b.node + ("" if b.hot else "(seeding)") for b in s.standbys)]) for s in plan.stages
+            "+".join([_owners(s), *(b.node + ("" if b.hot else "(seeding)") for b in s.standbys)]) for s in plan.stages
         )
         self._say(f"plan {plan.generation} of term {plan.term} comes: {words} [{stages}]")
         self.worker.take_plan(plan)
@@ -100,12 +107,19 @@ class WorkerPlay:
         self.worker.hello(peer, 1, (term, generation))
         self._after()
 
-    def hears_synced(self, peer: str) -> None:
+    def hears_synced(
+        self, peer: str, covers: Mapping[int, frozenset[int]] = MappingProxyType({}), reduced: tuple[int, ...] = ()
+    ) -> None:
         """The answer to this node's own Hello."""
         at = self.worker.at
         assert at.plan is not None
-        self._say(f"{peer} has told all that it holds of this node's")
-        self.worker.synced(peer, effects.Standing(order=at.plan.order, era=at.era, committed=at.version))
+        more = "".join(f", and pipelines {sorted(c)} of layer {layer}" for layer, c in covers.items())
+        more += f", and the whole sum of {layers_of(reduced)}" if reduced else ""
+        self._say(f"{peer} has told all that it holds of this node's{more}")
+        standing = effects.Standing(
+            order=at.plan.order, era=at.era, committed=at.version, covers=covers, reduced=frozenset(reduced)
+        )
+        self.worker.synced(peer, standing)
         self._after()
 
     def is_acknowledged(self, peer: str, *keys: Key) -> None:
@@ -158,7 +172,7 @@ class WorkerPlay:
         self._note(_said(work))
         result = Number(1) if isinstance(work, Run) else None
         values: tuple[tuple[int, Number], ...] = ()
-        if isinstance(work, Reduce):
+        if isinstance(work, Reduce | Sum):
             values = ((work.stage, Number(1, squared_norm=1.0, losses=(1.0, 1.0))),)
         self.worker.finish(work, result, values)
         self._after()
@@ -219,6 +233,11 @@ class WorkerPlay:
         self._note(f"obeys plan {effect.plan.generation}")
 
 
+def _owners(stage: StagePlan) -> str:
+    reducer = stage.reducers[0] if stage.reducers else None
+    return "/".join(f"{name}*" if name == reducer else name for name in dict.fromkeys(stage.owners))
+
+
 def _said(work: Work[Number]) -> str:
     match work:
         case Run():
@@ -229,7 +248,8 @@ def _said(work: Work[Number]) -> str:
             ready = ", ".join(str(duty) for duty, _ in work.duties) or "none"
             return f"makes room for {layers_of(work.layers)} and gets ready for duties: {ready}"
         case Reduce():
-            return f"adds up the gradient of stage {work.stage} of step {work.step}"
+            of = f" over pipelines {work.block}" if work.block.end > 1 else ""
+            return f"adds up the gradient of stage {work.stage} of step {work.step}{of}"
         case Sum():
             return f"adds up layer {work.layer} of step {work.step} over all pipelines"
         case Resume():
