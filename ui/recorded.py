@@ -100,7 +100,7 @@ class Replay:
         status.samples_per_step, status.tokens_per_step = event.samples_per_step, event.tokens_per_step
         del status.plan.stages[:]
         status.plan.stages.extend(stages_to_proto(stages))
-        exposed = {s for s, stage in enumerate(stages) if stage.hot_standby() is None}
+        exposed = {s for s, stage in enumerate(stages) if len(stage.required()) < 2}
         self._exposed = {s: self._exposed.get(s, entry.time) for s in exposed}
         for node in self._nodes.values():
             del node.stages[:], node.standby_of[:]

@@ -7,6 +7,7 @@ import math
 import grpc
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.instruction import Duty
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
@@ -51,6 +52,12 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
                 "zone": n.zone,
                 "state": n.state,
                 "stages": list(n.stages),
+                "duties": [
+                    str(Duty(p, s))
+                    for s, stage in enumerate(response.plan.stages)
+                    for p, owner in enumerate(stage.owners)
+                    if owner == n.id
+                ],
                 "standby_of": list(n.standby_of),
             }
             for n in response.nodes

@@ -27,6 +27,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument(
         "--seed", type=flags.seed, default=0, metavar="S", help="draws where the kills strike; default: 0"
     )
+    parser.add_argument(
+        "--shapes",
+        type=flags.shapes,
+        default=(),
+        metavar="RxS,...",
+        help="train it on these shapes instead of with kills, replicas x stages each, such as 1x1,2x3,4x2",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     parser.set_defaults(command=verify)
 
@@ -36,6 +43,8 @@ def verify(arguments: argparse.Namespace) -> int:
     from culm.terminal.outcome import RunFailed
 
     job = read_job(arguments.job, arguments.set)
+    if arguments.shapes:
+        return _verify_shapes(job, arguments)
     nodes = node_count(job, arguments.nodes, arguments.spares)
     if arguments.kills * SPACING > job.job.steps:
         mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
@@ -93,6 +102,46 @@ def verify(arguments: argparse.Namespace) -> int:
         )
         return 1
     return 1 if difference else os.EX_OK
+
+
+def _verify_shapes(job: Job, arguments: argparse.Namespace) -> int:
+    """Trains the job on each shape, and compares all with the plain loop."""
+    from culm.local import nursery
+    from culm.terminal.outcome import RunFailed
+
+    for replicas, stages in arguments.shapes:
+        if replicas > job.pipeline.pipelines:
+            mend = f"ask for {job.pipeline.pipelines} replicas or fewer, or for more with --set pipeline.pipelines=D"
+            raise JobError(f"the job has {job.pipeline.pipelines} pipelines", f"--shapes {replicas}x{stages}", mend)
+    shaped = [
+        (f"{r}x{s}", r * s, read_job(arguments.job, [*arguments.set, f"pipeline.stages={s}"]))
+        for r, s in arguments.shapes
+    ]
+    nursery.warm_up()
+    try_out(job)
+    from culm.oracle.plain_loop import Stopped, run_plain
+    from culm.oracle.verification import compare, train_on_cluster
+
+    end_on_sigterm()
+    try:
+        plain = run_plain(job)
+        differences = {}
+        for name, nodes, each in shaped:
+            outcome = train_on_cluster(each, arguments.job, nodes, [], name, arguments.json)
+            differences[name] = compare(name, plain, outcome)
+            if not arguments.json:
+                print(f"{name} on {nodes} nodes: {differences[name] or f'identical {outcome.sha256}'}", flush=True)
+    except (Stopped, RunFailed) as error:
+        print(f"culm verify: {error}", file=sys.stderr)
+        return error.code if isinstance(error, RunFailed) else 1
+    except KeyboardInterrupt:
+        print("culm verify: interrupted; every process is ended", file=sys.stderr)
+        return 130
+    differing = {name: str(difference) for name, difference in differences.items() if difference is not None}
+    if arguments.json:
+        result = {"identical": not differing, "differences": differing, "weights_sha256": plain.sha256}
+        print(json.dumps(result | {"shapes": list(differences)}))
+    return 1 if differing else os.EX_OK
 
 
 def _stops_alike(job: Job, words: str) -> bool:

@@ -269,3 +269,15 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known: Iterable[str] = [str(choice) for choice in action.choices if choice]
             raise argparse.ArgumentError(action, f"{shortened(plain(str(value)), 80)!r}: {closest(str(value), known)}")
+
+
+def shapes(text: str) -> tuple[tuple[int, int], ...]:
+    """Replicas x stages, separated by commas: ``1x1,2x3``."""
+    mend = "write replicas x stages, such as 1x1,2x3"
+    words = [word.strip() for word in text.split(",")]
+    if any(re.fullmatch(r"[0-9]{1,3}x[0-9]{1,3}", word) is None for word in words):
+        raise Refused(text, "names no shapes", mend)
+    found = tuple((int(replicas), int(stages)) for replicas, stages in (word.split("x") for word in words))
+    if any(not 0 < replicas * stages <= MOST_NODES for replicas, stages in found):
+        raise Refused(text, f"has a shape of no node, or of more than {MOST_NODES}", mend)
+    return found

@@ -128,7 +128,7 @@ def nodes_table(status: pb.GetStatusResponse) -> Table:
     for node in sorted(status.nodes, key=lambda n: (len(n.id), n.id)):
         standby = ", ".join(f"{s}" if (s, node.id) in hot else f"{s} (seeding)" for s in node.standby_of)
         style = {"active": "green", "spare": "cyan"}.get(node.state, "yellow")
-        stages = ", ".join(map(str, node.stages))
+        stages = duties_in_words(status, node)
         # As Text, which holds no markup: other processes chose the names and the words.
         state, words = Text(node.state, style=style), (stages, standby, node.instruction)
         table.add_row(Text(node.id), str(node.pid), state, *map(Text, words))
@@ -136,6 +136,16 @@ def nodes_table(status: pb.GetStatusResponse) -> Table:
     if exposed:
         table.caption = f"[red]without a hot standby: {', '.join(exposed)}"
     return table
+
+
+def duties_in_words(status: pb.GetStatusResponse, node: pb.NodeStatus) -> str:
+    """The stages that a node runs, and of which pipelines, where it does not run all of them: ``1 (p0, p2)``."""
+    told = []
+    for s in node.stages:
+        owners = status.plan.stages[s].owners if s < len(status.plan.stages) else []
+        mine = [f"p{p}" for p, owner in enumerate(owners) if owner == node.id]
+        told.append(f"{s} ({', '.join(mine)})" if len(mine) < len(owners) else str(s))
+    return ", ".join(told)
 
 
 def lost_nodes_table(outcome: Outcome) -> Table:
