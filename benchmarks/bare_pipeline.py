@@ -9,6 +9,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -47,14 +48,15 @@ class Pipe:
 class Samples:
     """Loaded while a stage waits, as the runtime does it; ``microbatches`` a step."""
 
-    def __init__(self, microbatches: int) -> None:
+    def __init__(self, microbatches: int, first: int = 0) -> None:
         self._microbatches = microbatches
+        self._first = first
         self._data = dataset()
         self._loaded: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def load(self, step: int) -> None:
         for m in range(self._microbatches):
-            self._loaded[step, m] = [part[None] for part in self._data[step * self._microbatches + m]]
+            self._loaded[step, m] = [part[None] for part in self._data[self._first + step * self._microbatches + m]]
 
     def take(self, step: int, microbatch: int) -> list[torch.Tensor]:
         """Input and target."""
@@ -69,8 +71,13 @@ def work(
     steps: int,
     warm: int,
     priorities: bool,
+    first_sample: int = 0,
+    add_up: Callable[[list[torch.Tensor]], None] | None = None,
 ) -> None:
-    """One stage's training. ``forwards[i]`` and ``backwards[i]`` join stages i and i + 1."""
+    """One stage's training. ``forwards[i]`` and ``backwards[i]`` join stages i and i + 1.
+
+    ``add_up``: makes a step's gradients those of all replicas, in place.
+    """
     torch.set_num_threads(1)
     if priorities:
         later_first(os.getpid(), stage)
@@ -78,7 +85,7 @@ def work(
     module = Paced(FORWARD, BACKWARD)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     program = one_f_one_b(Duty(PIPELINE, stage), last + 1, microbatches, LEAD)
-    samples = Samples(microbatches if stage in (0, last) else 0)
+    samples = Samples(microbatches if stage in (0, last) else 0, first_sample)
     ends = []
     for step in range(steps):
         if stage == last or step == 0:  # it has nothing else to do until the first forward comes
@@ -102,10 +109,12 @@ def work(
                 torch.autograd.backward(out, None if stage == last else backwards[stage].get())
                 if x.grad is not None:
                     backwards[stage - 1].put(x.grad)
+        if add_up is not None:
+            add_up([p.grad for p in module.parameters() if p.grad is not None])
         optimizer.step()
         optimizer.zero_grad()
         ends.append(time.perf_counter())
-    if stage == 0:
+    if stage == 0 and first_sample == 0:
         print(statistics.median(b - a for a, b in zip(ends[warm:], ends[warm + 1 :], strict=False)), flush=True)
 
 

@@ -66,16 +66,16 @@ def culm_step(
 
 def torch_step(stages: int, microbatches: int, steps: int) -> float:
     """The same of torch.distributed.pipelining's 1F1B on gloo, a process a stage."""
-    return _told("benchmarks.torch_pipelining", stages, microbatches, steps)
+    return told("benchmarks.torch_pipelining", stages, microbatches, steps)
 
 
 def bare_step(stages: int, microbatches: int, steps: int, priorities: bool = False) -> float:
     """The same of processes and pipes without any runtime."""
-    return _told("benchmarks.bare_pipeline", stages, microbatches, steps, *(["later-first"] if priorities else []))
+    return told("benchmarks.bare_pipeline", stages, microbatches, steps, more=["later-first"] if priorities else [])
 
 
-def _told(module: str, stages: int, microbatches: int, steps: int, *more: str) -> float:
-    words = [sys.executable, "-m", module, str(stages), str(microbatches), str(steps), str(WARM), *more]
+def told(module: str, *shape: int, more: Sequence[str] = ()) -> float:
+    words = [sys.executable, "-m", module, *map(str, shape), str(WARM), *more]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     return float(done.stdout.strip().split("\n")[-1])
 

@@ -309,8 +309,8 @@ def test_an_operator_who_names_no_instruction_is_told_so(at: str) -> None:
     assert coordinator_bounds.drain_problem(pb.DrainRequest(node="../n0"))
 
 
-def test_a_stage_that_several_nodes_run_is_no_plan_of_this_version() -> None:
-    """``StagePlan.owner`` would raise wherever the plan is looked at."""
+def test_a_stage_with_several_owners_names_a_reducer_of_each_layer() -> None:
+    """``StagePlan.reducer_of`` would raise wherever the plan is looked at."""
     good = plan_to_proto(plan())
     for stage in good.stages:
         stage.owners.append(stage.owners[0])
@@ -318,4 +318,8 @@ def test_a_stage_that_several_nodes_run_is_no_plan_of_this_version() -> None:
     first = good.stages[0]
     del first.standbys[:]
     first.owners[1] = next(member.node for member in good.members if member.node not in first.owners)
-    assert "different owners" in plan_problem(good, 4, STEPS, 2)
+    assert "0 reducers; it needs" in plan_problem(good, 4, STEPS, 2)
+    first.reducers.extend([first.owners[1]] * (first.end_layer - first.first_layer))
+    assert plan_problem(good, 4, STEPS, 2) == ""
+    first.reducers[0] = "a stranger"
+    assert "each of them an owner" in plan_problem(good, 4, STEPS, 2)
