@@ -122,33 +122,14 @@ def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) 
             heirs = [n for n in stage.required() if n not in gone]
             if not heirs:
                 return None, [f"stage {s} was held by {', '.join(stage.required())} alone: no copy is left"]
-            after = replicas.moved(stage, gone, heirs, load, costs_of(stage, costs))
-            reasons.append(_moved_in_words(s, stage, after))
+            after = replicas.moved(stage, gone, heirs, load, replicas.costs_of(stage, costs))
+            reasons.append(replicas.moved_in_words(s, stage, after))
             moved.append(after)
             continue
         names = ", ".join(b.node for b in stage.standbys if b.node in gone)
         reasons.append(f"stage {s} lost its standby {names}")
         moved.append(replace(stage, standbys=standbys))
     return tuple(moved), reasons
-
-
-def costs_of(stage: StagePlan, costs: Sequence[float]) -> Sequence[float]:
-    """Of the stage's layers; all alike where nobody has told."""
-    return costs[stage.first_layer : stage.end_layer] if costs else [1.0] * len(stage.layers)
-
-
-def _moved_in_words(s: int, before: StagePlan, after: StagePlan) -> str:
-    """Who runs what of a stage in place of whom."""
-    taken: dict[tuple[str, str], list[int]] = {}
-    for p, (old, new) in enumerate(zip(before.owners, after.owners, strict=True)):
-        if old != new:
-            taken.setdefault((new, old), []).append(p)
-    told = []
-    for (heir, owner), pipelines in taken.items():
-        role = ", the hot standby," if any(b.node == heir for b in before.standbys) else ""
-        of = f" of pipeline{'s' * (len(pipelines) > 1)} {', '.join(map(str, pipelines))}"
-        told.append(f"{heir}{role} runs stage {s}{of if len(before.owners) > 1 else ''} in place of {owner}")
-    return "; ".join(told)
 
 
 class Burdens:
@@ -214,10 +195,10 @@ def hand_over(stages: Stages, leaving: Collection[str], costs: Sequence[float] =
         staying = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
         peers = [n for n in stage.distinct_owners if n not in leaving]
         if peers and len(peers) < len(stage.distinct_owners):
-            after = replicas.moved(stage, leaving, [*peers, *staying], load, costs_of(stage, costs))
+            after = replicas.moved(stage, leaving, [*peers, *staying], load, replicas.costs_of(stage, costs))
             kept = tuple(Standby(n, True) for n in stage.distinct_owners if n in leaving)
             stages = (*stages[:s], replace(after, standbys=(*kept, *after.standbys)), *stages[s + 1 :])
-            reasons.append(_moved_in_words(s, stage, after))
+            reasons.append(replicas.moved_in_words(s, stage, after))
         elif stage.owners[0] in leaving and staying and not peers:
             heir, *others = staying
             before = ", ".join(stage.distinct_owners)

@@ -86,3 +86,22 @@ def moved(
     return StagePlan(
         stage.first_layer, stage.end_layer, tuple(owners), standbys, reducers(owners, costs, stage.reducers)
     )
+
+
+def costs_of(stage: StagePlan, costs: Sequence[float]) -> Sequence[float]:
+    """Of the stage's layers; all alike where nobody has told."""
+    return costs[stage.first_layer : stage.end_layer] if costs else [1.0] * len(stage.layers)
+
+
+def moved_in_words(s: int, before: StagePlan, after: StagePlan) -> str:
+    """Who runs what of a stage in place of whom."""
+    taken: dict[tuple[str, str], list[int]] = {}
+    for p, (old, new) in enumerate(zip(before.owners, after.owners, strict=True)):
+        if old != new:
+            taken.setdefault((new, old), []).append(p)
+    told = []
+    for (heir, owner), pipelines in taken.items():
+        role = ", the hot standby," if any(b.node == heir for b in before.standbys) else ""
+        of = f" of pipeline{'s' * (len(pipelines) > 1)} {', '.join(map(str, pipelines))}"
+        told.append(f"{heir}{role} runs stage {s}{of if len(before.owners) > 1 else ''} in place of {owner}")
+    return "; ".join(told)

@@ -2,19 +2,20 @@
 
 # In this order:
 #
-#     a backward     later stages first: each one frees a graph, and a stage before waits for its result
 #     a forward      of the lowest pipeline and microbatch, as long as the stage keeps few enough graphs
-#     the second half of a backward, where these are split: nobody waits for it
+#     a backward     later stages first: each one frees a graph, and a stage before waits for its result
 #
 # A stage keeps lead * (stages after it) + 1 graphs at most, over all pipelines together. With one pipeline that is
 # 1F1B: forwards until the pipe is full, then one backward, one forward. With several the next pipeline's forwards fill
-# the places of the one that drains, so that the pipe is filled once a step.
+# the places of the one that drains, so that the pipe is filled once a step. With backwards first a node that has
+# several to run would let the stages after it run dry: on two cores for four stages a step took 3 % longer.
 #
 # Why that cannot stand still: the graphs that a stage keeps wait for the stage after it, and the last stage waits for
 # nobody. No order across pipelines is promised, so none has to be agreed on when duties move within a step.
 #
-# Where backwards are split (zero bubble, after Qi et al., ICLR 2024) the first stage prefers forwards, since nobody
-# waits for its backwards, and a stage that keeps as many graphs as the first one does runs second halves first.
+# Where backwards are split (zero bubble, after Qi et al., ICLR 2024) backwards go first but for the first stage, since
+# nobody waits for that one's. Second halves come last, before the next forward where a stage keeps as many graphs as
+# the first one does.
 
 from collections import Counter
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def choose(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction
     weights = [x.weights for x in left if x.weights is not None]
     backward = min(backwards, key=lambda i: (-i.stage, i.duty.pipeline), default=None)
     forward = min(forwards, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
-    if schedule.splits and backward is not None and takes_samples(backward.stage):
+    if not schedule.splits or (backward is not None and takes_samples(backward.stage)):
         return forward or backward
     return backward or forward or min(weights, default=None)
 

@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-KINDS = ("forward", "backward", "send", "receive", "ship", "ready", "commit")
+KINDS = ("forward", "backward", "send", "receive", "sum", "ship", "ready", "commit")
 
 _LABEL = re.compile(r"(p[0-9]{1,9}/)?[0-9]+[FBW][0-9]+|[0-9]+")  # an instruction, or a stage
 

@@ -5,7 +5,7 @@
 # before the wait is (``watching.slack``). One kind is begun in any case: the samples that this node wants next. Without
 # them its next forward would have to load them itself, and then everybody waits for the same seconds.
 #
-# Which microbatches, and which forwards, the worker says (``Worker.next_loads``, ``Worker.next_redundant``).
+# Which microbatches, and which forwards, the worker says (``Runner.next_loads``, ``Worker.next_redundant``).
 
 from culm.pipeline.tensors.values import Value
 from culm.stage_server.compute.compute import Compute
@@ -24,7 +24,7 @@ class Bubble:
 
     def load(self) -> Load | None:
         """The next microbatch whose samples are not here; None if there is none, or no time for it."""
-        load = next((load for load in self._worker.next_loads() if not self._compute.has_loaded(load)), None)
+        load = next((load for load in self._worker.runner.next_loads() if not self._compute.has_loaded(load)), None)
         if load is None or load.step == self._worker.version:
             return load
         # Of the next step. Its first microbatch is wanted right after the commit, the others only later.

@@ -61,7 +61,7 @@ class Checkpoints:
         """The state of a layer is of another one: the checkpoint that it is from is proved bad (rule 14)."""
         log.error("the state of layer %d is not taken, since it does not fit the model: %s", work.layer, why)
         plan = self._node.worker.plan
-        if self._node.worker.refuse(work) and plan is not None:
+        if self._node.worker.holdings.refuse(work) and plan is not None:
             self.checkpoint_bad(plan.era, plan.origin, f"layer {work.layer} does not fit: {why}")
 
     def close(self) -> None:

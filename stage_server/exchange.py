@@ -84,7 +84,7 @@ class Exchange:
         self.worker = worker
         self.changed = changed
         self.broken = broken
-        self.incarnation = worker.incarnation
+        self.incarnation = worker.at.incarnation
         self.receiver = Receiver(self, job.resilience.seed_bytes_per_second, guard)
         self.checkpoints = Checkpoints(self, job, attendance.report)
         # Invariant: the layers of each stage that this node owns under the plan that was adopted last.

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable
 
 from culm.pipeline.places import Place, parse_place
-from culm.stage_server.worker.work import Apply, Load, Run, V, Work
+from culm.stage_server.worker.work import Apply, Load, Run, Sum, V, Work
 
 KILLED = 128 + signal.SIGKILL  # the exit code that shells and container engines give for a killed process
 _exit = os._exit  # the real one: see culm.pipeline.user_code.exits
@@ -27,6 +27,8 @@ class Faults:
         """The compute thread begins this."""
         if isinstance(work, Run) and not work.redundant:
             self.at(work.step, "forward" if work.instruction.op == "F" else "backward", work.instruction)
+        elif isinstance(work, Sum):
+            self.at(work.step, "sum", work.stage)
 
     def after(self, work: Work[V] | Load) -> None:
         """The compute thread has done this, and others know it."""

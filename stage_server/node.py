@@ -122,7 +122,7 @@ class Node:
                 if isinstance(work, Save):
                     self._exchange.checkpoints.write(work.step, result.copies)
                 if not self._activity.end(work, self._worker.version, result.kept_bytes):
-                    self._worker.stop_running_ahead()
+                    self._worker.runner.duties.stopped = True  # memory is short
                 if self._lending.waiting:
                     self._changed.notify_all()
             self._faults.after(work)

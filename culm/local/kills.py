@@ -10,7 +10,7 @@ from culm.pipeline.places import KINDS
 from culm.pipeline.text import plain, shortened
 
 DEFAULT = "backward"
-OF_STAGES = ("ship", "ready")  # a node does these once for a stage, so they are named with a stage: ready:1
+OF_STAGES = ("sum", "ship", "ready")  # a node does these for a stage, so they are named with a stage: ready:1
 EXAMPLE = "2B3"
 DIGITS = "0123456789"
 

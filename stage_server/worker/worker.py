@@ -27,7 +27,7 @@
 # at the queue's head.
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic
 
 from culm.pipeline.commit import Commit
@@ -41,10 +41,11 @@ from culm.stage_server.worker.early import Arrival
 from culm.stage_server.worker.effects import Adopted, Effect, ReportCaughtUp, ReportReady, SayHello, Standing
 from culm.stage_server.worker.facts import Facts
 from culm.stage_server.worker.holdings import Holdings
+from culm.stage_server.worker.later import Later
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.runner import Runner
-from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, Save, Sum, V, Work
+from culm.stage_server.worker.work import Apply, Install, Reduce, Run, Save, Sum, V, Work
 
 
 class Worker(Generic[V]):
@@ -74,8 +75,7 @@ class Worker(Generic[V]):
         self.runner.eager, self.runner.ship_every = eager, ship_every
         # The newest applied in this era. A coordinator that takes over may learn of it from here alone (rule 8).
         self.last_commit: Commit | None = None
-        # Adopted once the commits are applied that are queued.
-        self._later: Plan | None = None
+        self._later = Later()
         # Given out before what changes their layers: compute still has those at the Save's version.
         self._saves: deque[Save] = deque()
 
@@ -84,10 +84,6 @@ class Worker(Generic[V]):
     @property
     def node(self) -> str:
         return self.at.node
-
-    @property
-    def incarnation(self) -> int:
-        return self.at.incarnation
 
     @property
     def term(self) -> int:
@@ -126,7 +122,7 @@ class Worker(Generic[V]):
             # The plan that it obeys, told again on attaching as of a later step: nobody waited for this node meanwhile.
             self._skip_to(plan.step)
             self._progress()
-        if self._is_stale(plan) or self._put_off(plan):
+        if self._is_stale(plan) or self._later.put_off(plan, at):
             return
         at.term, at.plan = max(at.term, plan.term), plan
         if plan.redundancy is not None:
@@ -154,15 +150,6 @@ class Worker(Generic[V]):
         self.post.send_again()
         self._take_early()
         self._progress()
-
-    def _put_off(self, plan: Plan) -> bool:
-        """Whether the plan waits for a commit that is queued, and that the model is cut anew with."""
-        # Keys name stages. Under the other cut nobody would find the gradients that the commit needs (rule 2).
-        at, before = self.at, self.at.plan
-        waits = before is not None and bool(at.commits) and plan.era == at.era and plan.ranges != before.ranges
-        if waits and (self._later is None or self._later.order < plan.order):
-            at.term, self._later = max(at.term, plan.term), plan
-        return waits
 
     def _is_stale(self, plan: Plan) -> bool:
         at, member = self.at, plan.members.get(self.at.node)
@@ -235,10 +222,6 @@ class Worker(Generic[V]):
         if self.at.version >= self.at.steps:
             # Before the end another event follows, and with it another holder is asked. After the last commit none may.
             self._progress()
-
-    def refuse(self, work: Install[V]) -> bool:
-        """A layer's state was not installed: it is of another layer. Whether it may be the checkpoint's."""
-        return self.holdings.refuse(work)
 
     def unread(self, era: int) -> None:
         """The checkpoint that the era begins from cannot be read so far: the other holders may have done so."""
@@ -333,14 +316,6 @@ class Worker(Generic[V]):
             return None
         return self.runner.next_redundant()
 
-    def stop_running_ahead(self) -> None:
-        """No more redundant forwards in this step: memory is short."""
-        self.runner.duties.stopped = True
-
-    def next_loads(self) -> Iterator[Load]:
-        """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
-        return self.runner.next_loads()
-
     def finish(
         self,
         work: Work[V],
@@ -374,7 +349,7 @@ class Worker(Generic[V]):
         self._progress()
 
     def _applied(self, commit: Commit, work: Apply[V]) -> None:
-        at, plan, following = self.at, self.at.plan, commit.next_plan
+        plan, following = self.at.plan, commit.next_plan
         self.at.version = commit.step + 1
         self.last_commit = commit
         self.holdings.applied(layer for layer, _ in work.gradients)
@@ -386,8 +361,7 @@ class Worker(Generic[V]):
             self._arranging.order(held, self.at.version)  # the commit has given layers up
         if following is not None:
             self.take_plan(following, at_commit=True)
-        if self._later is not None and not at.commits:
-            later, self._later = self._later, None
+        if (later := self._later.take(self.at)) is not None:
             self.take_plan(later)
         self.post.begin_step()
         # After the plan: who saves a layer is told by the plan of the step that begins.

@@ -1,5 +1,6 @@
 """Real processes on a grid: several owners of a stage, each for some pipelines; peers take over from one another."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from culm.local.kills import Kill
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult, run_plain
 from culm.pipeline.job import Job, load_job
+from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -50,6 +52,8 @@ PLACES = [
     (3, "receive"),
     (4, "p1/1B2"),
     (5, "ship"),
+    (0, "sum"),
+    (1, "sum"),
     (0, "ready"),
     (4, "commit"),
 ]
@@ -66,6 +70,27 @@ def test_a_kill_anywhere_on_the_grid_changes_no_bit(
 
 
 def test_two_lost_at_once_of_different_stages_change_no_bit(job: Job, plain: PlainResult, tmp_path: Path) -> None:
-    kills = [Kill("n1", 5, "1B1"), Kill("n5", 5, "p1/2B0")]
+    kills = [Kill("n1", 5, "sum"), Kill("n5", 5, "p1/2B0")]
     outcome = outcome_of(job, 6, tmp_path / "run", kills)
     assert outcome.sha256 == plain.sha256
+
+
+def test_a_run_through_many_shapes_changes_no_bit(tmp_path: Path) -> None:
+    """Eight nodes are lost one after the other but for one; the shape follows each time, and no bit changes."""
+    changes = ["pipeline.stages=2", "pipeline.most_stages=4", "pipeline.pipelines=8", "pipeline.microbatches=2"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=90", "data.microbatch=4", "train.clip_norm=0.5"])
+    places = ("forward", "ready", "backward", "send", "commit", "receive", "forward")
+    kills = [Kill(f"n{i}", 10 + 10 * i, place) for i, place in enumerate(places)]
+    shapes: list[str] = []
+
+    def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
+        plans = [json.loads(event.fields["stages"]) for event in events if event.kind == "plan"]
+        shapes.extend("x".join(str(len(set(stage[2]))) for stage in plan) for plan in plans)
+
+    soon = {"coordinator": {"CULM_SETTLE_SECONDS": "0.1"}}
+    with LocalCluster(job, EXAMPLES, 8, kills, "", False, tmp_path / "run", PATIENCE, environments=soon) as cluster:
+        outcome = train(cluster, note)
+    plain = run_plain(job)
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+    assert len(set(shapes)) >= 5, shapes

@@ -43,9 +43,9 @@ def runs_next(worker: Worker[Nothing]) -> Instruction:
 
 def test_the_samples_of_this_step_are_loaded_first_and_those_of_the_next_once_it_has_begun_here() -> None:
     worker = worker_of("n0")
-    assert list(worker.next_loads()) == [Load(0, 0, 0), Load(0, 0, 1)]
+    assert list(worker.runner.next_loads()) == [Load(0, 0, 0), Load(0, 0, 1)]
     assert runs_next(worker) == unit(0, "F", 0)
-    assert list(worker.next_loads()) == [Load(0, 0, 1), Load(1, 0, 0), Load(1, 0, 1)]
+    assert list(worker.runner.next_loads()) == [Load(0, 0, 1), Load(1, 0, 0), Load(1, 0, 1)]
 
 
 @pytest.mark.parametrize(("name", "steps", "count"), [("n0", 1, 1), ("n1", 2, 0), ("n0", 2, 3), ("n2", 2, 2)])
@@ -55,7 +55,7 @@ def test_nothing_is_loaded_after_the_last_step_or_by_a_stage_that_takes_no_sampl
     worker = worker_of(name, steps)
     if name == "n0":
         runs_next(worker)
-    assert len(list(worker.next_loads())) == count
+    assert len(list(worker.runner.next_loads())) == count
 
 
 def test_an_acknowledgement_gives_an_owner_nothing_to_do_but_it_may_spare_an_heir_work() -> None:
