@@ -83,8 +83,10 @@ def check(outcome: Outcome, plain: PlainResult) -> None:
     assert outcome.sha256 == plain.sha256
 
 
-# Every kind and every stage each time; each of the pairs when there is time: make soak.
-PAIRS = [(kind, stage) for i, kind in enumerate(KINDS) for stage in range(STAGES) if SOAK or stage == i % 4]
+# Every kind and every stage each time; each of the pairs when there is time: make soak. Nobody adds up what peers send
+# where there are none: that is struck in test_grid.
+PLACES = [kind for kind in KINDS if kind != "sum"]
+PAIRS = [(kind, stage) for i, kind in enumerate(PLACES) for stage in range(STAGES) if SOAK or stage == i % 4]
 
 
 @pytest.mark.parametrize(("kind", "stage"), PAIRS)
