@@ -63,15 +63,15 @@ def _idle(status: pb.GetStatusResponse, lost: list[str]) -> list[str]:
     """Who runs nothing, a line for each kind."""
     owners = {owner for stage in status.plan.stages for owner in stage.owners}
     standbys = [
-        f"{escape(b.node)} for {s} ({'hot' if b.hot else 'seeding'})"
+        f"{b.node} for {s} ({'hot' if b.hot else 'seeding'})"
         for s, stage in enumerate(status.plan.stages)
         for b in stage.standbys
     ]
     others = [n for n in status.nodes if n.id not in owners and not n.standby_of]
     lines = {
         "standbys": standbys,
-        "run nothing": [f"{escape(n.id)} ({escape(n.state)})" for n in others],
-        "lost": [escape(name) for name in lost],
+        "run nothing": [f"{n.id} ({n.state})" for n in others],
+        "lost": lost,
     }
     return [f"{what}: {', '.join(names)}" for what, names in lines.items() if names]
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.pipeline.tree import Block, halves, merged, total
+from culm.pipeline.tree import Block, divided, halves, is_block, largest, merged, outermost, total
 
 
 def paired(left: str, right: str) -> str:
@@ -41,3 +41,28 @@ def test_aligned_pipelines_are_few_blocks(power: int, place: int) -> None:
     first = place % (64 // size) * size
     pieces = {Block(p, p + 1): str(p) for p in range(first, first + size)}
     assert [*merged(pieces, 64, paired)] == [Block(first, first + size)]
+
+
+@given(st.integers(1, 40), st.data())
+def test_replicas_share_the_pipelines_evenly_and_in_few_blocks(pipelines: int, data: st.DataObject) -> None:
+    among = data.draw(st.integers(1, pipelines))
+    found = divided(pipelines, among)
+    shares = [[p for p in range(pipelines) if found[p] == replica] for replica in range(among)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    for share in shares:
+        assert len(largest(share, pipelines)) <= len(share).bit_count(), "a block for each power of two in its size"
+
+
+@given(st.integers(1, 40))
+def test_a_tree_has_these_blocks_and_no_others(pipelines: int) -> None:
+    def below(block: Block) -> set[Block]:
+        return {block}.union(*(below(half) for half in halves(block))) if block.end - block.first > 1 else {block}
+
+    every = below(Block(0, pipelines))
+    for first in range(pipelines):
+        for end in range(first + 1, pipelines + 1):
+            assert is_block(Block(first, end), pipelines) == (Block(first, end) in every)
+
+
+def test_a_block_takes_the_place_of_those_inside_it() -> None:
+    assert outermost([Block(1, 2), Block(0, 2), Block(3, 4), Block(0, 2)]) == (Block(0, 2), Block(3, 4))
