@@ -29,7 +29,7 @@ def _place(said: str) -> str:
 def _named(value: object) -> str:
     """``t`` for the tensor's key, ``n`` for the lost node's name or a plan; nothing for all else."""
     if isinstance(value, tuple) and type(value).__name__ == "Key":
-        return "t" if value[1:] == KEY else ""
+        return "t" if value[1:6] == KEY else ""
     return "n" if (isinstance(value, str) and value == NODE) or type(value).__name__ == "Plan" else ""
 
 
