@@ -119,7 +119,8 @@ def test_a_node_of_another_protocol_is_told_so_in_one_line() -> None:
     async def scenario(running: Cluster) -> None:
         node = await running.open("n0", version=PROTOCOL_VERSION + 1)
         dismiss = (await node.hear("dismiss")).dismiss
-        assert dismiss.why == "n0 speaks protocol 2, this coordinator 1: install the same version of culm on both"
+        words = f"n0 speaks protocol {PROTOCOL_VERSION + 1}, this coordinator {PROTOCOL_VERSION}"
+        assert dismiss.why == f"{words}: install the same version of culm on both"
         assert not dismiss.join_anew
         assert await node.ended()
         assert running.leader.state.nodes == {}
