@@ -106,12 +106,11 @@ def step_cost(stages: Stages, situation: Situation) -> float:
 def least_cost(owners: Sequence[str], situation: Situation) -> float:
     """What no shape of these nodes falls short of: layers that could be divided among them at will, but for one."""
     slowness = [situation.slowness.get(name, 1.0) for name in owners]
-    if situation.pipelines == 1:  # then no layer is on two nodes
-        slowness = slowness[: min(len(owners), situation.most_stages, len(situation.layer_costs))]
     total, fastest = sum(situation.layer_costs), min(slowness)
-    busiest = total / sum(1.0 / x for x in slowness)
-    if situation.pipelines == 1:
-        busiest = max(busiest, fastest * max(situation.layer_costs))
+    if situation.pipelines > 1:  # a layer may be on every node, and no microbatch has to pass from one to another
+        return situation.microbatches * total / sum(1.0 / x for x in slowness)
+    slowness = slowness[: min(len(owners), situation.most_stages, len(situation.layer_costs))]
+    busiest = max(total / sum(1.0 / x for x in slowness), min(slowness) * max(situation.layer_costs))
     return (situation.microbatches - 1) * busiest + fastest * total
 
 

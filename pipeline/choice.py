@@ -7,8 +7,7 @@
 #
 # A stage keeps lead * (stages after it) + 1 graphs at most, over all pipelines together. With one pipeline that is
 # 1F1B: forwards until the pipe is full, then one backward, one forward. With several the next pipeline's forwards fill
-# the places of the one that drains, so that the pipe is filled once a step. With backwards first a node that has
-# several to run would let the stages after it run dry: on two cores for four stages a step took 3 % longer.
+# the places of the one that drains, so that the pipe is filled once a step.
 #
 # Why that cannot stand still: the graphs that a stage keeps wait for the stage after it, and the last stage waits for
 # nobody. No order across pipelines is promised, so none has to be agreed on when duties move within a step.

@@ -97,3 +97,22 @@ def test_the_shape_follows_the_nodes_that_are_left() -> None:
     assert len(better) * shape_of(better)[0] <= 7
     assert "in place of" in reason
     assert propose(better, situation) is None, "nothing moves without a gain"
+
+
+def test_one_more_node_is_taken_where_it_halves_the_step() -> None:
+    """Of sixteen pipelines on fifteen nodes one node runs two, and all wait for it."""
+    names = tuple(f"n{i}" for i in range(16))
+    situation = Situation(
+        layer_costs=(1.0,),
+        microbatches=16,
+        pipelines=16,
+        most_stages=1,
+        nodes=names,
+        redundancy=True,
+        seed_bytes_per_second=1e12,
+        seconds_to_next_lost=3600.0,
+        slowness={},
+    )
+    proposal = propose(place(names[:15], (1.0,), 1, True, pipelines=16), situation)
+    assert proposal is not None
+    assert shape_of(proposal[0]) == [16]
