@@ -47,8 +47,8 @@ def test_a_place_that_is_none_is_refused_and_nobody_dies(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("thread", ["orders", "heartbeat", "send", "receive"])
 def test_what_raises_on_a_thread_ends_the_node_with_its_reason(thread: str, tmp_path: Path) -> None:
-    """The fault is put into the process by its environment: see ``bad_nodes``."""
-    job, seen, flag = bad_job(60), Seen(), tmp_path / "flag"
+    """The fault is put into the process by its environment: see ``bad_nodes``. The steps outlast some heartbeats."""
+    job, seen, flag = bad_job(400), Seen(), tmp_path / "flag"
     broken = {"n1": {"CULM_BREAKS": thread, "CULM_FLAG": str(flag)}}
     outcome = run(job, 3, tmp_path / "run", broken, Later(flag, 5), seen)
     assert outcome.sha256 == run_plain(job).sha256
