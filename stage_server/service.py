@@ -61,6 +61,7 @@ from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
 from culm.stage_server.notices import Notice, NoticeWatcher, make_sources
+from culm.stage_server.one_machine.local_streams import LocalServer, listen
 from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
@@ -100,6 +101,7 @@ class StageServer:
         options = [*server_options(Patience(settings.patience)), *MOST_STREAMS]
         self._server = grpc.server(pool, interceptors=interceptors, options=options)
         self._address = self._listen(settings.listen)
+        self._local: LocalServer | None = None  # once the model is built, where the system has such sockets
         self._welcome: pb.Welcome | None = None  # the first; this node computes by its job until it ends
         self._node: Node | None = None  # once the model is built
         self._available = pb.Available()
@@ -151,6 +153,8 @@ class StageServer:
         self._notices.close()
         self._orders.close("it was told to stop" if self._exit == 0 and not self._error else "")
         self._server.stop(GRACE)
+        if self._local is not None:
+            self._local.close()
         if self._exposition is not None:
             self._exposition.close()
         if self._forced is not None:
@@ -211,6 +215,7 @@ class StageServer:
             names = [d.full_name for d in stage_pb2.DESCRIPTOR.services_by_name.values()]
             reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], self._server)
         self._server.start()
+        self._local = listen(self._address, node.receiver.serve_locally)
         node.attendance.begin(self._orders)
         self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())
         identity_into(source.identity(), self._available)

@@ -41,6 +41,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, Passing
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.compute.loan import Loan
+from culm.stage_server.one_machine.local_streams import Context
 from culm.stage_server.one_machine.slots import SharedSlots
 from culm.stage_server.streams.answers import Answers, SenderOpened
 from culm.stage_server.streams.guard import Guard
@@ -90,7 +91,7 @@ class Incoming:
         self,
         sink: Sink,
         heard: Callable[[str, Answers], None],
-        context: grpc.ServicerContext,
+        context: Context,
         guard: Guard | None = None,
     ) -> None:
         """``heard``: called with each Hello's node. Without a guard only what is wrong in any run is refused."""
@@ -113,7 +114,7 @@ class Incoming:
         try:
             for received in requests:
                 ended = self._take(received) or ended
-        except grpc.RpcError as error:
+        except (grpc.RpcError, OSError) as error:
             log.info("the stream from %s broke: %s", self._peer, error)
         except (ValueError, DecodeError) as error:  # what no node sends says nothing about the node that it names
             self.wrong = str(error) or type(error).__name__

@@ -5,13 +5,18 @@ cut off before protobuf decodes the rest: the wire stays valid protobuf, which t
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from culm.pipeline.patience import Patience
+from culm.pipeline.rpc.tls import open_channel
 from culm.protos import stage_pb2, tensor_pb2
+from culm.stage_server.one_machine.local_streams import LocalCall
 
 # A DeliverRequest with a chunk, byte by byte as ``encode_chunk`` writes it (``protos/stage.proto``, ``tensor.proto``):
 #
@@ -121,6 +126,21 @@ def deliver(channel: grpc.Channel, requests: Iterable[bytes]) -> DeliverCall:
     call: Any = channel.stream_stream(f"/{SERVICE}/Deliver", None, stage_pb2.DeliverResponse.FromString)
     answers: DeliverCall = call(iter(requests))
     return answers
+
+
+Exchange = Callable[[Iterable[bytes]], Iterator[stage_pb2.DeliverResponse]]
+
+
+@contextmanager
+def open_stream(address: str, one_machine: bool, patience: Patience) -> Iterator[Exchange]:
+    """A Deliver stream to this node: encoded requests in, answers out. ``one_machine``: as ``Sender`` has it."""
+    local = LocalCall.to(address) if one_machine else None
+    if local is not None:
+        with local:
+            yield lambda requests: map(stage_pb2.DeliverResponse.FromString, local.exchange(requests))
+    else:
+        with open_channel(address, "stage", patience) as channel:
+            yield partial(deliver, channel)
 
 
 def add_to_server(

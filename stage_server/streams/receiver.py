@@ -3,6 +3,7 @@
 # The threads of one Deliver stream at its receiving end:
 #
 #     a thread of the server's pool   runs ``_deliver``: takes answers from ``Answers`` and gives them to gRPC
+#     "answer", one for each stream   does the same where the stream is a socket of this machine (``local_streams``)
 #     "receive", one for each stream  runs ``Incoming.read``: assembles tensors and hands them to the node
 #     the compute thread and others   put acknowledgements into ``Answers``, with the node's lock held; never wait
 #
@@ -26,10 +27,11 @@ from culm.pipeline.keys import Key
 from culm.pipeline.rpc.roles import peer_of
 from culm.pipeline.tensors.wire import header_of
 from culm.protos import stage_pb2
+from culm.stage_server.one_machine.local_streams import Context
 from culm.stage_server.streams.answers import Answers
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.incoming import SELDOM, Incoming, NotHeld, Sink
-from culm.stage_server.streams.plane import Received, add_to_server
+from culm.stage_server.streams.plane import Received, add_to_server, decode_any
 from culm.stage_server.streams.rate_limit import RateLimit
 from culm.stage_server.streams.standing import standing_to_proto
 from culm.stage_server.streams.unfit import Unfit
@@ -68,9 +70,11 @@ class Receiver:
         """Has the server call this for the Stage service."""
         add_to_server(server, self._deliver, self._fetch)
 
-    def _deliver(
-        self, request_iterator: Iterator[Received], context: grpc.ServicerContext
-    ) -> Iterator[stage_pb2.DeliverResponse]:
+    def serve_locally(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
+        """One Deliver stream from a node of this machine, as bytes: a ``Handler`` of ``local_streams``."""
+        return (answer.SerializeToString() for answer in self._deliver(map(decode_any, requests), context))
+
+    def _deliver(self, request_iterator: Iterator[Received], context: Context) -> Iterator[stage_pb2.DeliverResponse]:
         incoming = Incoming(self._sink, self._heard, context, self._guard)
         threading.Thread(target=incoming.read, args=(request_iterator,), name="receive", daemon=True).start()
         if not incoming.greeted.wait(HELLO_SECONDS):

@@ -56,14 +56,13 @@ from culm.pipeline.messages import key_from_proto, key_to_proto
 from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member, PlanOrder
 from culm.pipeline.rpc.channel import details
-from culm.pipeline.rpc.tls import open_channel
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import chunks, header_of
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
 from culm.stage_server.one_machine.slots import Slots
 from culm.stage_server.streams.guard import Guard
-from culm.stage_server.streams.plane import deliver, encode, encode_chunk
+from culm.stage_server.streams.plane import encode, encode_chunk, open_stream
 from culm.stage_server.streams.standing import standing_from_proto
 from culm.stage_server.worker.effects import Standing
 
@@ -123,7 +122,7 @@ class Sender:
         patience: Patience = DEFAULT,
         guard: Guard | None = None,
     ) -> None:
-        """``one_machine``: the peer seems to run on this one, so that large pieces may go through shared memory.
+        """``one_machine``: the peer seems to run on this one: its stream may be local, with shared memory.
         ``patience``: for a peer that is silent.
         """
         self.peer = peer
@@ -183,16 +182,16 @@ class Sender:
         while not self._closed.is_set():
             slots = self._offer()
             try:
-                with open_channel(self.peer.address, "stage", self._patience) as channel:
-                    for response in deliver(channel, self._requests(self._queue, slots)):
+                with open_stream(self.peer.address, self._one_machine, self._patience) as exchange:
+                    for response in exchange(self._requests(self._queue, slots)):
                         pause = SHORTEST_PAUSE
                         self._hear(response, slots)
                 why = "the peer ended it"
             except grpc.RpcError as error:
                 why = details(error)
             # JobError: this node's own certificate cannot be read; a newer one may be there at the next attempt. The
-            # others: an answer that no receiver of this run gives (rule 18).
-            except (JobError, ValueError, DecodeError) as error:
+            # others: an answer that no receiver of this run gives (rule 18), or a local stream that broke.
+            except (JobError, ValueError, DecodeError, OSError) as error:
                 why = str(error)
             if slots is not None:
                 slots.close()  # the request thread may be waiting for a slot
