@@ -168,7 +168,8 @@ class LocalServer:
         except OSError:
             self._listener.close()
             raise
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, name="accept", daemon=True)
+        self._accepting.start()
 
     def close(self) -> None:
         """Ends every stream, as one of a process that is gone."""
@@ -178,6 +179,7 @@ class LocalServer:
         _end(self._listener)
         for end in ends:
             _end(end)
+        self._accepting.join()  # until then the kernel keeps the name, which this process may soon want again
 
     def _accept(self) -> None:
         while True:

@@ -1,7 +1,7 @@
-"""A sender and a receiver of one machine: everything arrives in order, and an end is told."""
+"""A sender and a receiver of one machine: everything arrives in order, and an end is told, by gRPC and by a socket."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -15,6 +15,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import stage_pb2
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.faults import Faults
+from culm.stage_server.one_machine.local_streams import listen
 from culm.stage_server.one_machine.slots import LEAST
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.sender import Sender
@@ -95,7 +96,7 @@ class Giver:
         raise error
 
 
-Ends = tuple[Taker, Giver, Sender, grpc.Server]
+Ends = tuple[Taker, Giver, Sender, Callable[[], object]]
 
 
 @pytest.fixture
@@ -103,23 +104,30 @@ def taker() -> Taker:
     return Taker()
 
 
-@pytest.fixture
-def server(taker: Taker) -> Iterator[tuple[grpc.Server, str]]:
+@pytest.fixture(params=["gRPC", "socket"])
+def server(taker: Taker, request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The address, and what ends every stream there at once. Over a socket nothing listens on the port."""
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
-    port = server.add_insecure_port("127.0.0.1:0")
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     taker.receiver.serve(server)
-    server.start()
-    yield server, f"127.0.0.1:{port}"
+    if request.param == "socket":
+        local = listen(address, taker.receiver.serve_locally)
+        assert local is not None
+        yield address, local.close
+        local.close()
+    else:
+        server.start()
+        yield address, lambda: server.stop(None)
     server.stop(None)
 
 
 @pytest.fixture
-def ends(taker: Taker, server: tuple[grpc.Server, str]) -> Iterator[Ends]:
+def ends(taker: Taker, server: tuple[str, Callable[[], object]]) -> Iterator[Ends]:
     giver = Giver()
-    sender = Sender(Member("n1", 7, server[1]), giver, Faults(()), one_machine=True)
+    sender = Sender(Member("n1", 7, server[0]), giver, Faults(()), one_machine=True)
     assert taker.heard.get(timeout=PATIENCE) == "hello"
     assert giver.heard.get(timeout=PATIENCE) == "synced"
-    yield taker, giver, sender, server[0]
+    yield taker, giver, sender, server[1]
     sender.close()
 
 
@@ -164,10 +172,10 @@ def test_a_stream_that_is_ended_on_purpose_loses_nobody(ends: Ends) -> None:
 
 
 def test_when_the_stream_breaks_both_ends_are_told(ends: Ends) -> None:
-    taker, giver, sender, server = ends
+    taker, giver, sender, stop = ends
     (key,) = keys(0, 1)
     sender.send(key)
     assert taker.heard.get(timeout=PATIENCE) == key
-    server.stop(None)
+    stop()
     assert taker.heard.get(timeout=PATIENCE) == "lost n0"
     assert giver.heard.get(timeout=PATIENCE) == "lost"
