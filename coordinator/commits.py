@@ -17,12 +17,13 @@ from dataclasses import replace
 from culm.coordinator import draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.decisions import TARGET_LOST, Decision, commit_record, done, reason_of, with_plan, zones_of
-from culm.coordinator.placement import natural_order, release, settle
+from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import Situation, propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
+from culm.pipeline.text import natural_order
 
 # The steps of one commit, as the coordinator sees them; s0 .. s2 are stages, n3 is being seeded with s2:
 #
@@ -172,9 +173,7 @@ def _rearranged(
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
-    stages, reasons = settle(
-        plan.stages, usable, seeded, leaving, settings.redundancy, zones_of(state), state.layer_costs
-    )
+    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.copies, zones_of(state), state.layer_costs)
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]
@@ -230,7 +229,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         pipelines=settings.pipelines,
         most_stages=most,
         nodes=tuple(natural_order(usable)),
-        redundancy=settings.redundancy,
+        copies=settings.copies,
         seed_bytes_per_second=settings.seed_bytes_per_second,
         seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
         slowness={n: state.nodes[n].pace.known for n in usable},

@@ -41,7 +41,9 @@ def begin_era(state: State, now: float) -> Decision:
         state, waits = waiting.wait(state, waiting.NODES, _waiting_for(state, len(nodes), needed))
         return state, (*([Persist()] if gone else []), *gone, *waits)
     zones = zones_of(state)
-    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy, zones, settings.pipelines)
+    stages = place(
+        nodes, state.layer_costs, settings.stages, copies=settings.copies, zones=zones, pipelines=settings.pipelines
+    )
     reason = f"{_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}, from step {state.committed}"
     if state.origin.folder:
         reason += f", which is in {state.origin}"

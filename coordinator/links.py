@@ -18,10 +18,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from culm.coordinator.placement import natural_order, promote
+from culm.coordinator.placement import promote
 from culm.coordinator.reports import PeerLost
 from culm.coordinator.state import Missed, Parted, Phase, Settings, State
 from culm.pipeline.plan import Plan
+from culm.pipeline.text import natural_order
 
 # Both in units of the patience for links. For so long an end that had to go is given no work: sooner it would be placed
 # beside the same peer, and cost another lost node.

@@ -32,8 +32,9 @@ from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
 from culm.coordinator.failures import Work, died, is_told, machine_of
-from culm.coordinator.placement import promote, repair
+from culm.coordinator.placement import promote
 from culm.coordinator.reports import Available, Joined, PeerLost, StreamBroken
+from culm.coordinator.standbys import repair
 from culm.coordinator.state import Ending, LostOwner, Node, Phase, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
@@ -307,7 +308,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
     if state.settings.redundancy:
-        stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state))
+        stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state), copies=state.settings.copies)
         reasons = [*reasons, *repairs]
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING

@@ -1,104 +1,55 @@
-"""Who holds what: the first placement, promotion after a node is lost, repair of redundancy, and relief at a commit."""
+"""Who owns what: the first placement, promotion after a node is lost, handing over, and relief at a commit."""
 
 # What a placement is made of:
 #
 # - *Owners.* One node a stage, neighbours doubling up where nodes are few. The order of nodes is the ring's, which
 #   crosses zones at every step if there are several.
-# - *Standbys.* The owner of stage s - 1 stands by for stage s, the last one for stage 0: it has the stage's inputs
-#   anyway. Where that would keep both copies in one zone, or on one node, another node stands by.
+# - *Standbys* (``standbys``). The owners of the stages before, as many as there are to be copies.
 #
 # After a node is lost nothing is placed anew: ``promote`` moves as little as it can, since whatever moves has to be
 # seeded or redone. ``repair`` then asks for new standbys. Only at commits are duties evened out again (``settle``), one
 # move at a time, and every move has to make something better, so that moves come to an end:
 #
-#     relieve      a node that owns several stages gives one to a node that owns none
-#     separate     a standby in its owner's zone is replaced by one elsewhere that holds no more copies
-#     spread       of several standby duties of one node one goes to a node that holds two copies less
-#
-# A move takes two commits or more. At the first the new holder is named, not hot, and is seeded while training goes on.
-# At the one at which its copy is at the committed version it becomes hot, and the stage gives up the standby that it
-# does not need (``_kept_standby``). So at no moment does a move leave a stage with fewer copies than before it.
+#     relieve              a node that owns several stages gives one to a node that owns none
+#     separate, spread     standbys move: see ``standbys``
 #
 # Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time.
 
-import re
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from culm.coordinator import replicas
-from culm.coordinator.zones import NO_ZONES, Zones, apart, ring, several
+from culm.coordinator.standbys import PAIR, Burdens, repair, separate, spread, trimmed, with_stage, with_standbys
+from culm.coordinator.zones import NO_ZONES, Zones, apart, ring
 from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages, Standby
-
-
-@lru_cache(maxsize=1 << 14)
-def _words_and_numbers(name: str) -> list[tuple[int, str]]:
-    return [(int(d) if d else 0, w) for d, w in re.findall(r"(\d+)|(\D+)", name)]
-
-
-def natural_order(nodes: Collection[str]) -> list[str]:
-    """n2 before n10."""
-    return sorted(nodes, key=_words_and_numbers)
-
-
-def ring_standby(owners: Sequence[str], stage: int) -> str | None:
-    """The owner of the nearest earlier stage, going round, that does not own this one itself."""
-    for back in range(1, len(owners)):
-        node = owners[(stage - back) % len(owners)]
-        if node != owners[stage]:
-            return node
-    return None
+from culm.pipeline.text import natural_order
 
 
 def place(
     nodes: Collection[str],
     costs: Sequence[float],
     stages: int,
-    redundancy: bool,
+    *,
+    copies: int,
     zones: Zones = NO_ZONES,
     pipelines: int = 1,
 ) -> Stages:
     """The placement that a run, or an era, begins with: as many replicas of all stages as the nodes make.
 
-    With one replica there are standbys, in a ring that crosses the zones; in natural order where there is one zone.
-    With fewer nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby
-    is hot at once.
+    With one replica the owners are a ring that crosses the zones; in natural order where there is one zone. With fewer
+    nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby is hot at
+    once.
     """
+    ranges = partition(costs, stages)
     if (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
         order = replicas.by_zone(natural_order(nodes), zones)
         grid = [order[r * stages : (r + 1) * stages] for r in range(rows)]
-        return replicas.laid_out(grid, partition(costs, stages), pipelines, costs)
-    order = ring(natural_order(nodes), zones, min(len(nodes), stages), redundancy)
-    # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
-    owners = [order[s * len(order) // stages] for s in range(stages)]
-    return with_standbys(owners, partition(costs, stages), redundancy, nodes, zones, pipelines)
-
-
-def with_standbys(
-    owners: Sequence[str],
-    ranges: Sequence[tuple[int, int]],
-    redundancy: bool,
-    nodes: Collection[str],
-    zones: Zones = NO_ZONES,
-    pipelines: int = 1,
-) -> Stages:
-    """Stages with their standbys, all hot: by the ring, and where it stays in a zone by one of ``nodes`` elsewhere.
-
-    The owner of a stage runs it in every pipeline.
-    """
-    alone: list[StagePlan] = []
-    for s, (first, end) in enumerate(ranges):
-        # None where one node owns everything: then there is one copy, and the stage is exposed.
-        standby = ring_standby(owners, s) if redundancy else None
-        hot = (Standby(standby, True),) if standby else ()
-        alone.append(StagePlan(first, end, (owners[s],) * pipelines, hot))
-    # Ends: each move takes one stage out of those that share a zone with their standby.
-    placed = tuple(alone)
-    while (move := find_apart(placed, nodes, zones)) is not None:
-        placed = _with(placed, move[0], standbys=(Standby(move[1], True),))
-    return placed
+    else:
+        order = ring(natural_order(nodes), zones, min(len(nodes), stages), copies > 1)
+        # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
+        grid = [[order[s * len(order) // stages] for s in range(stages)]]
+    return with_standbys(replicas.laid_out(grid, ranges, pipelines, costs), copies, nodes, zones)
 
 
 def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages | None, list[str]]:
@@ -132,59 +83,6 @@ def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) 
     return tuple(moved), reasons
 
 
-class Burdens:
-    """How much each node carries: ``burdens[node]`` is (copies held, stages owned). Counted once for all nodes."""
-
-    # Copies come before stages when nodes are compared: memory is what a holder runs out of.
-    def __init__(self, stages: Stages) -> None:
-        self.copies = Counter(node for stage in stages for node in stage.holders())
-        self.owned = Counter(owner for stage in stages for owner in stage.distinct_owners)
-
-    def __getitem__(self, node: str) -> tuple[int, int]:
-        return self.copies[node], self.owned[node]
-
-
-def repair(
-    stages: Stages, nodes: Collection[str], leaving: Collection[str] = (), zones: Zones = NO_ZONES
-) -> tuple[Stages, list[str]]:
-    """Gives every stage without a standby, hot or on its way, one to be seeded: a spare, else who holds least.
-
-    Among spares, and among the others, one in another zone than the owner's comes first. A standby that is about to
-    leave does not count; ``nodes`` are those that stay.
-    """
-    reasons: list[str] = []
-    bare = [s for s, stage in enumerate(stages) if _is_bare(stage, leaving)]
-    if not bare:
-        return stages, reasons
-    order, carried, zoned = natural_order(nodes), Burdens(stages), several(zones)
-    for s in bare:
-        stage = stages[s]
-        holders = stage.holders()
-        candidates = [n for n in order if n not in holders]
-        if not candidates:
-            continue
-        owner = next((n for n in stage.distinct_owners if n not in leaving), stage.owners[0])
-        # A spare comes first, also one in the owner's zone: as heir it has this stage alone to run.
-        spares = [n for n in candidates if carried[n] == (0, 0)]
-        elsewhere = [n for n in spares or candidates if apart(zones, owner, n)] if zoned else []
-        chosen = min(elsewhere or spares or candidates, key=carried.__getitem__)
-        kind = "a spare" if spares else "which holds the fewest copies"
-        if elsewhere:
-            kind += " in another zone than the owner" if spares else " of those in another zone than the owner"
-        elif zoned:
-            kind += " though not known to be in another zone than the owner"
-        reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
-        stages = _with(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
-        carried.copies[chosen] += 1
-    return stages, reasons
-
-
-def _is_bare(stage: StagePlan, leaving: Collection[str]) -> bool:
-    """Whether one copy at most stays, and none is on its way."""
-    staying = [n for n in stage.distinct_owners if n not in leaving]
-    return len(staying) < 2 and all(b.node in leaving for b in stage.standbys)
-
-
 def hand_over(stages: Stages, leaving: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages, list[str]]:
     """Swaps the roles of owners that are about to leave and their hot standbys, and ends duties that others have."""
     # The owner that leaves stays on as a hot standby until others have been seeded: it holds the newest state anyhow,
@@ -210,7 +108,7 @@ def hand_over(stages: Stages, leaving: Collection[str], costs: Sequence[float] =
         if staying or len(peers) > 1:
             kept = tuple(b for b in stages[s].standbys if b.node not in leaving)
             if kept != stages[s].standbys:
-                stages = _with(stages, s, standbys=kept)
+                stages = with_stage(stages, s, standbys=kept)
     return stages, reasons
 
 
@@ -224,7 +122,7 @@ def settle(
     nodes: Collection[str],
     seeded: Collection[tuple[int, str]],
     leaving: Collection[str] = (),
-    redundancy: bool = True,
+    copies: int = PAIR,
     zones: Zones = NO_ZONES,
     costs: Sequence[float] = (),
 ) -> tuple[Stages, list[str]]:
@@ -238,13 +136,13 @@ def settle(
         fresh = [b.node for b in stage.standbys if not b.hot and (s, b.node) in seeded]
         if fresh:
             standbys = tuple(Standby(b.node, b.hot or b.node in fresh) for b in stage.standbys)
-            stages = _with(stages, s, standbys=standbys)
+            stages = with_stage(stages, s, standbys=standbys)
             reasons.extend(f"{n} is a hot standby of stage {s} from now on: its copy is complete" for n in fresh)
     stages, handed = hand_over(stages, leaving, costs)
     reasons.extend(handed)
-    if not redundancy:  # standbys exist only to hand over to
+    if copies == 1:  # standbys exist only to hand over to
         for s, stage in enumerate(stages):
-            stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
+            stages = with_stage(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
             if set(stage.owners) <= set(leaving):
                 stages, asked = repair(stages, nodes, leaving, zones)
                 reasons.extend(asked)
@@ -264,70 +162,12 @@ def settle(
             reasons.append(
                 f"{relief} takes stage {s} over from {stage.owner}, which ran several stages and now stands by for it"
             )
-    for s, stage in enumerate(stages):
-        hot = [b.node for b in stage.standbys if b.hot]
-        if hot and sum(n not in leaving for n in stage.distinct_owners) > 1:
-            stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node in leaving))
-            reasons.append(f"stage {s} needs no standby: it has {len(stage.distinct_owners)} owners")
-        elif len(hot) > 1:
-            kept = _kept_standby(stages, s, hot, zones)
-            stages = _with(stages, s, standbys=tuple(b for b in stage.standbys if b.node == kept or not b.hot))
-            reasons.append(f"stage {s} needs only one standby and keeps {kept}")
-    stages, repaired = repair(stages, nodes, leaving, zones)
+    stages, dropped = trimmed(stages, leaving, zones, copies)
+    stages, repaired = repair(stages, nodes, leaving, zones, copies)
     stages, relieved = relieve(stages, nodes, zones)
-    stages, separated = separate(stages, nodes, zones)
-    stages, spread_out = spread(stages, nodes, zones)
-    return stages, [*reasons, *repaired, *relieved, *separated, *spread_out]
-
-
-def _kept_standby(stages: Stages, s: int, hot: Sequence[str], zones: Zones) -> str:
-    """The one standby that a stage keeps of several: in another zone, then who holds least, then by the ring.
-
-    Who holds least comes before the ring: else a standby that ``spread`` has moved would be moved back.
-    """
-    before, carried = ring_standby([stage.owners[0] for stage in stages], s), Burdens(stages)
-    hot = [n for n in hot if apart(zones, stages[s].owners[0], n)] or hot
-    return min(hot, key=lambda n: (carried.copies[n], n != before, carried.owned[n]))
-
-
-def find_apart(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[int, str] | None:
-    """A stage that shares its zone with its only standby, and a node elsewhere that holds no more than that standby.
-
-    Each such move leaves one stage less to be moved, and no node with more than one copy beyond the others.
-    """
-    together = [
-        (s, stage)
-        for s, stage in enumerate(stages)
-        if _has_one_standby(stage) and not apart(zones, stage.owner, stage.standbys[0].node)
-    ]
-    if not together or not several(zones):
-        return None
-    carried = Burdens(stages)
-    lightest = sorted(natural_order(nodes), key=carried.__getitem__)
-    for s, stage in together:
-        holders = stage.holders()
-        chosen = next((n for n in lightest if n not in holders and apart(zones, stage.owner, n)), None)
-        if chosen is not None and carried.copies[chosen] <= carried.copies[stage.standbys[0].node]:
-            return s, chosen
-    return None
-
-
-def _has_one_standby(stage: StagePlan) -> bool:
-    return len(stage.distinct_owners) == len(stage.standbys) == 1
-
-
-def separate(stages: Stages, nodes: Collection[str], zones: Zones) -> tuple[Stages, list[str]]:
-    """Starts seeding a standby in another zone than its stage, one at a time and while nothing else is seeded."""
-    if any(not b.hot for stage in stages for b in stage.standbys):
-        return stages, []
-    move = find_apart(stages, nodes, zones)
-    if move is None:
-        return stages, []
-    s, chosen = move
-    owner, standby = stages[s].owner, stages[s].standbys[0].node
-    reason = f"{chosen}, in another zone than the owner {owner}, is seeded as standby of stage {s} in place of"
-    reason += f" {standby}, which is not known to be in another one"
-    return _with(stages, s, standbys=(*stages[s].standbys, Standby(chosen, False))), [reason]
+    stages, separated = separate(stages, nodes, zones, copies)
+    stages, spread_out = spread(stages, nodes, zones, copies)
+    return stages, [*reasons, *dropped, *repaired, *relieved, *separated, *spread_out]
 
 
 def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
@@ -351,35 +191,7 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
     if chosen in stages[busiest].holders():
         return stages, []
     standbys = (*stages[busiest].standbys, Standby(chosen, False))
-    return _with(stages, busiest, standbys=standbys), [
+    return with_stage(stages, busiest, standbys=standbys), [
         f"{chosen}, which runs no stage, is seeded with stage {busiest} to take it over from {owner}, which runs "
         f"{carried.owned[owner]}"
     ]
-
-
-def spread(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
-    """Starts seeding a node with a standby duty of one that has several and holds two copies more, one move at a time.
-
-    After nodes were lost their duties lie with the others. A node that comes back, or a spare, is to share them.
-    Every move makes the copies more even, so moves come to an end. A spare stays one while nobody has two duties.
-    """
-    if any(not b.hot for stage in stages for b in stage.standbys):
-        return stages, []
-    carried = Burdens(stages)
-    lightest = sorted(natural_order(nodes), key=carried.__getitem__)
-    single = [(s, stage, stage.standbys[0].node) for s, stage in enumerate(stages) if _has_one_standby(stage)]
-    for s, stage, standby in sorted(single, key=lambda each: -carried.copies[each[2]]):
-        duties = carried.copies[standby] - carried.owned[standby]
-        lighter = [n for n in lightest if carried.copies[n] <= carried.copies[standby] - 2 and n not in stage.holders()]
-        # An even load is worth less than a copy that survives the zone.
-        if apart(zones, stage.owner, standby):
-            lighter = [n for n in lighter if apart(zones, stage.owner, n)]
-        if duties > 1 and lighter:
-            reason = f"{lighter[0]}, which holds the fewest copies, is seeded as standby of stage {s} in place of"
-            reason += f" {standby}, which stands by for {duties} stages"
-            return _with(stages, s, standbys=(*stage.standbys, Standby(lighter[0], False))), [reason]
-    return stages, []
-
-
-def _with(stages: Stages, s: int, **changes: object) -> Stages:
-    return (*stages[:s], replace(stages[s], **changes), *stages[s + 1 :])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from culm.coordinator import replicas
-from culm.coordinator.placement import with_standbys
+from culm.coordinator.standbys import with_standbys
 from culm.coordinator.zones import Zones
 from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages
@@ -36,7 +36,7 @@ class Situation:
     pipelines: int
     most_stages: int
     nodes: tuple[str, ...]  # that can be given work, in the order in which they are to be used
-    redundancy: bool
+    copies: int
     seed_bytes_per_second: float
     seconds_to_next_lost: float
     slowness: Mapping[str, float]
@@ -121,9 +121,8 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
         slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
         ranges = partition(situation.layer_costs, count, slowness)
         owners = order[:count]
-        return with_standbys(
-            owners, ranges, situation.redundancy, situation.nodes, situation.zones, situation.pipelines
-        )
+        alone = replicas.laid_out([owners], ranges, situation.pipelines, situation.layer_costs)
+        return with_standbys(alone, situation.copies, situation.nodes, situation.zones)
     ranges = partition(situation.layer_costs, count)
     # Whoever holds most of a stage's layers owns it, as long as the stage has owners to come.
     wanted = [

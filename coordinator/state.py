@@ -46,7 +46,7 @@ class Settings:
     steps: int
     pipelines: int = 1
     clip_norm: float | None = None
-    redundancy: bool = True
+    copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     auto: bool = False  # which redundancy is chosen at run time
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     most_stages: int = 0  # 0: as many as the job asks for
@@ -63,6 +63,10 @@ class Settings:
     # Silence after which a node is lost; also for how long a broken order stream may mend if no neighbour misses the
     # node. Every other limit is in ratio to it.
     patience: Patience = field(default_factory=Patience)
+
+    @property
+    def redundancy(self) -> bool:
+        return self.copies > 1
 
     @property
     def microbatches_of_step(self) -> int:

@@ -6,7 +6,7 @@
 #     zones a a b b, in order of name:    n0(a) n1(a) n2(b) n3(b)    stages 1 and 3 have both copies in one zone
 #     the ring that crosses:              n0(a) n2(b) n1(a) n3(b)    every stage is apart from its standby
 #
-# An odd ring leaves one pair in one zone: ``placement.with_standbys`` gives that stage a standby from elsewhere. Where
+# An odd ring leaves one pair in one zone: ``standbys.with_standbys`` gives that stage a standby from elsewhere. Where
 # a node does not say its zone it may be in any: it is apart from nobody, for all that is known.
 
 from collections.abc import Mapping, Sequence

@@ -110,7 +110,8 @@ def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
     if kind is PARTIAL:
         return (plan.stages[stage].reducer_of(key.index),) if is_producer(node, key, plan) else ()
     if kind is ACCUMULATED:
-        standby = plan.stages[stage].hot_standby()
+        # Of several owners' standbys none is known to be the heir: a peer comes first if it has less to do.
+        standby = plan.stages[stage].hot_standby() if len(plan.stages[stage].distinct_owners) == 1 else None
         return (standby,) if standby is not None else ()
     return ()
 

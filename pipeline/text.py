@@ -7,7 +7,8 @@ whoever shows or keeps a URL passes it through ``shown_url``. Markup is escaped 
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -159,3 +160,13 @@ def refuse_secrets(url: str, where: str) -> str:
         )
         raise JobError(f"{shown_url(url)} holds a secret", where, mend)
     return url
+
+
+@lru_cache(maxsize=1 << 14)
+def _words_and_numbers(name: str) -> list[tuple[int, str]]:
+    return [(int(d) if d else 0, w) for d, w in re.findall(r"(\d+)|(\D+)", name)]
+
+
+def natural_order(names: Collection[str]) -> list[str]:
+    """n2 before n10."""
+    return sorted(names, key=_words_and_numbers)

@@ -48,7 +48,7 @@ class CoordinatorSettings:
             clip_norm=job.train.clip_norm,
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
-            redundancy=job.resilience.redundancy != "off",
+            copies=job.resilience.copies_held,
             auto=job.resilience.redundancy == "auto",
             nodes=self.nodes,
             most_stages=job.pipeline.most_stages or 0,

@@ -95,6 +95,7 @@ class Cluster:
         pipelines: int = 1,
         has_buffers: bool = False,
         uneven: bool = False,
+        copies: int = 2,
         hostile: Callable[[World], object] | None = None,
         stops: int = 0,
         afterlife: Afterlife | None = None,
@@ -158,6 +159,7 @@ class Cluster:
             checkpoint_url=URL,
             settle_seconds=settle_seconds,
             most_stages=most_stages,
+            copies=copies,
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)

@@ -274,7 +274,7 @@ def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings
         stages=profile.stages,
         microbatches=profile.microbatches,
         steps=profile.steps,
-        redundancy=choice.redundancy != "off",
+        copies=1 if choice.redundancy == "off" else 2,
         nodes=choice.begins_with,
         auto=choice.redundancy == "auto",
         most_stages=profile.most_stages,

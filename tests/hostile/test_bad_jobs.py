@@ -202,6 +202,12 @@ PIPELINE: dict[str, Case] = {
 RESILIENCE: dict[str, Case] = {
     "redundancy unknown": ({"resilience.redundancy": "lasy"}, "did you mean lazy?"),
     "redundancy false": ({"resilience.redundancy": False}, "resilience.redundancy"),
+    "copies 1": ({"resilience.copies": 1}, "resilience.copies"),
+    "copies 10**30": ({"resilience.copies": 10**30}, "resilience.copies"),
+    "copies without redundancy": (
+        {"resilience.redundancy": "off", "resilience.copies": 3},
+        "redundancy is off, so there are no copies; remove copies = 3",
+    ),
     "seed bytes 0": ({"resilience.seed_bytes_per_second": 0}, "resilience.seed_bytes_per_second"),
     "seed bytes 10**30": ({"resilience.seed_bytes_per_second": 10**30}, "resilience.seed_bytes_per_second"),
     "ship every -1": ({"resilience.ship_every": -1}, "resilience.ship_every"),

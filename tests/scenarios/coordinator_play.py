@@ -14,11 +14,9 @@ FOLDER = Path(__file__).parent / "coordinator_transcripts"
 class CoordinatorPlay:
     """Feeds reports to the decisions and writes down what they record and order."""
 
-    def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, redundancy: bool = True) -> None:
+    def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, copies: int = 2) -> None:
         self.state = begin(
-            co.Settings(
-                stages=stages, microbatches=2, steps=steps, nodes=nodes, redundancy=redundancy, patience=Patience(2.0)
-            )
+            co.Settings(stages=stages, microbatches=2, steps=steps, nodes=nodes, copies=copies, patience=Patience(2.0))
         )
         self.now = 0.0
         self.lines: list[str] = []

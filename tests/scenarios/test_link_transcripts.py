@@ -76,7 +76,7 @@ def link_to_a_standby_that_is_seeded() -> CoordinatorPlay:
 
 def link_between_two_only_copies() -> CoordinatorPlay:
     """To do without either is to begin again: the link is waited for, but not for ever."""
-    play = CoordinatorPlay(stages=2, nodes=2, redundancy=False)
+    play = CoordinatorPlay(stages=2, nodes=2, copies=1)
     play.join("n0")
     play.join("n1")
     play.estranged(20.0, ("n0", "n1"), ("n1", "n0"))

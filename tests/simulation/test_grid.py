@@ -50,6 +50,7 @@ def history_of_the_grid(seed: int, cluster: type[Cluster] = Cluster, **rule: Any
         "wrong": what_is_wrong(draw, nodes, layers, steps),
         "afterlife": Afterlife(draw.choice([1, 2])) if draw.random() < 0.2 else None,
         "has_buffers": draw.random() < 0.5,
+        "copies": draw.choice([2, 2, 3, 4]),
     }
     return cluster(seed, **(settings | rule))
 

@@ -11,12 +11,12 @@ CALM = Situation(
     pipelines=1,
     most_stages=4,
     nodes=("n0", "n1", "n2", "n3"),
-    redundancy=True,
+    copies=2,
     seed_bytes_per_second=1e8,
     seconds_to_next_lost=3600.0,
     slowness={},
 )
-FOUR = place(CALM.nodes, CALM.layer_costs, 4, True)
+FOUR = place(CALM.nodes, CALM.layer_costs, 4, copies=2)
 
 
 def test_what_is_balanced_stays() -> None:
@@ -24,7 +24,7 @@ def test_what_is_balanced_stays() -> None:
 
 
 def test_three_nodes_share_what_four_had() -> None:
-    three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, True)
+    three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, copies=2)
     proposal = propose(three, replace(CALM, nodes=("n0", "n1", "n2")))
     assert proposal is not None
     stages, reason = proposal
@@ -33,7 +33,7 @@ def test_three_nodes_share_what_four_had() -> None:
 
 
 def test_where_losses_come_too_often_moving_does_not_pay() -> None:
-    three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, True)
+    three = place(("n0", "n1", "n2"), CALM.layer_costs, 4, copies=2)
     often = replace(CALM, nodes=("n0", "n1", "n2"), seconds_to_next_lost=0.05)
     assert propose(three, often) is None
 

@@ -3,8 +3,9 @@
 import pytest
 
 from culm.coordinator import replicas
-from culm.coordinator.placement import hand_over, place, promote, repair, settle
+from culm.coordinator.placement import hand_over, place, promote, settle
 from culm.coordinator.repartition import Situation, propose
+from culm.coordinator.standbys import repair
 from culm.pipeline.plan import StagePlan
 
 COSTS = (4.0, 1.0, 1.0, 2.0)
@@ -24,7 +25,7 @@ def test_as_many_replicas_as_nodes_and_pipelines_make(nodes: int, stages: int, p
 
 
 def test_every_stage_has_as_many_owners_and_no_standby() -> None:
-    stages = place(EIGHT, COSTS, 2, True, pipelines=8)
+    stages = place(EIGHT, COSTS, 2, copies=2, pipelines=8)
     assert shape_of(stages) == [4, 4]
     assert not any(stage.standbys for stage in stages)
     assert all(owner == stages[1].owners[p - p % 2] for p, owner in enumerate(stages[1].owners)), "in aligned blocks"
@@ -41,7 +42,7 @@ def test_a_lost_node_refills_its_own_slots_alone() -> None:
 
 
 def test_the_pipelines_of_a_lost_owner_go_to_the_least_loaded_one_at_a_time() -> None:
-    stages = place(EIGHT, COSTS, 2, True, pipelines=8)
+    stages = place(EIGHT, COSTS, 2, copies=2, pipelines=8)
     (lost,) = {stages[0].owners[0]}
     left, reasons = promote(stages, [lost], COSTS)
     assert left is not None
@@ -53,12 +54,12 @@ def test_the_pipelines_of_a_lost_owner_go_to_the_least_loaded_one_at_a_time() ->
 
 
 def test_the_last_copy_of_a_stage_is_the_last() -> None:
-    stages = place(EIGHT, COSTS, 2, True, pipelines=8)
+    stages = place(EIGHT, COSTS, 2, copies=2, pipelines=8)
     assert promote(stages, list(stages[1].distinct_owners))[0] is None
 
 
 def test_with_one_owner_left_a_standby_is_seeded() -> None:
-    stages = place(EIGHT[:4], COSTS, 2, True, pipelines=2)
+    stages = place(EIGHT[:4], COSTS, 2, copies=2, pipelines=2)
     left, _ = promote(stages, [stages[0].owners[0]], COSTS)
     assert left is not None
     repaired, _ = repair(left, [stages[1].owners[0], "n9"])
@@ -67,7 +68,7 @@ def test_with_one_owner_left_a_standby_is_seeded() -> None:
 
 
 def test_who_is_to_go_hands_its_pipelines_to_its_peers_and_stays_no_standby() -> None:
-    stages = place(EIGHT, COSTS, 2, True, pipelines=8)
+    stages = place(EIGHT, COSTS, 2, copies=2, pipelines=8)
     leaving = stages[0].owners[0]
     handed, _ = hand_over(stages, [leaving], COSTS)
     assert leaving not in handed[0].holders()
@@ -76,7 +77,7 @@ def test_who_is_to_go_hands_its_pipelines_to_its_peers_and_stays_no_standby() ->
 
 
 def test_the_shape_follows_the_nodes_that_are_left() -> None:
-    stages = place(EIGHT, (1.0,) * 12, 2, True, pipelines=8)
+    stages = place(EIGHT, (1.0,) * 12, 2, copies=2, pipelines=8)
     left, _ = promote(stages, ["n0"], (1.0,) * 12)
     assert left is not None
     situation = Situation(
@@ -85,7 +86,7 @@ def test_the_shape_follows_the_nodes_that_are_left() -> None:
         pipelines=8,
         most_stages=12,
         nodes=tuple(EIGHT[1:]),
-        redundancy=True,
+        copies=2,
         seed_bytes_per_second=1e12,
         seconds_to_next_lost=3600.0,
         slowness={},
@@ -108,11 +109,11 @@ def test_one_more_node_is_taken_where_it_halves_the_step() -> None:
         pipelines=16,
         most_stages=1,
         nodes=names,
-        redundancy=True,
+        copies=2,
         seed_bytes_per_second=1e12,
         seconds_to_next_lost=3600.0,
         slowness={},
     )
-    proposal = propose(place(names[:15], (1.0,), 1, True, pipelines=16), situation)
+    proposal = propose(place(names[:15], (1.0,), 1, copies=2, pipelines=16), situation)
     assert proposal is not None
     assert shape_of(proposal[0]) == [16]
