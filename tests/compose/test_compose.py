@@ -17,16 +17,18 @@ STEPS = 240  # so many that the run still goes on where a busy machine takes lon
 UI_PORT = 18501
 CHANGES = (f"job.steps={STEPS}", "model.args.width=96", "model.args.depth=6")
 SAFE = {"0": 0.0, "1": 0.0, "2": 0.0, "3": 0.0}
+ONE_PIPELINE, GRID = "examples/stdlib_gpt.toml", "examples/stdlib_gpt_grid.toml"
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def cluster() -> Iterator[Project]:
+@pytest.fixture(params=[ONE_PIPELINE])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Project]:
     try:
         docker("image", "inspect", *IMAGES)
     except (EngineError, FileNotFoundError) as error:
         pytest.skip(f"no engine with the images: {error}")
-    project = Project("culm-test", [HERE / "short.yml"], {"STEPS": str(STEPS), "CULM_UI_PORT": str(UI_PORT)})
+    environment = {"STEPS": str(STEPS), "CULM_UI_PORT": str(UI_PORT), "CULM_JOB": request.param}
+    project = Project("culm-test", [HERE / "short.yml"], environment)
     try:
         project.up("redis", "coordinator", "stage", "ui")
         yield project
@@ -65,7 +67,23 @@ def test_containers_are_killed_and_redis_stops_and_not_a_bit_changes(cluster: Pr
     kinds = [event["kind"] for event in cluster.events()]
     assert kinds.count("lost") == 3
     assert "rollback" not in kinds
-    assert cluster.weights() == cluster.plain_weights("examples/stdlib_gpt.toml", CHANGES)
+    assert cluster.weights() == cluster.plain_weights(ONE_PIPELINE, CHANGES)
+
+
+@pytest.mark.parametrize("cluster", [GRID], indirect=True)
+def test_owners_of_a_grid_are_killed_and_not_a_bit_changes(cluster: Project) -> None:
+    """The job that ``docker compose up`` runs: peers take each other's pipelines over."""
+    for kill in range(3):
+        told = cluster.until(lambda s, due=5 + 15 * kill: s["step"] >= due and set(s["exposure"].values()) == {0.0})  # type: ignore[misc]
+        lost = [n["id"] for n in told["nodes"] if kill % 2 in n["stages"]][-1]
+        docker("kill", lost)
+        cluster.until(lambda s, lost=lost: lost not in {n["id"] for n in s["nodes"]})  # type: ignore[misc]
+        docker("start", lost)
+    cluster.until(lambda s: bool(s["phase"] == "done"))
+    kinds = [event["kind"] for event in cluster.events()]
+    assert kinds.count("lost") == 3
+    assert "rollback" not in kinds
+    assert cluster.weights() == cluster.plain_weights(GRID, CHANGES)
 
 
 def test_a_node_that_dies_comes_back_by_itself_and_nobody_sees_more_than_it_must(cluster: Project) -> None:

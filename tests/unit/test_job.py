@@ -10,7 +10,7 @@ from culm.pipeline.job import job_to_toml, load_job, parse_job
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.parametrize("name", ["stdlib_gpt.toml", "digits_mlp.toml"])
+@pytest.mark.parametrize("name", ["stdlib_gpt.toml", "stdlib_gpt_grid.toml", "digits_mlp.toml"])
 def test_examples_round_trip(name: str) -> None:
     job = load_job(EXAMPLES / name)
     assert parse_job(job_to_toml(job)) == job
