@@ -75,11 +75,11 @@ def test_two_lost_at_once_of_different_stages_change_no_bit(job: Job, plain: Pla
     assert outcome.sha256 == plain.sha256
 
 
-def test_a_run_through_many_shapes_changes_no_bit(tmp_path: Path) -> None:
-    """Eight nodes are lost one after the other but for one; the shape follows each time, and no bit changes."""
-    changes = ["pipeline.stages=2", "pipeline.most_stages=4", "pipeline.pipelines=8", "pipeline.microbatches=2"]
-    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=90", "data.microbatch=4", "train.clip_norm=0.5"])
-    places = ("forward", "ready", "backward", "send", "commit", "receive", "forward")
+def test_a_run_through_ten_shapes_changes_no_bit(tmp_path: Path) -> None:
+    """Of ten nodes all but one are lost, one after the other; the shape follows each time, and no bit changes."""
+    changes = ["pipeline.stages=2", "pipeline.most_stages=4", "pipeline.pipelines=10", "pipeline.microbatches=1"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=110", "data.microbatch=4"])
+    places = ("forward", "ready", "backward", "send", "commit", "receive", "forward", "ready", "backward")
     kills = [Kill(f"n{i}", 10 + 10 * i, place) for i, place in enumerate(places)]
     shapes: list[str] = []
 
@@ -88,9 +88,9 @@ def test_a_run_through_many_shapes_changes_no_bit(tmp_path: Path) -> None:
         shapes.extend("x".join(str(len(set(stage[2]))) for stage in plan) for plan in plans)
 
     soon = {"coordinator": {"CULM_SETTLE_SECONDS": "0.1"}}
-    with LocalCluster(job, EXAMPLES, 8, kills, "", False, tmp_path / "run", PATIENCE, environments=soon) as cluster:
+    with LocalCluster(job, EXAMPLES, 10, kills, "", False, tmp_path / "run", PATIENCE, environments=soon) as cluster:
         outcome = train(cluster, note)
     plain = run_plain(job)
     assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
     assert outcome.sha256 == plain.sha256
-    assert len(set(shapes)) >= 5, shapes
+    assert len(set(shapes)) >= 10, shapes
