@@ -15,7 +15,7 @@
 
 from dataclasses import replace
 
-from culm.coordinator import draining, takeover, waiting
+from culm.coordinator import cutting, draining, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
 from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import place
@@ -41,12 +41,14 @@ def begin_era(state: State, now: float) -> Decision:
         state, waits = waiting.wait(state, waiting.NODES, _waiting_for(state, len(nodes), needed))
         return state, (*([Persist()] if gone else []), *gone, *waits)
     zones = zones_of(state)
-    stages = place(nodes, state.layer_costs, settings.stages, settings.redundancy, zones, settings.pipelines)
+    state = cutting.settled(state)
+    costs, parameters = cutting.costs_of(state), state.layer_costs
+    stages = place(nodes, costs, settings.stages, settings.redundancy, zones, settings.pipelines, parameters)
     reason = f"{_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}, from step {state.committed}"
     if state.origin.folder:
         reason += f", which is in {state.origin}"
-    crossing = in_words(stages, zones, state.layer_costs)
-    reason = reason_of([reason, crossing] if crossing else [reason])
+    cut, crossing = cutting.in_words(state, stages), in_words(stages, zones, parameters)
+    reason = reason_of([reason, *filter(None, [cut, crossing])])
     state, plan, records = with_plan(state, stages, reason, now)
     reading = f"the nodes read {state.origin}"
     state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})

@@ -59,9 +59,11 @@ def place(
     redundancy: bool,
     zones: Zones = NO_ZONES,
     pipelines: int = 1,
+    parameters: Sequence[float] = (),
 ) -> Stages:
     """The placement that a run, or an era, begins with: as many replicas of all stages as the nodes make.
 
+    The layers' ``costs`` decide where the model is cut, their ``parameters`` who adds up what; without these the costs.
     With one replica there are standbys, in a ring that crosses the zones; in natural order where there is one zone.
     With fewer nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby
     is hot at once.
@@ -69,7 +71,7 @@ def place(
     if (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
         order = replicas.by_zone(natural_order(nodes), zones)
         grid = [order[r * stages : (r + 1) * stages] for r in range(rows)]
-        return replicas.laid_out(grid, partition(costs, stages), pipelines, costs)
+        return replicas.laid_out(grid, partition(costs, stages), pipelines, parameters or costs)
     order = ring(natural_order(nodes), zones, min(len(nodes), stages), redundancy)
     # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
     owners = [order[s * len(order) // stages] for s in range(stages)]

@@ -31,7 +31,8 @@ WORTHWHILE = 0.05
 class Situation:
     """What the decision depends on. ``slowness``: seconds for the same cost, against the fastest node."""
 
-    layer_costs: tuple[float, ...]
+    layer_costs: tuple[float, ...]  # in any unit: seconds, or parameters
+    layer_parameters: tuple[float, ...]  # they decide what moving costs
     microbatches: int  # of a step, all pipelines together
     pipelines: int
     most_stages: int
@@ -65,7 +66,7 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     if gain < WORTHWHILE:
         return None
     moved = sum(
-        situation.layer_costs[layer]
+        situation.layer_parameters[layer]
         for stage in better
         for node in stage.holders()
         for layer in _new(stages, node, stage)
@@ -127,7 +128,7 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
     ranges = partition(situation.layer_costs, count)
     # Whoever holds most of a stage's layers owns it, as long as the stage has owners to come.
     wanted = [
-        (-sum(situation.layer_costs[x] for x in set(range(first, end)).intersection(_held(before, name))), i, s)
+        (-sum(situation.layer_parameters[x] for x in set(range(first, end)).intersection(_held(before, name))), i, s)
         for i, name in enumerate(order)
         for s, (first, end) in enumerate(ranges)
     ]
@@ -138,7 +139,7 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
             columns[s].append(order[i])
             placed.add(order[i])
     grid = [[column[row] for column in columns] for row in range(rows)]
-    return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_costs)
+    return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_parameters)
 
 
 def _held(stages: Stages, node: str) -> list[int]:

@@ -45,7 +45,9 @@ class Available:
 
     node: str
     incarnation: int
-    layer_costs: tuple[float, ...]  # parameters of each layer: they decide where the model is cut
+    layer_costs: tuple[float, ...]  # parameters of each layer: they decide where the model is cut, or times do
+    layer_seconds: tuple[float, ...] = ()  # of each layer's forward and backward, if it was asked to measure them
+    unmeasured: str = ""  # why it could not
     fingerprint: str = ""
     # Of a node that holds layers this proves that so many steps were committed; of a spare it is that of its plan, and
     # proves nothing (rule 8).

@@ -89,6 +89,8 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             node=node,
             incarnation=incarnation,
             layer_costs=tuple(float(x) for x in a.layer_parameters),
+            layer_seconds=tuple(a.layer_seconds),
+            unmeasured=told(a.unmeasured),
             fingerprint=a.fingerprint,
             era=a.era,
             version=a.version,

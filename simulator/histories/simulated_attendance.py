@@ -99,6 +99,7 @@ class SimulatedAttendance:
             node=node.name,
             incarnation=node.incarnation,
             layer_costs=tuple(1.0 for _ in range(self._world.layers)),
+            layer_seconds=self._world.layer_seconds(node.incarnation),
             era=worker.era,
             version=worker.version,
             holds_state=plan is not None and bool(plan.layers_of(node.name)),
