@@ -1,7 +1,8 @@
 """How long each layer's forward and backward takes on this node: what the coordinator cuts the stages by."""
 
 # One layer at a time is built, run on the job's first microbatch and dropped, so a model too large for this machine is
-# never whole on it. A layer's input is the output of the layer before.
+# never whole on it. A layer's input is the output of the layer before. The whole is done twice: a machine that is busy
+# for a moment slows other layers then.
 #
 # No bit depends on a time: what is built here takes part in nothing, and every piece of work seeds its own random
 # numbers. So nodes may tell different times, and the machine may be busy with other things.
@@ -24,8 +25,9 @@ log = logging.getLogger("culm.compute")
 
 # A layer's first pass pays for what torch sets up once, and the later ones add to gradients as most passes of a step
 # do. Of these the fastest counts: what makes a pass slower is the machine's, not the layer's.
-MOST_PASSES = 5
-ENOUGH_SECONDS = 0.2  # of a layer's passes after the first: a slow layer needs few
+SWEEPS = 2
+MOST_PASSES = 3  # of a sweep, after the first
+ENOUGH_SECONDS = 0.1  # of a layer's passes after the first: a slow layer needs few
 LEAST_SECONDS = 1e-9  # so that every time is above zero, whatever the clock's resolution
 
 OutputLoss = Callable[[torch.Tensor], torch.Tensor]  # of the last layer's output
@@ -47,6 +49,12 @@ def measured(job: Job, source: ModelSource, device: torch.device) -> tuple[tuple
 def layer_seconds(job: Job, source: ModelSource, device: torch.device) -> tuple[float, ...]:
     """Seconds of each layer's forward and backward of a microbatch; the last one's with the loss."""
     x, target = (part.to(device) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
+    return tuple(max(LEAST_SECONDS, min(times)) for times in zip(*sweeps, strict=True))
+
+
+def _sweep(job: Job, source: ModelSource, device: torch.device, x: torch.Tensor, target: torch.Tensor) -> list[float]:
+    """Every layer once. x and target: of a microbatch, as the first layer and the loss take them."""
     found: list[float] = []
     for index in range(source.layer_count):
         layer = source.build(index).to(device)
@@ -57,8 +65,8 @@ def layer_seconds(job: Job, source: ModelSource, device: torch.device) -> tuple[
         except RAISED as error:
             what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
-        found.append(max(seconds, LEAST_SECONDS))
-    return tuple(found)
+        found.append(seconds)
+    return found
 
 
 class _Timed:
