@@ -202,7 +202,7 @@ class StageServer:
         )
         compute = Compute(job, source, device)
         compute.warm_up()
-        available = availability(job, source, device, welcome)
+        available = availability(job, source, device, welcome, self._settings.memory_bytes)
         worker.at.term = welcome.term
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
