@@ -237,6 +237,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
         slowness={n: state.nodes[n].pace.known for n in usable},
         zones=zones_of(state),
+        layer_bytes=state.layer_bytes,
+        memory={n: state.nodes[n].memory_bytes for n in usable},
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

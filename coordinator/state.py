@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
+from culm.coordinator.memory import LayerBytes
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -82,6 +83,7 @@ class Node:
     available: bool = False  # has built the model
     layer_seconds: tuple[float, ...] = ()  # that it has measured, and why it has not: see culm.coordinator.cutting
     unmeasured: str = ""
+    memory_bytes: int = 0  # that it may use; 0: nobody knows, and nothing binds it
     # None while its order stream is broken. Invariant: of this and the next one exactly one is None.
     attached_since: float | None = 0.0
     detached_at: float | None = None
@@ -207,6 +209,7 @@ class State:
     # -- what all nodes have in common; empty until the first one has built the model
     layer_costs: tuple[float, ...] = ()  # parameters of each
     layer_seconds: tuple[float, ...] = ()  # by which the model is cut, once known: see culm.coordinator.cutting
+    layer_bytes: tuple[LayerBytes, ...] = ()
     fingerprint: str = ""
     agreement: Agreement = field(default_factory=Agreement)
     # -- who is there

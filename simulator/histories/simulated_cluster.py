@@ -98,6 +98,7 @@ class Cluster:
         hostile: Callable[[World], object] | None = None,
         stops: int = 0,
         measured: bool = False,
+        memory_bytes: int = 0,
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
         wrong: Wrong = NOTHING,
@@ -117,6 +118,7 @@ class Cluster:
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
+        self.memory_bytes = memory_bytes  # that each node tells
         self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
         self.held: dict[Node, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}

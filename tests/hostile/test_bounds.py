@@ -248,6 +248,10 @@ WRONG = [
     pb.AttendRequest(available=pb.Available(layer_seconds=[0.1, 0.1, 0.1, math.nan], **FOUR)),
     pb.AttendRequest(available=pb.Available(layer_seconds=[0.1, 0.1, 0.1, math.inf], **FOUR)),
     pb.AttendRequest(available=pb.Available(unmeasured="x" * (1 << 20), **FOUR)),
+    pb.AttendRequest(available=pb.Available(memory_bytes=1 << 62, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 4, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 3, layer_gradient_bytes=[9] * 3, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 4, layer_gradient_bytes=[1 << 62] * 4, **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[4], **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[0, 0], **FOUR)),
     pb.AttendRequest(available=pb.Available(last_commit=pb.Commit(step=1 << 60), **FOUR)),  # hung the coordinator
