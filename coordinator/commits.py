@@ -14,7 +14,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from culm.coordinator import draining, failures, links, membership, redundancy, settling, takeover
+from culm.coordinator import cutting, draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.decisions import TARGET_LOST, Decision, commit_record, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import release, settle
@@ -108,6 +108,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         why = "the run is done: the new cut that was being prepared is given up" if plan.target else ""
         ended.append(Record(kinds.Done(step=state.committed), f"all {settings.steps} steps are committed"))
     else:
+        state = cutting.settled(state)
         target, why = _target(state, plan, stages, facts, now)
         if target and complete(target, facts, plan):
             stages, target, why = target, (), f"{len(target)} stages take the place of {len(plan.stages)}"
@@ -224,7 +225,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
     if len(usable) > asked and settings.pipelines == 1:
         most = min(most, max(asked, len(usable) - settings.spares))
     situation = Situation(
-        layer_costs=state.layer_costs,
+        layer_costs=cutting.costs_of(state),
+        layer_parameters=state.layer_costs,
         microbatches=settings.microbatches_of_step,
         pipelines=settings.pipelines,
         most_stages=most,
@@ -234,6 +236,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
         slowness={n: state.nodes[n].pace.known for n in usable},
         zones=zones_of(state),
+        layer_bytes=state.layer_bytes,
+        memory={n: state.nodes[n].memory_bytes for n in usable},
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

@@ -38,6 +38,7 @@ from culm.coordinator import (
     agreement,
     blame,
     checkpoints,
+    cutting,
     draining,
     ending,
     failures,
@@ -120,11 +121,15 @@ def _available(state: State, report: Available, now: float) -> Decision:
     # One that could not start again and again joined without a word in the log: now it can be told of.
     unannounced = () if node.announced else (membership.joined_record(node),)
     node = replace(node, available=True, announced=True, version=report.version, heard_at=now)
+    node = replace(node, memory_bytes=report.memory_bytes)
+    if cutting.wanted(state):
+        node = replace(node, layer_seconds=report.layer_seconds, unmeasured=report.unmeasured)
     state = replace(
         state,
         failures=failures.started(state.failures, failures.machine_of(node.node, node.pid)),
         nodes={**state.nodes, report.node: node},
         layer_costs=state.layer_costs or report.layer_costs,
+        layer_bytes=state.layer_bytes or report.layer_bytes,
         fingerprint=state.fingerprint or report.fingerprint,
         agreement=agreement.joined(state.agreement, report.identity, state.settings.same_hardware),
     )
@@ -305,6 +310,8 @@ def chain(decision: Decision, now: float) -> Decision:
 def validate(state: State) -> None:
     """Raises AssertionError, in words, if the state breaks an invariant. Run after every report in tests."""
     plan = state.plan
+    assert len(state.layer_seconds) in (0, len(state.layer_costs)), "a cut goes by the times of all layers, or of none"
+    assert len(state.layer_bytes) in (0, len(state.layer_costs)), "memory is asked for all layers, or for none"
     assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
     last = state.last_commit
     assert last is None or last.step < state.committed, f"{last} is on record, {state.committed} steps count (rule 8)"

@@ -13,15 +13,17 @@
 # Never while a new leader hears from the nodes. Holders of a plan that it does not know may still attach, and an era
 # that begins beside theirs throws away what they have trained (rules 8 and 15).
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from culm.coordinator import draining, takeover, waiting
+from culm.coordinator import cutting, draining, memory, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
 from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import place
 from culm.coordinator.state import Phase, State
-from culm.coordinator.zones import in_words
+from culm.coordinator.zones import Zones, in_words
 from culm.pipeline.money import kinds
+from culm.pipeline.plan import Stages
 
 
 def begin_era(state: State, now: float) -> Decision:
@@ -41,14 +43,17 @@ def begin_era(state: State, now: float) -> Decision:
         state, waits = waiting.wait(state, waiting.NODES, _waiting_for(state, len(nodes), needed))
         return state, (*([Persist()] if gone else []), *gone, *waits)
     zones = zones_of(state)
-    stages = place(
-        nodes, state.layer_costs, settings.stages, copies=settings.copies, zones=zones, pipelines=settings.pipelines
-    )
+    measured = cutting.settled(state)  # on record only once a cut is made: until then more nodes may tell their times
+    stages, lacking = _placed(measured, nodes, least, zones)
+    if lacking:
+        state, waits = waiting.wait(state, waiting.NODES, f"waiting for nodes with more memory: {lacking}")
+        return state, (*([Persist()] if gone else []), *gone, *waits)
+    state = measured
     reason = f"{_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}, from step {state.committed}"
     if state.origin.folder:
         reason += f", which is in {state.origin}"
-    crossing = in_words(stages, zones, state.layer_costs)
-    reason = reason_of([reason, crossing] if crossing else [reason])
+    cut, crossing = cutting.in_words(state, stages), in_words(stages, zones, state.layer_costs)
+    reason = reason_of([reason, *filter(None, [cut, crossing])])
     state, plan, records = with_plan(state, stages, reason, now)
     reading = f"the nodes read {state.origin}"
     state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
@@ -57,6 +62,31 @@ def begin_era(state: State, now: float) -> Decision:
         text = f"all {settings.steps} steps were committed before: the nodes read the final weights in {state.origin}"
         records = (*records, Record(kinds.Done(), text))
     return state, (*gone, Persist(), Publish(plan), *records)
+
+
+def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones) -> tuple[Stages, str]:
+    """The placement on those of the nodes that have memory enough, ``least`` or more; else what they lack."""
+    settings, lacking = state.settings, ""
+    told = {name: state.nodes[name].memory_bytes for name in nodes}
+    while len(nodes) >= least:  # ends: each time at least one of them is left out
+        stages = place(
+            nodes,
+            cutting.costs_of(state),
+            settings.stages,
+            copies=settings.copies,
+            zones=zones,
+            pipelines=settings.pipelines,
+            parameters=state.layer_costs,
+        )
+        needed = memory.asked(stages, state.layer_bytes)
+        small = memory.too_small(needed, told)
+        if not small:
+            return stages, ""
+        where = f"for {_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}"
+        mend = "add nodes, or cut the model into more stages; if a node has more, tell it with --memory"
+        lacking = lacking or f"{where} {memory.in_words(small, needed, told)}; {mend}"
+        nodes = [name for name in nodes if name not in small]
+    return (), lacking
 
 
 def _waiting_for(state: State, there: int, needed: int) -> str:

@@ -34,9 +34,11 @@ def place(
     copies: int,
     zones: Zones = NO_ZONES,
     pipelines: int = 1,
+    parameters: Sequence[float] = (),
 ) -> Stages:
     """The placement that a run, or an era, begins with: as many replicas of all stages as the nodes make.
 
+    The layers' ``costs`` decide where the model is cut, their ``parameters`` who adds up what; without these the costs.
     With one replica the owners are a ring that crosses the zones; in natural order where there is one zone. With fewer
     nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby is hot at
     once.
@@ -49,7 +51,7 @@ def place(
         order = ring(natural_order(nodes), zones, min(len(nodes), stages), copies > 1)
         # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.
         grid = [[order[s * len(order) // stages] for s in range(stages)]]
-    return with_standbys(replicas.laid_out(grid, ranges, pipelines, costs), copies, nodes, zones)
+    return with_standbys(replicas.laid_out(grid, ranges, pipelines, parameters or costs), copies, nodes, zones)
 
 
 def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages | None, list[str]]:

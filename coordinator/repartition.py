@@ -13,7 +13,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from culm.coordinator import replicas
+from culm.coordinator import memory, replicas
+from culm.coordinator.memory import LayerBytes
 from culm.coordinator.standbys import with_standbys
 from culm.coordinator.zones import Zones
 from culm.pipeline.partition import partition
@@ -31,7 +32,8 @@ WORTHWHILE = 0.05
 class Situation:
     """What the decision depends on. ``slowness``: seconds for the same cost, against the fastest node."""
 
-    layer_costs: tuple[float, ...]
+    layer_costs: tuple[float, ...]  # in any unit: seconds, or parameters
+    layer_parameters: tuple[float, ...]  # they decide what moving costs
     microbatches: int  # of a step, all pipelines together
     pipelines: int
     most_stages: int
@@ -41,6 +43,8 @@ class Situation:
     seconds_to_next_lost: float
     slowness: Mapping[str, float]
     zones: Zones = field(default_factory=dict)
+    layer_bytes: tuple[LayerBytes, ...] = ()  # empty: not known
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by node; 0, or missing: not known
 
 
 def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
@@ -59,13 +63,15 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     # One pipeline takes all stages that it can get; several may be better off with more replicas of fewer stages.
     counts = [most] if situation.pipelines == 1 else range(1, most + 1)
     shapes = [_shape(order, count, stages, situation) for count in counts]
-    better = min(shapes, key=lambda shape: (step_cost(shape, situation), -len(shape)))
+    better, too_large = _that_fits(shapes, stages, situation)
+    if not better:
+        return None
     after = step_cost(better, situation)
     gain = 1.0 - after / before if before else 0.0
     if gain < WORTHWHILE:
         return None
     moved = sum(
-        situation.layer_costs[layer]
+        situation.layer_parameters[layer]
         for stage in better
         for node in stage.holders()
         for layer in _new(stages, node, stage)
@@ -77,14 +83,28 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     reason = (
         f"{_in_words(better)} in place of {_in_words(stages)}: a step takes {100 * gain:.0f} % less, "
         f"which saves {saved:.0f} s until the next node is expected to be lost; "
-        f"moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s"
+        f"moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s{too_large}"
     )
     return better, reason
 
 
+def _that_fits(shapes: Sequence[Stages], before: Stages, situation: Situation) -> tuple[Stages, str]:
+    """The best shape that fits the memory, beside what is held until then; and of a better one why it does not."""
+    too_large = ""
+    for shape in sorted(shapes, key=lambda shape: (step_cost(shape, situation), -len(shape))):
+        needed = memory.asked(shape, situation.layer_bytes, before)
+        small = memory.too_small(needed, situation.memory)
+        if not small:
+            return shape, too_large
+        what = f"{_in_words(shape)} would be faster and does not fit"
+        too_large = too_large or f"; {what}: {memory.in_words(small, needed, situation.memory)}"
+    return (), too_large
+
+
 def _in_words(stages: Stages) -> str:
     rows = max(len(stage.distinct_owners) for stage in stages)
-    return f"{rows} replicas of {len(stages)} stages" if rows > 1 else f"{len(stages)} stages"
+    stages_in_words = f"{len(stages)} stage{'s' * (len(stages) != 1)}"
+    return f"{rows} replicas of {stages_in_words}" if rows > 1 else stages_in_words
 
 
 def step_cost(stages: Stages, situation: Situation) -> float:
@@ -121,12 +141,12 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
         slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
         ranges = partition(situation.layer_costs, count, slowness)
         owners = order[:count]
-        alone = replicas.laid_out([owners], ranges, situation.pipelines, situation.layer_costs)
+        alone = replicas.laid_out([owners], ranges, situation.pipelines, situation.layer_parameters)
         return with_standbys(alone, situation.copies, situation.nodes, situation.zones)
     ranges = partition(situation.layer_costs, count)
     # Whoever holds most of a stage's layers owns it, as long as the stage has owners to come.
     wanted = [
-        (-sum(situation.layer_costs[x] for x in set(range(first, end)).intersection(_held(before, name))), i, s)
+        (-sum(situation.layer_parameters[x] for x in set(range(first, end)).intersection(_held(before, name))), i, s)
         for i, name in enumerate(order)
         for s, (first, end) in enumerate(ranges)
     ]
@@ -137,7 +157,7 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
             columns[s].append(order[i])
             placed.add(order[i])
     grid = [[column[row] for column in columns] for row in range(rows)]
-    return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_costs)
+    return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_parameters)
 
 
 def _held(stages: Stages, node: str) -> list[int]:

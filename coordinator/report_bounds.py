@@ -37,7 +37,7 @@ from culm.protos import coordinator_pb2 as pb
 
 MOST_PARAMETERS = 1 << 48  # of a layer: more than any machine holds
 MOST_SECONDS = 1e9  # 30 years: sums of them stay finite
-MOST_BYTES = 1 << 60  # of a file, or sent to a peer: more than a link carries in a run's life
+MOST_BYTES = 1 << 60  # of a file, of memory, or sent to a peer: more than a link carries in a run's life
 MOST_COUNT = 1 << 53  # of anything: what a float still counts one by one
 MOST_FILES = 8  # of a layer in a checkpoint; today there are two
 MOST_PARTS = 16  # of a node's identity; today there are six, and a later version may tell more
@@ -89,6 +89,15 @@ def _available(state: State, said: pb.Available) -> str:
         return f"its model has {count} layers, but the same code has {len(known)} on other nodes"
     if max(said.layer_parameters) > MOST_PARAMETERS:
         return f"a layer has {max(said.layer_parameters)} parameters; {MOST_PARAMETERS} at most are accepted"
+    if len(said.layer_seconds) not in (0, count):
+        return f"it tells how long {len(said.layer_seconds)} layers take, of {count}"
+    if odd := [seconds for seconds in said.layer_seconds if not 0.0 < seconds <= MOST_SECONDS]:
+        return f"a layer takes {odd[0]} s; more than 0 and {MOST_SECONDS:g} at most are accepted"
+    if len(said.layer_state_bytes) != len(said.layer_gradient_bytes) or len(said.layer_state_bytes) not in (0, count):
+        return f"it tells the bytes of {len(said.layer_state_bytes)} layers, of {count}"
+    most = max([said.memory_bytes, *said.layer_state_bytes, *said.layer_gradient_bytes])
+    if most > MOST_BYTES:
+        return f"it tells of {most} bytes of memory; {MOST_BYTES} at most are accepted"
     if said.version > steps or _is_ahead(state, said):
         return f"it is at version {said.version}, but {state.committed} of {steps} steps are committed"
     if len(said.layers) > count or len(set(said.layers)) != len(said.layers) or max(said.layers, default=0) >= count:
@@ -102,7 +111,11 @@ def _available(state: State, said: pb.Available) -> str:
             return wrong
     if said.HasField("plan") and (wrong := plan_problem(said.plan, count, steps, pipelines)):
         return wrong
-    return text_problem("the fingerprint", said.fingerprint, LONGEST_WORD) or _identity(said, count)
+    return (
+        text_problem("the fingerprint", said.fingerprint, LONGEST_WORD)
+        or text_problem("why it could not measure", said.unmeasured)
+        or _identity(said, count)
+    )
 
 
 def _identity(said: pb.Available, layers: int) -> str:

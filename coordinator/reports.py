@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from culm.coordinator.failures import Work
+from culm.coordinator.memory import LayerBytes
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
@@ -45,7 +46,11 @@ class Available:
 
     node: str
     incarnation: int
-    layer_costs: tuple[float, ...]  # parameters of each layer: they decide where the model is cut
+    layer_costs: tuple[float, ...]  # parameters of each layer: they decide where the model is cut, or times do
+    layer_seconds: tuple[float, ...] = ()  # of each layer's forward and backward, if it was asked to measure them
+    unmeasured: str = ""  # why it could not
+    layer_bytes: tuple[LayerBytes, ...] = ()  # of each layer on whoever holds it
+    memory_bytes: int = 0  # that the node may use; 0: it does not know
     fingerprint: str = ""
     # Of a node that holds layers this proves that so many steps were committed; of a spare it is that of its plan, and
     # proves nothing (rule 8).

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
+from culm.coordinator.memory import LayerBytes
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -45,6 +46,7 @@ class Settings:
     microbatches: int  # of each pipeline
     steps: int
     pipelines: int = 1
+    measured: bool = False  # whether the model is cut by times that nodes measure
     clip_norm: float | None = None
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     auto: bool = False  # which redundancy is chosen at run time
@@ -83,6 +85,9 @@ class Node:
     pid: int = 0
     zone: str = ""
     available: bool = False  # has built the model
+    layer_seconds: tuple[float, ...] = ()  # that it has measured, and why it has not: see culm.coordinator.cutting
+    unmeasured: str = ""
+    memory_bytes: int = 0  # that it may use; 0: nobody knows, and nothing binds it
     # None while its order stream is broken. Invariant: of this and the next one exactly one is None.
     attached_since: float | None = 0.0
     detached_at: float | None = None
@@ -206,7 +211,9 @@ class State:
     generation: int = 0
     plan: Plan | None = None  # None while too few nodes are there to begin an era, and once all were let go
     # -- what all nodes have in common; empty until the first one has built the model
-    layer_costs: tuple[float, ...] = ()
+    layer_costs: tuple[float, ...] = ()  # parameters of each
+    layer_seconds: tuple[float, ...] = ()  # by which the model is cut, once known: see culm.coordinator.cutting
+    layer_bytes: tuple[LayerBytes, ...] = ()
     fingerprint: str = ""
     agreement: Agreement = field(default_factory=Agreement)
     # -- who is there

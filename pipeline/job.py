@@ -110,6 +110,9 @@ class PipelineSection(_Section):
 
     ``pipelines``: fixed parts of a step's samples, of ``microbatches`` each. The bits depend on their number. So far
     the owner of a stage runs it in every pipeline.
+
+    ``cut``: what is about equal for all stages: their "parameters", or with "measured" the time of their forwards and
+    backwards, which the first nodes measure before they take part. No bit depends on it.
     """
 
     stages: Few
@@ -118,6 +121,7 @@ class PipelineSection(_Section):
     pipelines: Few = 1
     lead: Few = 2
     schedule: Literal["1f1b", "zb-h1"] = "1f1b"
+    cut: Literal["parameters", "measured"] = "parameters"
 
     @model_validator(mode="after")
     def _grows(self) -> Self:

@@ -188,6 +188,11 @@ class Available(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     OUTLINES_FIELD_NUMBER: _builtins.int
     OUTLINE_OF_LAYER_FIELD_NUMBER: _builtins.int
+    LAYER_SECONDS_FIELD_NUMBER: _builtins.int
+    UNMEASURED_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    LAYER_STATE_BYTES_FIELD_NUMBER: _builtins.int
+    LAYER_GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Hash of the job's code on this node. All nodes must agree."""
     era: _builtins.int
@@ -195,6 +200,10 @@ class Available(_message.Message):
     """Steps applied to what the node holds."""
     holds_state: _builtins.bool
     """Whether the node holds any state. It keeps its state across a broken stream."""
+    unmeasured: _builtins.str
+    """Why the node could not measure them."""
+    memory_bytes: _builtins.int
+    """What the node may use: of its machine, its container or its accelerator. 0: it does not know."""
     @_builtins.property
     def layer_parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Parameters of each layer, in order: the default cost for cutting stages."""
@@ -221,6 +230,16 @@ class Available(_message.Message):
 
     @_builtins.property
     def outline_of_layer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def layer_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Seconds of each layer's forward and backward of a microbatch, if the Welcome asked for them; none if that failed."""
+
+    @_builtins.property
+    def layer_state_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each layer on a node that holds it: parameters, buffers and the optimizer's moments; and one gradient."""
+
+    @_builtins.property
+    def layer_gradient_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -235,10 +254,15 @@ class Available(_message.Message):
         parts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         outlines: _abc.Iterable[_builtins.str] | None = ...,
         outline_of_layer: _abc.Iterable[_builtins.int] | None = ...,
+        layer_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        unmeasured: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+        layer_state_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        layer_gradient_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_parameters", b"layer_parameters", "layers", b"layers", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_gradient_bytes", b"layer_gradient_bytes", "layer_parameters", b"layer_parameters", "layer_seconds", b"layer_seconds", "layer_state_bytes", b"layer_state_bytes", "layers", b"layers", "memory_bytes", b"memory_bytes", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "unmeasured", b"unmeasured", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -884,6 +908,7 @@ class Welcome(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
     PATIENCE_SECONDS_FIELD_NUMBER: _builtins.int
+    MEASURE_FIELD_NUMBER: _builtins.int
     job_toml: _builtins.str
     """The job file's text, with the settings of the command line applied."""
     term: _builtins.int
@@ -891,6 +916,8 @@ class Welcome(_message.Message):
     """Seconds between heartbeats."""
     patience_seconds: _builtins.float
     """Seconds of silence after which a node counts as lost; others keep their ratio to it."""
+    measure: _builtins.bool
+    """Stages are to be cut by the times of the layers, which are not known yet: the node is to measure them."""
     def __init__(
         self,
         *,
@@ -898,10 +925,11 @@ class Welcome(_message.Message):
         term: _builtins.int = ...,
         heartbeat_seconds: _builtins.float = ...,
         patience_seconds: _builtins.float = ...,
+        measure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "job_toml", b"job_toml", "patience_seconds", b"patience_seconds", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "job_toml", b"job_toml", "measure", b"measure", "patience_seconds", b"patience_seconds", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

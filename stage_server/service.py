@@ -38,7 +38,7 @@ from grpc_reflection.v1alpha import reflection
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import difference
 from culm.pipeline.job import parse_job
-from culm.pipeline.messages import identity_into, machine_to_proto
+from culm.pipeline.messages import machine_to_proto
 from culm.pipeline.patience import Patience
 from culm.pipeline.rpc.admission import MOST_STREAMS, THREADS, AdmissionInterceptor
 from culm.pipeline.rpc.channel import server_options
@@ -55,6 +55,7 @@ from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
 from culm.stage_server.address import advertised
+from culm.stage_server.availability import availability
 from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.faults import Faults
@@ -192,7 +193,6 @@ class StageServer:
         job = parse_job(welcome.job_toml, "the coordinator's job")
         torch.set_num_threads(job.job.threads)
         source = ModelSource(job)
-        costs = source.parameter_counts()
         device = device_of(job)
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
@@ -202,6 +202,7 @@ class StageServer:
         )
         compute = Compute(job, source, device)
         compute.warm_up()
+        available = availability(job, source, device, welcome, self._settings.memory_bytes)
         worker.at.term = welcome.term
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
@@ -217,10 +218,8 @@ class StageServer:
         self._server.start()
         self._local = listen(self._address, node.receiver.serve_locally)
         node.attendance.begin(self._orders)
-        self._available = pb.Available(layer_parameters=costs, fingerprint=source.fingerprint())
-        identity_into(source.identity(), self._available)
         with self._turn:
-            self._node = node
+            self._node, self._available = node, available
             if self._announce is not None:
                 node.attached(self._announce, self._available)
         return node

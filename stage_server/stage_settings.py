@@ -25,4 +25,5 @@ class StageSettings:
     reflection: bool = False
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     notices: str = "auto"  # where preemption notices come from: see culm.stage_server.notices.make_sources
+    memory_bytes: int = 0  # that it may use; 0: what its machine, its container or its accelerator has
     drain_seconds: float = 25.0  # how long SIGTERM leaves for handing over; Kubernetes kills after 30

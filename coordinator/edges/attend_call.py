@@ -23,7 +23,7 @@ import logging
 
 import grpc
 
-from culm.coordinator import reports
+from culm.coordinator import cutting, reports
 from culm.coordinator.edges.joining import Joining
 from culm.coordinator.edges.leader import Leader
 from culm.coordinator.edges.order_stream import OrderStream
@@ -58,6 +58,7 @@ class AttendCalls:
         patience = self._settings.patience
         welcome = pb.Welcome(job_toml=self._job_toml, term=self._leader.term, heartbeat_seconds=patience.heartbeat)
         welcome.patience_seconds = patience.seconds
+        welcome.measure = cutting.wanted(self._leader.state)
         return pb.AttendResponse(welcome=welcome)
 
     async def serve(self, context: grpc.aio.ServicerContext[object, object]) -> None:

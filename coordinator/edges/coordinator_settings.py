@@ -42,6 +42,7 @@ class CoordinatorSettings:
             stages=job.pipeline.stages,
             microbatches=job.pipeline.microbatches,
             pipelines=job.pipeline.pipelines,
+            measured=job.pipeline.cut == "measured",
             steps=job.job.steps,
             samples_per_step=job.samples_per_step,
             tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),

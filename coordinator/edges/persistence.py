@@ -6,7 +6,8 @@
 #
 # If the store forgets the document:
 #
-#     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, fingerprint, most of agreement
+#     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, layer_bytes, fingerprint,
+#                               most of agreement; layer_seconds, if one that measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
 #
@@ -21,6 +22,7 @@ from typing import Any
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
+from culm.coordinator.memory import LayerBytes
 from culm.coordinator.state import Ending, Node, Phase, Settings, State, Storage, Watch
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan
@@ -39,6 +41,8 @@ def to_document(state: State) -> Document:
         "generation": state.generation,
         "plan": plan_to_text(state.plan) if state.plan else None,
         "layer_costs": list(state.layer_costs),
+        "layer_seconds": list(state.layer_seconds),
+        "layer_bytes": [[each.state, each.gradient] for each in state.layer_bytes],
         "fingerprint": state.fingerprint,
         "agreement": agreement_to(state.agreement),
         "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
@@ -87,6 +91,8 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         generation=document["generation"],
         plan=plan,
         layer_costs=tuple(document["layer_costs"]),
+        layer_seconds=tuple(document.get("layer_seconds", ())),
+        layer_bytes=tuple(LayerBytes(state, gradient) for state, gradient in document.get("layer_bytes", ())),
         fingerprint=document["fingerprint"],
         agreement=agreement_from(document.get("agreement")),
         nodes=nodes,

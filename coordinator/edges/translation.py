@@ -12,6 +12,7 @@ from dataclasses import replace
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.failures import Work
+from culm.coordinator.memory import LayerBytes
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.messages import identity_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
@@ -89,6 +90,10 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             node=node,
             incarnation=incarnation,
             layer_costs=tuple(float(x) for x in a.layer_parameters),
+            layer_seconds=tuple(a.layer_seconds),
+            unmeasured=told(a.unmeasured),
+            layer_bytes=tuple(map(LayerBytes, a.layer_state_bytes, a.layer_gradient_bytes)),
+            memory_bytes=a.memory_bytes,
             fingerprint=a.fingerprint,
             era=a.era,
             version=a.version,

@@ -142,6 +142,14 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "CULM_NOTICES, else auto, which finds the cloud that this machine is in",
     )
     stage.add_argument(
+        "--memory",
+        type=flags.whole(0, 2**60),
+        default=env("CULM_MEMORY", "0"),
+        metavar="BYTES",
+        help="memory that it may use; default: CULM_MEMORY, else 0: what its machine, its container or its "
+        "accelerator has. Several nodes on one machine should share it out",
+    )
+    stage.add_argument(
         "--drain-seconds",
         type=flags.seconds,
         default=env("CULM_DRAIN_SECONDS", "25"),
@@ -289,5 +297,6 @@ def run_stage(arguments: argparse.Namespace) -> int:
             metrics=arguments.metrics,
             notices=arguments.notices,
             drain_seconds=arguments.drain_seconds,
+            memory_bytes=arguments.memory,
         )
     )

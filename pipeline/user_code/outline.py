@@ -12,6 +12,7 @@ class Outline:
 
     text: str
     parameters: int
+    size: int  # in bytes, of parameters and buffers
     trained: tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shapes and dtypes of those that require a gradient
 
     @staticmethod
@@ -22,4 +23,5 @@ class Outline:
                 shape = "x".join(map(str, tensor.shape)) or "scalar"
                 parts.append(f"{kind}{name} {str(tensor.dtype).removeprefix('torch.')} {shape}")
         trained = tuple((tuple(p.shape), p.dtype) for p in module.parameters() if p.requires_grad)
-        return Outline(", ".join(parts), sum(p.numel() for p in module.parameters()), trained)
+        size = sum(t.numel() * t.element_size() for tensors in (module.parameters(), module.buffers()) for t in tensors)
+        return Outline(", ".join(parts), sum(p.numel() for p in module.parameters()), size, trained)

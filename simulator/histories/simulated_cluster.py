@@ -98,6 +98,8 @@ class Cluster:
         copies: int = 2,
         hostile: Callable[[World], object] | None = None,
         stops: int = 0,
+        measured: bool = False,
+        memory_bytes: int = 0,
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
         wrong: Wrong = NOTHING,
@@ -117,6 +119,7 @@ class Cluster:
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
+        self.memory_bytes = memory_bytes  # that each node tells
         self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
         self.held: dict[Node, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}
@@ -152,6 +155,7 @@ class Cluster:
             stages=stages,
             microbatches=microbatches,
             pipelines=pipelines,
+            measured=measured,
             steps=steps,
             clip_norm=clip_norm,
             nonfinite="skip",
@@ -223,6 +227,13 @@ class Cluster:
     def unevenness(self, name: str) -> int:
         """How a node's hardware differs from the others'."""
         return 1 + sum(map(ord, name)) % 97 if self._uneven else 0
+
+    def layer_seconds(self, incarnation: int) -> tuple[float, ...]:
+        """What a node has measured: another one, or its next process, something else, or nothing."""
+        draw = random.Random(f"{self.seed} {incarnation}")
+        if not self._settings.measured or draw.random() < (0.1, 0.7)[self.seed % 2]:
+            return ()
+        return tuple(draw.choice([1e-6, 0.01, 0.02, 5.0]) * draw.uniform(0.5, 2.0) for _ in range(self.layers))
 
     def _expected(self, node: Node, version: int, layer: int) -> int:
         """The plain loop's state of a layer; on uneven hardware what the first holder has."""

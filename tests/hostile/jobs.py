@@ -234,3 +234,18 @@ def integer_loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def loss_by_sample(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(y, target, reduction="none")
+
+
+def ready_made() -> list[object]:
+    """As ``blocks``, as modules in place of constructors."""
+    return [*(Block() for _ in range(3)), nn.Linear(WIDTH, CLASSES)]
+
+
+def in_place() -> list[object]:
+    """Layers that write into their input."""
+    return [nn.ReLU(inplace=True), lambda: nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True), nn.Linear(WIDTH, CLASSES)]
+
+
+def misfit_inside() -> list[object]:
+    """Its second layer does not fit the first."""
+    return [Block, lambda: nn.Linear(WIDTH + 1, WIDTH), lambda: nn.Linear(WIDTH, CLASSES)]

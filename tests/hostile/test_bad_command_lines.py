@@ -225,6 +225,8 @@ SERVICES: dict[str, Case] = {
     "a stage that all reach": ("stage --listen 0.0.0.0:0", "--insecure"),
     "a stage's place to be reached at": ("stage --advertise 'some where'", "--advertise"),
     "a stage's seconds to drain": ("stage --drain-seconds nan", "--drain-seconds"),
+    "a stage's memory": ("stage --memory 16GB", "--memory"),
+    "a stage's memory below nothing": ("stage --memory -1", "--memory"),
     "a stage's seconds to connect": ("stage --connect-timeout -1", "--connect-timeout"),
     "nobody there: stage": (f"stage --coordinator {NOWHERE} --connect-timeout 0.1", NOWHERE),
 }
@@ -250,6 +252,7 @@ VARIABLES = {
     "CULM_MARKET": ("black", "stage"),
     "CULM_ADVERTISE": ("a b", "stage"),
     "CULM_NOTICES": ("aws,,", "stage"),
+    "CULM_MEMORY": ("all", "stage"),
     "CULM_COORDINATOR": ("localhost:99999", "status"),
     "CULM_TLS_DIR": ("/nowhere/at/all", "status"),
 }

@@ -242,6 +242,16 @@ WRONG = [
     pb.AttendRequest(available=pb.Available(layer_parameters=[1 << 63] * 4, fingerprint="other")),
     pb.AttendRequest(available=pb.Available(version=STEPS + 1, **FOUR)),
     pb.AttendRequest(available=pb.Available(version=3, holds_state=True, **FOUR)),  # would count as committed
+    pb.AttendRequest(available=pb.Available(layer_seconds=[0.1] * 3, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_seconds=[0.1, 0.1, 0.1, 0.0], **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_seconds=[0.1, 0.1, 0.1, -1.0], **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_seconds=[0.1, 0.1, 0.1, math.nan], **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_seconds=[0.1, 0.1, 0.1, math.inf], **FOUR)),
+    pb.AttendRequest(available=pb.Available(unmeasured="x" * (1 << 20), **FOUR)),
+    pb.AttendRequest(available=pb.Available(memory_bytes=1 << 62, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 4, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 3, layer_gradient_bytes=[9] * 3, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 4, layer_gradient_bytes=[1 << 62] * 4, **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[4], **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[0, 0], **FOUR)),
     pb.AttendRequest(available=pb.Available(last_commit=pb.Commit(step=1 << 60), **FOUR)),  # hung the coordinator
@@ -286,6 +296,7 @@ def test_the_same_is_refused_as_long_as_the_layers_are_not_known() -> None:
 def test_what_nodes_report_is_taken(state: State) -> None:
     right = [
         pb.AttendRequest(available=pb.Available(plan=plan_to_proto(plan(step=0)), layers=[0, 1], **FOUR)),
+        pb.AttendRequest(available=pb.Available(layer_seconds=[1e-9, 0.1, 0.1, 900.0], **FOUR)),
         pb.AttendRequest(available=pb.Available(layer_parameters=[1], fingerprint="other")),  # told why, by advance
         pb.AttendRequest(heartbeat=pb.Heartbeat(slowness=1.0, sent_bytes={"n1": 5})),
         pb.AttendRequest(heartbeat=pb.Heartbeat()),

@@ -14,9 +14,19 @@ FOLDER = Path(__file__).parent / "coordinator_transcripts"
 class CoordinatorPlay:
     """Feeds reports to the decisions and writes down what they record and order."""
 
-    def __init__(self, stages: int = 3, nodes: int = 3, steps: int = 4, copies: int = 2) -> None:
+    def __init__(
+        self, stages: int = 3, nodes: int = 3, steps: int = 4, copies: int = 2, measured: bool = False
+    ) -> None:
         self.state = begin(
-            co.Settings(stages=stages, microbatches=2, steps=steps, nodes=nodes, copies=copies, patience=Patience(2.0))
+            co.Settings(
+                stages=stages,
+                microbatches=2,
+                steps=steps,
+                nodes=nodes,
+                copies=copies,
+                patience=Patience(2.0),
+                measured=measured,
+            )
         )
         self.now = 0.0
         self.lines: list[str] = []
@@ -39,22 +49,31 @@ class CoordinatorPlay:
             elif isinstance(command, cmd.Dismiss):
                 self.lines.append(f"         -> {command.node}: go{', join anew' if command.join_anew else ''}")
 
-    @staticmethod
-    def _stages(plan: object) -> str:
+    def _stages(self, plan: object) -> str:
         out = ""
         for s in plan.stages:  # type: ignore[attr-defined]
+            if self.state.settings.measured:
+                out += f" {s.first_layer}-{s.end_layer}:"
             standbys = "".join(f"+{b.node}{'' if b.hot else '(seeding)'}" for b in s.standbys)
-            out += f" {s.owner}{standbys}"
+            out += f"{'' if out.endswith(':') else ' '}{s.owner}{standbys}"
         return f" [{out.strip()}]"
 
-    def join(self, node: str, zone: str = "") -> None:
+    def join(self, node: str, zone: str = "", seconds: tuple[float, ...] = (), unmeasured: str = "") -> None:
         incarnation = self.incarnations[node] = self.incarnations.get(node, 0) + 1
         where = f" in zone {zone}" if zone else ""
         self.report(
             f"{node} joins{where}", reports.Joined(node=node, incarnation=incarnation, address=f"{node}:1", zone=zone)
         )
+        said = f", and says that its layers take {', '.join(f'{x:g}' for x in seconds)} s" if seconds else ""
         self.report(
-            f"{node} is available", reports.Available(node=node, incarnation=incarnation, layer_costs=(1.0,) * 6)
+            f"{node} is available{said}",
+            reports.Available(
+                node=node,
+                incarnation=incarnation,
+                layer_costs=(1.0,) * 6,
+                layer_seconds=seconds,
+                unmeasured=unmeasured,
+            ),
         )
 
     def ready(self, *nodes: str, step: int | None = None) -> None:

@@ -148,6 +148,29 @@ def every_node_is_told_to_stop() -> CoordinatorPlay:
     return play
 
 
+def cut_by_measured_times() -> CoordinatorPlay:
+    """Nodes tell different times; one that joins later and another era change nothing of the cut."""
+    play = CoordinatorPlay(measured=True)
+    play.join("n0", seconds=(0.001, 0.1, 0.1, 0.1, 0.1, 0.2))
+    play.join("n1", seconds=(0.002, 0.2, 0.2, 0.2, 0.1, 0.2))
+    play.join("n2", seconds=(0.001, 0.1, 0.1, 0.1, 0.1, 9.0))
+    play.wait(0.1)
+    play.lose("n1", "n2")
+    play.join("n3", seconds=(9.0, 0.1, 0.1, 0.1, 0.1, 0.1))
+    play.lose("n0", "n2")
+    play.join("n1")
+    play.tick()
+    return play
+
+
+def times_that_nobody_could_measure() -> CoordinatorPlay:
+    """The parameters decide, and the plan says why."""
+    play = CoordinatorPlay(measured=True)
+    for node in ("n0", "n1", "n2"):
+        play.join(node, unmeasured="layer 3 (Linear) raised RuntimeError: out of memory")
+    return play
+
+
 SCENARIOS = {
     f.__name__: f
     for f in (
@@ -163,6 +186,8 @@ SCENARIOS = {
         both_copies_lost,
         done_and_then_lost,
         every_node_is_told_to_stop,
+        cut_by_measured_times,
+        times_that_nobody_could_measure,
     )
 }
 

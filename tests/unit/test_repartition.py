@@ -7,6 +7,7 @@ from culm.coordinator.repartition import Situation, propose, step_cost
 
 CALM = Situation(
     layer_costs=(1e6,) * 12,
+    layer_parameters=(1e6,) * 12,
     microbatches=8,
     pipelines=1,
     most_stages=4,

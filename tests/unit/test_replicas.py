@@ -82,6 +82,7 @@ def test_the_shape_follows_the_nodes_that_are_left() -> None:
     assert left is not None
     situation = Situation(
         layer_costs=(1.0,) * 12,
+        layer_parameters=(1.0,) * 12,
         microbatches=32,
         pipelines=8,
         most_stages=12,
@@ -105,6 +106,7 @@ def test_one_more_node_is_taken_where_it_halves_the_step() -> None:
     names = tuple(f"n{i}" for i in range(16))
     situation = Situation(
         layer_costs=(1.0,),
+        layer_parameters=(1.0,),
         microbatches=16,
         pipelines=16,
         most_stages=1,

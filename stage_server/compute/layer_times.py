@@ -1,0 +1,109 @@
+"""How long each layer's forward and backward takes on this node: what the coordinator cuts the stages by."""
+
+# One layer at a time is built, run on the job's first microbatch and dropped, so a model too large for this machine is
+# never whole on it. A layer's input is the output of the layer before. The whole is done twice: a machine that is busy
+# for a moment slows other layers then.
+#
+# No bit depends on a time: what is built here takes part in nothing, and every piece of work seeds its own random
+# numbers. So nodes may tell different times, and the machine may be busy with other things.
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.streams import seed_all, stream_seed
+
+log = logging.getLogger("culm.compute")
+
+# A layer's first pass pays for what torch sets up once, and the later ones add to gradients as most passes of a step
+# do. Of these the fastest counts: what makes a pass slower is the machine's, not the layer's.
+SWEEPS = 2
+MOST_PASSES = 3  # of a sweep, after the first
+ENOUGH_SECONDS = 0.1  # of a layer's passes after the first: a slow layer needs few
+LEAST_SECONDS = 1e-9  # so that every time is above zero, whatever the clock's resolution
+
+OutputLoss = Callable[[torch.Tensor], torch.Tensor]  # of the last layer's output
+
+
+def measured(job: Job, source: ModelSource, device: torch.device) -> tuple[tuple[float, ...], str]:
+    """Seconds of each layer, or none and why: a layer that raises here may raise in the run, which tells more of it."""
+    begun = time.perf_counter()
+    try:
+        seconds = layer_seconds(job, source, device)
+    except RAISED as error:
+        why = str(error) if isinstance(error, JobError) else described(error)
+        log.warning("this node could not measure how long its layers take: %s", why)
+        return (), why
+    log.info("measured how long each of %d layers takes, in %.1f s", len(seconds), time.perf_counter() - begun)
+    return seconds, ""
+
+
+def layer_seconds(job: Job, source: ModelSource, device: torch.device) -> tuple[float, ...]:
+    """Seconds of each layer's forward and backward of a microbatch; the last one's with the loss."""
+    x, target = (part.to(device) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
+    return tuple(max(LEAST_SECONDS, min(times)) for times in zip(*sweeps, strict=True))
+
+
+def _sweep(job: Job, source: ModelSource, device: torch.device, x: torch.Tensor, target: torch.Tensor) -> list[float]:
+    """Every layer once. x and target: of a microbatch, as the first layer and the loss take them."""
+    found: list[float] = []
+    for index in range(source.layer_count):
+        layer = source.build(index).to(device)
+        last = index == source.layer_count - 1
+        timed = _Timed(layer, stream_seed(job.job.seed, 0, 0, 0, index), index > 0, device)
+        try:
+            seconds, x = timed.fastest(x, (lambda y: source.loss(y, target)) if last else None)
+        except RAISED as error:
+            what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
+            raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
+        found.append(seconds)
+    return found
+
+
+class _Timed:
+    """A layer whose passes are timed as a stage makes them."""
+
+    def __init__(self, layer: nn.Module, seed: int, passes_back: bool, device: torch.device) -> None:
+        self._layer = layer
+        self._seed = seed
+        self._passes_back = passes_back  # whether a layer before it takes the gradient of its input
+        self._device = device
+
+    def fastest(self, x: torch.Tensor, loss: OutputLoss | None) -> tuple[float, torch.Tensor]:
+        """Seconds of the fastest pass, and the layer's output."""
+        _, y = self._pass(x, loss)
+        times: list[float] = []
+        while len(times) < MOST_PASSES and sum(times) < ENOUGH_SECONDS:
+            seconds, y = self._pass(x, loss)
+            times.append(seconds)
+        return min(times), y
+
+    def _pass(self, x: torch.Tensor, loss: OutputLoss | None) -> tuple[float, torch.Tensor]:
+        leaf = x.detach().requires_grad_(self._passes_back and (x.is_floating_point() or x.is_complex()))
+        given = leaf.clone()  # the layer may write into its input, which the next pass needs again
+        seed_all(self._seed)
+        begun = self._now()
+        y = self._layer(given)
+        end = loss(y) if loss is not None else y
+        forward = self._now() - begun
+        if not end.requires_grad:
+            return forward, y.detach()
+        gradient = torch.ones_like(end)
+        begun = self._now()
+        torch.autograd.backward(end, gradient)
+        return forward + self._now() - begun, y.detach()
+
+    def _now(self) -> float:
+        """Once the device is done."""
+        if self._device.type != "cpu":
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()

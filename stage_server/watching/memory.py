@@ -1,0 +1,38 @@
+"""How much memory a node may use: its machine's, its container's or its accelerator's."""
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+import torch
+
+
+def memory_bytes(device: torch.device, said: int = 0) -> int:
+    """``said``: by whoever started the node; 0 if nobody has said."""
+    if said:
+        return said
+    if device.type != "cpu":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return min([psutil.virtual_memory().total, *cgroup_limits()])
+
+
+def cgroup_limits(root: Path = Path("/")) -> Iterator[int]:
+    """Of this process's control group and those around it, of either version; none where nothing is limited."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:  # 0::/a/b of version 2, 7:memory:/a/b of version 1
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top, name = ("", "memory.max") if not controllers else ("memory", "memory.limit_in_bytes")
+        inner = PurePosixPath(path.strip("/"))
+        # A container sees its own group at the top, whatever the path says.
+        for group in (inner, *inner.parents):
+            try:
+                limit = (root / "sys/fs/cgroup" / top / group / name).read_text().strip()
+            except OSError:
+                continue
+            if limit.isdigit():  # else "max"
+                yield int(limit)

@@ -1,0 +1,58 @@
+"""What a node measures of the job's layers, and what it leaves as it was."""
+
+import torch
+
+from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.sharing import tensors_of
+from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.availability import availability
+from culm.stage_server.compute.layer_times import measured
+from tests.hostile.job_files import job_text
+
+CPU = torch.device("cpu")
+
+
+def job_of(layers: str = "tests.hostile.jobs:blocks") -> Job:
+    return parse_job(job_text(layers=layers))
+
+
+def hashes(source: ModelSource) -> list[str]:
+    return [hash_layer(i, dict(tensors_of(source.build(i)))) for i in range(source.layer_count)]
+
+
+def test_every_layer_has_a_time() -> None:
+    job = job_of()
+    seconds, why = measured(job, ModelSource(job), CPU)
+    assert len(seconds) == 4
+    assert min(seconds) > 0.0
+    assert why == ""
+
+
+def test_measuring_changes_no_layer() -> None:
+    """Also not the buffers of a BatchNorm that is a module in the list, which forwards change."""
+    job = job_of("tests.hostile.jobs:ready_made")
+    source = ModelSource(job)
+    before = hashes(source)
+    assert measured(job, source, CPU)[0]
+    assert hashes(source) == before
+
+
+def test_a_layer_may_write_into_its_input() -> None:
+    job = job_of("tests.hostile.jobs:in_place")
+    assert len(measured(job, ModelSource(job), CPU)[0]) == 4
+
+
+def test_a_layer_that_raises_is_named_and_no_time_is_told() -> None:
+    job = job_of("tests.hostile.jobs:misfit_inside")
+    seconds, why = measured(job, ModelSource(job), CPU)
+    assert seconds == ()
+    assert "layer 1 (Linear) raised RuntimeError" in why
+
+
+def test_only_who_is_asked_measures() -> None:
+    job = job_of()
+    source = ModelSource(job)
+    assert list(availability(job, source, CPU, pb.Welcome()).layer_seconds) == []
+    assert len(availability(job, source, CPU, pb.Welcome(measure=True)).layer_seconds) == 4

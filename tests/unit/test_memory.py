@@ -1,0 +1,158 @@
+"""What plans ask of a node's memory, and what becomes of those that ask too much."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from culm.coordinator import memory
+from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.memory import LayerBytes
+from culm.coordinator.placement import place
+from culm.coordinator.repartition import propose
+from culm.coordinator.reports import Available, Joined
+from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.job import parse_job
+from culm.pipeline.plan import Stages
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.footprint import footprint
+from culm.stage_server.watching.memory import cgroup_limits, memory_bytes
+from tests.hostile.job_files import job_text
+from tests.integration.wide_embedding import WIDTH, WORDS
+from tests.unit.test_repartition import CALM
+
+GB = 10**9
+PARAMETERS = (1e8, 1e8, 1e8, 1e8)
+LAYERS = (LayerBytes(state=1_200_000_000, gradient=400_000_000),) * 4
+NODES = ("n0", "n1", "n2", "n3")
+
+
+def test_a_layer_is_counted_once_and_each_block_of_its_gradient() -> None:
+    two = place(("n0", "n1"), PARAMETERS, 2, copies=1)
+    assert memory.asked(two, LAYERS) == {"n0": 3.2 * GB, "n1": 3.2 * GB}
+    with_standbys = place(("n0", "n1"), PARAMETERS, 2, copies=2)
+    assert memory.asked(with_standbys, LAYERS) == {"n0": 6.4 * GB, "n1": 6.4 * GB}
+    alone = place(("n0",), PARAMETERS, 1, copies=1, pipelines=8)
+    assert memory.asked(alone, LAYERS) == {"n0": 4 * (1.2 + 4 * 0.4) * GB}
+    shared = place(("n0", "n1"), PARAMETERS, 1, copies=1, pipelines=6)
+    assert memory.asked(shared, LAYERS)["n0"] == 9.6 * GB, "three or four pipelines each"
+
+
+def test_while_other_stages_are_prepared_both_are_held() -> None:
+    before, after = place(NODES, PARAMETERS, 4, copies=1), place(("n0", "n1"), PARAMETERS, 2, copies=1)
+    needed = memory.asked(after, LAYERS, before)
+    assert needed == {"n0": 3.2 * GB, "n1": 4.8 * GB, "n2": 1.6 * GB, "n3": 1.6 * GB}
+
+
+def test_who_lacks_most_comes_first_and_who_has_told_nothing_lacks_nothing() -> None:
+    needed = dict.fromkeys(NODES, 3 * GB)
+    told = {"n0": 2 * GB, "n1": 1 * GB, "n2": 0, "n3": 3 * GB}
+    small = memory.too_small(needed, told)
+    assert small == ("n1", "n0")
+    assert memory.in_words(small, needed, told) == "n1 would need 3.00 GB and has 1.00 GB, and 1 more lack memory"
+
+
+def started(*told: int, stages: int = 2) -> State:
+    state = begin(Settings(stages=stages, microbatches=2, steps=5, nodes=2))
+    for i, size in enumerate(told):
+        available = Available(
+            node=f"n{i}", incarnation=1, layer_costs=PARAMETERS, layer_bytes=LAYERS, memory_bytes=size
+        )
+        for report in (Joined(node=f"n{i}", incarnation=1, address=f"n{i}:1"), available):
+            state, _ = advance(state, report, 0.0)
+            validate(state)
+    return state
+
+
+def owners(stages: Stages) -> list[str]:
+    return [stage.owner for stage in stages]
+
+
+def test_a_run_waits_for_nodes_with_more_memory_and_says_what_is_lacking() -> None:
+    state = started(16 * GB, 4 * GB)
+    assert state.phase is Phase.WAITING
+    assert state.detail == (
+        "waiting for nodes with more memory: for 2 stages on 2 nodes n1 would need 6.40 GB and has 4.00 GB; "
+        "add nodes, or cut the model into more stages; if a node has more, tell it with --memory"
+    )
+    state = started(16 * GB, 4 * GB, 16 * GB)
+    assert state.plan is not None
+    assert owners(state.plan.stages) == ["n0", "n2"], "n1 is left out"
+
+
+def test_unknown_memory_binds_nobody() -> None:
+    assert started(0, 0).plan is not None
+
+
+def test_no_shape_is_chosen_that_does_not_fit() -> None:
+    """One stage on all four nodes would be fastest: each would hold the whole model."""
+    situation = replace(
+        CALM,
+        layer_costs=(3.0, 3.0, 3.0, 1.0),
+        layer_parameters=PARAMETERS,
+        layer_bytes=LAYERS,
+        microbatches=8,
+        pipelines=4,
+        copies=1,
+        seed_bytes_per_second=1e15,
+        slowness={},
+    )
+    before = place(("n0", "n1"), PARAMETERS, 2, copies=1, pipelines=4)
+    free = propose(before, situation)
+    assert free is not None
+    assert len(free[0]) == 1
+    bound = propose(before, replace(situation, memory=dict.fromkeys(NODES, 6 * GB)))
+    assert bound is not None
+    assert len(bound[0]) == 2
+    assert "4 replicas of 1 stage would be faster and does not fit: n" in bound[1]
+    assert propose(before, replace(situation, memory=dict.fromkeys(NODES, GB))) is None
+
+
+def test_the_smallest_limit_around_a_process_counts(tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/machine/job\n3:cpu:/x\n")
+    for group, limit in (("machine/job", "max"), ("machine", "4000")):
+        folder = tmp_path / "sys/fs/cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+    assert list(cgroup_limits(tmp_path)) == [4000]
+    (tmp_path / "proc/self/cgroup").write_text("7:memory:/docker/abc\n")
+    (tmp_path / "sys/fs/cgroup/memory").mkdir()
+    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("5000\n")
+    assert list(cgroup_limits(tmp_path)) == [5000], "a container sees its own group at the top"
+    assert list(cgroup_limits(tmp_path / "nowhere")) == []
+
+
+def test_what_the_operator_says_counts() -> None:
+    assert memory_bytes(torch.device("cpu"), 7) == 7
+    assert memory_bytes(torch.device("cpu")) > 0
+
+
+def job_of(optimizer: str, arguments: str) -> ModelSource:
+    return ModelSource(parse_job(job_text(optimizer=optimizer, optimizer_args=arguments)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "arguments", "of_a_matrix", "of_a_vector"),
+    [
+        ("torch.optim:AdamW", "lr = 0.01", 2, 2),
+        ("torch.optim:AdamW", "lr = 0.01, amsgrad = true", 3, 3),
+        ("torch.optim:SGD", "lr = 0.01", 0, 0),
+        ("torch.optim:SGD", "lr = 0.01, momentum = 0.9", 1, 1),
+        ("torch.optim:Adafactor", "lr = 0.01", 0, 1),  # it keeps factors of a matrix
+    ],
+)
+def test_a_layer_takes_its_tensors_and_what_the_optimizer_keeps(
+    optimizer: str, arguments: str, of_a_matrix: int, of_a_vector: int
+) -> None:
+    state, gradient = footprint(job_of(optimizer, arguments))[0]  # Linear(8, 8) and BatchNorm(8)
+    matrix, vectors = 4 * 8 * 8, 4 * (8 + 8 + 8)
+    buffers = 4 * (8 + 8) + 8  # and a count in 64 bits
+    assert gradient == matrix + vectors
+    assert state == matrix * (1 + of_a_matrix) + vectors * (1 + of_a_vector) + buffers
+
+
+def test_a_frozen_layer_has_no_gradient_and_no_moments() -> None:
+    job = parse_job(job_text(layers="tests.integration.wide_embedding:layers"))
+    assert footprint(ModelSource(job))[0] == (4 * WORDS * WIDTH, 0)
