@@ -8,6 +8,7 @@
 #     "fetch", one for each fetch       layers of holders                          ``fetched``, ``fetch_failed``
 #     "restore"                         layers of the era's checkpoint             ``fetched``
 #     the compute thread                what an instruction gave                   ``Node.run``, then ``carry_out``
+#     "hand on"                         the same, where a card copies it out       ``HandingOn``, then ``after_event``
 #     "orders"                          plans and commits                          ``Node.order``, then ``after_event``
 #
 # So effects are carried out in the order in which the worker gave them, whoever caused them. No effect waits: tensors

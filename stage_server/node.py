@@ -8,6 +8,7 @@
 #     the attendance   what the coordinator is told of this node
 #     the bubble       what is done while the worker has no work
 #     the lending      lets other nodes read layers between two pieces of work
+#     the handing on   takes results that a card is still copying out to the worker
 #
 # One lock, ``Turn``, guards the worker and all of these but compute. The compute thread has it between two pieces of
 # work and gives it up for the work itself:
@@ -33,8 +34,10 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.attendance import Attendance
 from culm.stage_server.bubble import Bubble
 from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.device import PASSED
 from culm.stage_server.exchange import Exchange
 from culm.stage_server.faults import Faults, die
+from culm.stage_server.handing_on import HandingOn
 from culm.stage_server.last_words import work_of
 from culm.stage_server.lending import Lending
 from culm.stage_server.streams.guard import Guard
@@ -43,7 +46,7 @@ from culm.stage_server.streams.stream_bounds import RunShape
 from culm.stage_server.turn import Turn
 from culm.stage_server.watching.activity import Activity
 from culm.stage_server.watching.traffic import Traffic
-from culm.stage_server.worker.work import Install, Load, Save, Work
+from culm.stage_server.worker.work import Install, Load, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.node")
@@ -90,6 +93,8 @@ class Node:
             broken=broken,
         )
 
+        self._handing_on = HandingOn(worker.runner, self._changed, self._exchange.after_event)
+
     @property
     def receiver(self) -> Receiver:
         return self._exchange.receiver
@@ -116,6 +121,8 @@ class Node:
                 self._lending.computing = False
                 if isinstance(work, Install) and result.refused:
                     self._exchange.checkpoints.refuse(work, result.refused)
+                elif isinstance(work, Run) and result.copied is not PASSED:
+                    self._handing_on.follow(work, result)
                 elif not isinstance(work, Load):
                     self._worker.finish(work, result.value, result.values, result.accumulated)
                     self._exchange.carry_out()
@@ -126,6 +133,7 @@ class Node:
                 if self._lending.waiting:
                     self._changed.notify_all()
             self._faults.after(work)
+        self._handing_on.close()
         self._exchange.close()
         log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
 

@@ -48,7 +48,6 @@ from culm.pipeline.rpc.rpc_metrics import Interceptor, RpcMetrics
 from culm.pipeline.rpc.tls import add_port
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.text import as_name, told
-from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.exits import caught
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.version import PROTOCOL_VERSION
@@ -58,6 +57,7 @@ from culm.stage_server.address import advertised
 from culm.stage_server.availability import availability
 from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.device import device_for
 from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
@@ -193,7 +193,7 @@ class StageServer:
         job = parse_job(welcome.job_toml, "the coordinator's job")
         torch.set_num_threads(job.job.threads)
         source = ModelSource(job)
-        device = device_of(job)
+        device = device_for(job)
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
         ship_every = job.resilience.ship_every

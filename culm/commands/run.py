@@ -76,13 +76,14 @@ def try_out(job: Job) -> None:
     from culm.pipeline.user_code.exits import ProcessEnded, caught
     from culm.pipeline.user_code.model import ModelSource
     from culm.stage_server.compute.copying import try_copying
+    from culm.stage_server.compute.device import CPU
 
     torch.set_num_threads(job.job.threads)
     try:
         with caught():
             check_job(job)
             source = ModelSource(job)
-            try_copying(source.optimizer, source.parameters_like(), job.train.optimizer)
+            try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
     except ProcessEnded as error:
         raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
     if job.checkpoint is not None:

@@ -25,7 +25,7 @@ def added(left: Value, right: Value) -> Value:
     tensors = []
     for name, tensor in left.tensors:
         other = others.pop(name, None)
-        tensors.append((name, tensor if other is None else tensor + other.to(tensor.device)))
+        tensors.append((name, tensor if other is None else tensor + other))
     return Value((*tensors, *others.items()), losses=(*left.losses, *right.losses))
 
 

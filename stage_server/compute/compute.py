@@ -15,11 +15,12 @@
 # A stage's accumulators belong to one step and begin when its first work of the step comes (``_begin``). So an heir's
 # stage begins the running step from its beginning, with empty accumulators (rule 9).
 #
-# On an accelerator, activations and their gradients lie in the host's memory: they are moved to the device when an
-# instruction begins, and back when it ends. Graphs stay on the device, but those of redundant forwards (``Keeping``).
+# What comes in lies in the host's memory, and so does what goes out: ``Device`` moves it. What an instruction gives is
+# whole when its ``Result.copied`` has passed, which may be during the next one; all else is whole when ``do`` returns.
+# Graphs stay on the device, but those of redundant forwards (``Keeping``).
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.copying import try_copying
+from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.misfit import misfit
@@ -49,6 +51,7 @@ class Result:
     """What a piece of work gave: a tensor to pass on, or gradients by layer."""
 
     value: Value | None = None
+    copied: Event = PASSED  # before it has, nobody may read what an instruction gave: ``value`` and ``accumulated``
     values: tuple[tuple[int, Value], ...] = ()  # of a block of pipelines or of all, by layer
     copies: tuple[tuple[int, Value], ...] = ()
     kept_bytes: int = 0  # of the graph of a redundant forward
@@ -60,12 +63,11 @@ class Result:
 class Compute:
     """All torch state of a node."""
 
-    def __init__(self, job: Job, source: ModelSource, device: torch.device) -> None:
+    def __init__(self, job: Job, source: ModelSource, device: Device) -> None:
         self._job = job
         self._pipelines = job.pipeline.pipelines
         self._source = source
         self._device = device
-        self._accelerated = device.type != "cpu"
         self._layers: dict[int, HeldLayer] = {}
         # Invariant: one for each duty that this node runs, or may run ahead of its owner; their layers are held here.
         self._stages: dict[Duty, Stage] = {}
@@ -83,10 +85,13 @@ class Compute:
         Done before the node takes part; an heir or a standby cannot wait for it. The same steps try whether a copy of
         the optimizer goes on as it does. Raises JobError.
         """
-        parameter = torch.nn.Parameter(torch.zeros(1, device=self._device))
+        self._device.warm_up()
+        parameter = torch.nn.Parameter(torch.zeros(1, device=self._device.place))
         parameter.sum().backward()  # type: ignore[no-untyped-call]
         name = self._job.train.optimizer
         try_copying(self._source.optimizer, self._source.parameters_like(), name, self._device)
+        total, free = (count >> 20 for count in self._device.memory())
+        log.info("this node computes on %s, %d of %d MB free", self._device.place, free, total)
 
     def layer(self, index: int) -> HeldLayer:
         return self._layers[index]
@@ -104,11 +109,14 @@ class Compute:
         if isinstance(work, Reduce):
             stages = [self._begin(duty, work.step) for duty, _ in work.tenures]
             values = merged(stages, work.block, self._pipelines)
-            return Result(values=tuple(values.items()) if work.leaves else ())
+            return Result(values=self._home(values.items()) if work.leaves else ())
         if isinstance(work, Sum):
             held = self._layers[work.layer]
-            total = held.sum_up(dict(work.blocks), self._pipelines)
-            return Result(values=((work.layer, held.whole(total, self._job.train.clip_norm is not None)),))
+            # Here, wherever they are from: a norm that the host's processor takes has other bits.
+            blocks = {block: value_here(self._device, value) for block, value in work.blocks}
+            total = held.sum_up(blocks, self._pipelines)
+            whole = held.whole(total, self._job.train.clip_norm is not None)
+            return Result(values=self._home([(work.layer, whole)]))
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
@@ -192,33 +200,33 @@ class Compute:
                 load = Load(work.step, duty.pipeline, m)
                 inputs, targets = self._samples(load, wanted_again=not last and self._holds_last())
                 operand = inputs if first else operand
-                target = self._here(targets) if last else None
+                target = self._device.here(targets) if last else None
             assert operand is not None, f"{work.instruction} has no input"
             with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(m, self._here(operand), target)
-            self._synchronize()
-            return Result(value=Value.single(self._home(output)), kept_bytes=kept.size)
+                output = runner.forward(m, self._device.here(operand), target)
+            return self._gave(work, runner, Value.single(self._device.home(output)), kept.size)
         if op == "W":
             runner.backward_of_parameters(m)
-            self._synchronize()
-            return Result(accumulated=runner.accumulated(work.ships) if work.ships else None)
-        operand = self._here(operand) if operand is not None else None
+            return self._gave(work, runner, None)
+        operand = self._device.here(operand) if operand is not None else None
         gradient = runner.backward(m, operand, work.accumulates)
-        self._synchronize()
-        return Result(
-            value=Value.single(self._home(gradient)) if gradient is not None else Value(()),
-            accumulated=runner.accumulated(work.ships) if work.ships else None,
-        )
+        value = Value.single(self._device.home(gradient)) if gradient is not None else Value(())
+        return self._gave(work, runner, value)
 
-    def _here(self, tensor: torch.Tensor) -> torch.Tensor:
-        """On the device."""
-        return tensor.to(self._device) if self._accelerated else tensor
+    def _gave(self, work: Run[Value], runner: Stage, value: Value | None, kept_bytes: int = 0) -> Result:
+        """An instruction is over when its device is done: that is what its time is taken for. What it gave follows."""
+        accumulated = runner.accumulated(work.ships) if work.ships else None
+        if accumulated is not None:
+            accumulated = value_home(self._device, accumulated)
+        copied = self._device.copied() if accumulated is not None or (value is not None and value.tensors) else PASSED
+        self._device.computed().wait()
+        if work.redundant:  # nobody waits for it; the graph that it leaves is copied as well
+            copied.wait()
+            copied = PASSED
+        return Result(value=value, copied=copied, kept_bytes=kept_bytes, accumulated=accumulated)
 
-    def _home(self, tensor: torch.Tensor) -> torch.Tensor:
-        """In the host's memory."""
-        return tensor.cpu() if self._accelerated else tensor
-
-    def _synchronize(self) -> None:
-        """An instruction is over when its device is done: that is what its time is taken for, and sent after."""
-        if self._accelerated:
-            torch.cuda.synchronize(self._device)
+    def _home(self, values: Iterable[tuple[int, Value]]) -> tuple[tuple[int, Value], ...]:
+        """Values by layer, whole in the host's memory."""
+        home = tuple((layer, value_home(self._device, value)) for layer, value in values)
+        self._device.copied().wait()
+        return home

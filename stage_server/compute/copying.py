@@ -16,6 +16,7 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.stage_server.compute.device import Device
 from culm.stage_server.compute.layer import HeldLayer
 
 # What is tried, on small parameters, with random gradients:
@@ -36,36 +37,35 @@ Shapes = list[tuple[tuple[int, ...], torch.dtype]]
 Make = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
 
 
-def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: torch.device | None = None) -> None:
+def try_copying(make: Make, like: Iterable[torch.Tensor], name: str, device: Device) -> None:
     """Raises JobError, naming what cannot be copied, unless copies of ``make``'s optimizer go on with the same bits.
 
     ``like``: parameters with the dtypes and numbers of dimensions that the model has.
     """
     shapes = [(tuple(min(size, LARGEST) for size in p.shape), p.dtype) for p in like][:MOST]
-    device = device or torch.device("cpu")
 
     def layer(copies: int = 1) -> HeldLayer:
         module = nn.Module()
         for i, (shape, dtype) in enumerate(shapes * copies):
             values = torch.linspace(-1.0, 1.0, torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
-            module.register_parameter(f"p{i}", nn.Parameter(values.to(dtype).to(device)))
-        return HeldLayer(0, module, make(list(module.parameters())))
+            module.register_parameter(f"p{i}", nn.Parameter(values.to(dtype).to(device.place)))
+        return HeldLayer(0, module, make(list(module.parameters())), device)
 
     try:
-        _try(layer, shapes, device, name)
-        _try_apart(layer, shapes, device, name)
+        _try(layer, shapes, name)
+        _try_apart(layer, shapes, name)
     except JobError:
         raise
     except RAISED as error:
         raise _refusal(name, f"it raised {described(error)}") from error
 
 
-def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.device, name: str) -> None:
+def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> None:
     """Each layer has an optimizer of its own, so that it can be held anywhere; one process alone has one for all."""
     both, each = layer(2), [layer(), layer()]
     generator = torch.Generator().manual_seed(0)
     for _ in range(APART):
-        drawn = [_drawn(shapes, generator, device) for _ in each]
+        drawn = [_drawn(shapes, generator) for _ in each]
         for held, gradients in zip(each, drawn, strict=True):
             held.apply(_value(gradients), 1.0)
         both.apply(_value([*drawn[0], *drawn[1]]), 1.0)
@@ -79,15 +79,15 @@ def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.de
         )
 
 
-def _drawn(shapes: Shapes, generator: torch.Generator, device: torch.device) -> list[torch.Tensor]:
-    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).to(device) for s, dtype in shapes]
+def _drawn(shapes: Shapes, generator: torch.Generator) -> list[torch.Tensor]:
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype) for s, dtype in shapes]
 
 
 def _value(gradients: list[torch.Tensor], without: Collection[int] = ()) -> Value:
     return Value(tuple((f"grad.p{i}", g.clone()) for i, g in enumerate(gradients) if i not in without))
 
 
-def _try(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.device, name: str) -> None:
+def _try(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> None:
     held = [layer()]
     generator = torch.Generator().manual_seed(0)
     seen: list[dict[str, Any]] = [_kept_beside(held[0])]
@@ -99,7 +99,7 @@ def _try(layer: Callable[..., HeldLayer], shapes: Shapes, device: torch.device, 
             except TypeError as error:
                 raise _refusal(name, str(error)) from error
             seen.append(_kept_beside(held[0]))
-        gradients = _drawn(shapes, generator, device)
+        gradients = _drawn(shapes, generator)
         late = [0] if step % 3 == 0 and len(shapes) > 1 else []  # has no gradient now and then: its state comes late
         for each in held:
             each.apply(_value(gradients, late), 1.0)

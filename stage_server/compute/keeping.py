@@ -6,16 +6,19 @@ from typing import Any, Self
 
 import torch
 
+from culm.stage_server.compute.device import Device
+
 log = logging.getLogger("culm.keeping")
 
 
 class Keeping:
-    """While entered, tensors that a graph saves are counted (``size``, bytes) and moved off the accelerator.
+    """While entered, tensors that a graph saves are counted (``size``, bytes) and moved to the host's memory. They are
+    whole there once the device's ``copied`` has passed.
 
     Does nothing unless ``wanted``. Parameters are saved as they are: they are held anyhow.
     """
 
-    def __init__(self, device: torch.device, wanted: bool) -> None:
+    def __init__(self, device: Device, wanted: bool) -> None:
         self.size = 0
         self._device = device
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack) if wanted else None
@@ -35,11 +38,11 @@ class Keeping:
         if tensor.is_leaf and tensor.requires_grad:
             return tensor
         self.size += tensor.numel() * tensor.element_size()
-        return tensor if self._device.type == "cpu" else tensor.cpu()
+        return self._device.home(tensor)
 
     def _unpack(self, kept: Any) -> torch.Tensor:
         tensor: torch.Tensor = kept
-        return tensor.to(self._device)
+        return self._device.here(tensor)
 
 
 class Limit:

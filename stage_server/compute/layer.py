@@ -28,6 +28,7 @@ from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.stage_server.compute import blocks, optimizer_state
+from culm.stage_server.compute.device import Device, value_home
 from culm.stage_server.compute.loan import Loan
 
 BUFFERS_OF = 0  # the pipeline whose buffers are the next step's (rule 21)
@@ -44,9 +45,11 @@ class Workspace:
 class HeldLayer:
     """One copy of one layer. Its weights change in ``apply`` and nowhere else."""
 
-    def __init__(self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer | None, device: Device) -> None:
+        """``device``: where the module lies."""
         self.index = index
         self.module = module
+        self.device = device
         self._parameters = tuple(module.named_parameters())  # torch goes through all of the module each time
         self.optimizer = optimizer  # None for a layer without parameters
         # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
@@ -63,11 +66,11 @@ class HeldLayer:
         self._writes_gradients: bool | None = None
 
     @staticmethod
-    def build(source: ModelSource, index: int, device: torch.device) -> "HeldLayer":
+    def build(source: ModelSource, index: int, device: Device) -> "HeldLayer":
         """The layer at its initial state, which is the same on every node."""
-        module = source.build(index).to(device)
+        module = source.build(index).to(device.place)
         parameters = [p for p in module.parameters() if p.requires_grad]
-        return HeldLayer(index, module, source.optimizer(parameters) if parameters else None)
+        return HeldLayer(index, module, source.optimizer(parameters) if parameters else None, device)
 
     def begin_step(self, pipeline: int) -> None:
         """The pipeline begins the step: without gradients, and with the buffers of the step's beginning."""
@@ -174,7 +177,7 @@ class HeldLayer:
             if grad is None:
                 parameter.grad = None
             else:
-                grad = grad.to(parameter.device)
+                grad = self.device.here(grad)
                 # Never changed in place: the outbox keeps the gradient, and other holders may still get it (rule 5).
                 # So it is copied, unless the optimizer has been seen to leave gradients as they are.
                 own = grad * scale if scale != 1.0 else grad if self._writes_gradients is False else grad.clone()
@@ -214,11 +217,16 @@ class HeldLayer:
 
     def export(self) -> Value:
         """A copy of all state as at the step's beginning."""
-        state = self._state()
-        return Value(tuple((name, tensor.to("cpu", copy=True)) for name, tensor in state.tensors))
+        # What a card's optimizer keeps in the host's memory, such as a count, is live there and copied as well.
+        state = [(name, tensor.clone() if tensor.is_cpu else tensor) for name, tensor in self._state().tensors]
+        copy = value_home(self.device, Value(tuple(state)))
+        self.device.copied().wait()
+        return copy
 
     def lend(self) -> Loan:
-        """All state as at the step's beginning, to be read from where it is."""
+        """All state as at the step's beginning, to be read from where it is; from a copy, if it is on a card."""
+        if not self.device.in_host:
+            return Loan(self.export())
         loan = Loan(self._state())
         self._loans.append(loan)
         return loan

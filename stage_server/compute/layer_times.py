@@ -19,7 +19,8 @@ from culm.pipeline.job import Job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.streams import seed_all, stream_seed
+from culm.pipeline.user_code.streams import stream_seed
+from culm.stage_server.compute.device import Device
 
 log = logging.getLogger("culm.compute")
 
@@ -33,7 +34,7 @@ LEAST_SECONDS = 1e-9  # so that every time is above zero, whatever the clock's r
 OutputLoss = Callable[[torch.Tensor], torch.Tensor]  # of the last layer's output
 
 
-def measured(job: Job, source: ModelSource, device: torch.device) -> tuple[tuple[float, ...], str]:
+def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[float, ...], str]:
     """Seconds of each layer, or none and why: a layer that raises here may raise in the run, which tells more of it."""
     begun = time.perf_counter()
     try:
@@ -46,18 +47,18 @@ def measured(job: Job, source: ModelSource, device: torch.device) -> tuple[tuple
     return seconds, ""
 
 
-def layer_seconds(job: Job, source: ModelSource, device: torch.device) -> tuple[float, ...]:
+def layer_seconds(job: Job, source: ModelSource, device: Device) -> tuple[float, ...]:
     """Seconds of each layer's forward and backward of a microbatch; the last one's with the loss."""
-    x, target = (part.to(device) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    x, target = (part.to(device.place) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
     sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
     return tuple(max(LEAST_SECONDS, min(times)) for times in zip(*sweeps, strict=True))
 
 
-def _sweep(job: Job, source: ModelSource, device: torch.device, x: torch.Tensor, target: torch.Tensor) -> list[float]:
+def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, target: torch.Tensor) -> list[float]:
     """Every layer once. x and target: of a microbatch, as the first layer and the loss take them."""
     found: list[float] = []
     for index in range(source.layer_count):
-        layer = source.build(index).to(device)
+        layer = source.build(index).to(device.place)
         last = index == source.layer_count - 1
         timed = _Timed(layer, stream_seed(job.job.seed, 0, 0, 0, index), index > 0, device)
         try:
@@ -72,7 +73,7 @@ def _sweep(job: Job, source: ModelSource, device: torch.device, x: torch.Tensor,
 class _Timed:
     """A layer whose passes are timed as a stage makes them."""
 
-    def __init__(self, layer: nn.Module, seed: int, passes_back: bool, device: torch.device) -> None:
+    def __init__(self, layer: nn.Module, seed: int, passes_back: bool, device: Device) -> None:
         self._layer = layer
         self._seed = seed
         self._passes_back = passes_back  # whether a layer before it takes the gradient of its input
@@ -90,7 +91,7 @@ class _Timed:
     def _pass(self, x: torch.Tensor, loss: OutputLoss | None) -> tuple[float, torch.Tensor]:
         leaf = x.detach().requires_grad_(self._passes_back and (x.is_floating_point() or x.is_complex()))
         given = leaf.clone()  # the layer may write into its input, which the next pass needs again
-        seed_all(self._seed)
+        self._device.seed(self._seed)
         begun = self._now()
         y = self._layer(given)
         end = loss(y) if loss is not None else y
@@ -104,6 +105,5 @@ class _Timed:
 
     def _now(self) -> float:
         """Once the device is done."""
-        if self._device.type != "cpu":
-            torch.cuda.synchronize(self._device)
+        self._device.computed().wait()
         return time.perf_counter()

@@ -20,17 +20,16 @@ from culm.pipeline.tensors.wire import CHUNK_BYTES, Part, bytes_of, pieces
 
 
 class Loan:
-    """State at one version. Whoever is to change the lent tensors calls ``keep`` first: only then they are copied.
+    """State at one version, in the host's memory.
 
-    One thread reads ``chunks``; another one may call ``keep`` at any time.
+    Whoever is to change the lent tensors calls ``keep`` first: only then they are copied. One thread reads ``chunks``;
+    another one may call ``keep`` at any time.
     """
 
     def __init__(self, value: Value) -> None:
         self.value = value  # for its names, dtypes and shapes; once kept, its content is of a later version
-        # What is no plain memory is copied as a whole anyway, so it is copied once and now.
-        plain = [t.device.type == "cpu" and t.is_contiguous() for _, t in value.tensors]
-        tensors = [t.detach() for _, t in value.tensors]
-        self._tensors = [t if p else t.cpu().contiguous() for t, p in zip(tensors, plain, strict=True)]
+        # What does not lie end to end is copied as a whole anyway, so it is copied once and now.
+        self._tensors = [t.detach().contiguous() for _, t in value.tensors]
         self._lock = threading.Lock()
         self._first = 0  # the tensor of the newest piece; those before it have been read
         self._live = True  # ``_tensors`` may be the lender's own memory

@@ -19,7 +19,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import refuse_loss
-from culm.pipeline.user_code.streams import seed_all, stream_seed
+from culm.pipeline.user_code.streams import stream_seed
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.split import SplitBackward
 
@@ -93,7 +93,7 @@ class Stage:
         version = given._version
         for layer in self.layers:
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
-            seed_all(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
+            layer.device.seed(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
             try:
                 h = layer.module(h)
             except RuntimeError as error:

@@ -3,17 +3,15 @@
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-import psutil
-import torch
+from culm.stage_server.compute.device import Device
 
 
-def memory_bytes(device: torch.device, said: int = 0) -> int:
+def memory_bytes(device: Device, said: int = 0) -> int:
     """``said``: by whoever started the node; 0 if nobody has said."""
     if said:
         return said
-    if device.type != "cpu":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return min([psutil.virtual_memory().total, *cgroup_limits()])
+    total = device.memory().total
+    return min([total, *cgroup_limits()]) if device.in_host else total
 
 
 def cgroup_limits(root: Path = Path("/")) -> Iterator[int]:

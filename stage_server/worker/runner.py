@@ -245,12 +245,21 @@ class Runner(Generic[V]):
         """Takes what an instruction gave. Of one that is no longer this node's it is dropped."""
         if work.redundant:
             self._ran_ahead(work, result)
-        elif self.is_current(work.instruction.duty, work.step, work.tenure):
-            duty = work.instruction.duty
-            self.duties[duty].note(work.instruction)
+        else:
+            self.note(work)
+            self.hand_on(work, result, accumulated)
+
+    def note(self, work: Run[V]) -> None:
+        """The owner's instruction has run, and others may follow it; what it gave comes to ``hand_on``, maybe later."""
+        if self.is_current(work.instruction.duty, work.step, work.tenure):
+            self.duties[work.instruction.duty].note(work.instruction)
+
+    def hand_on(self, work: Run[V], result: V | None, accumulated: V | None) -> None:
+        """Puts out what the owner's instruction gave. It may have begun the step again since: the bits are the same."""
+        if self.is_current(work.instruction.duty, work.step, work.tenure):
             self._post.put_result(work.instruction, result)
             if accumulated is not None:
-                self._post.put_out(self._at.accumulated(duty, work.ships), accumulated)
+                self._post.put_out(self._at.accumulated(work.instruction.duty, work.ships), accumulated)
 
     def _ran_ahead(self, work: Run[V], result: V | None) -> None:
         plan, duty = self._at.plan, work.instruction.duty

@@ -17,6 +17,7 @@ from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
 
@@ -130,7 +131,7 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool) -> str:
     keeps, as on one node.
     """
     source = ModelSource(job)
-    held = [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
+    held = [HeldLayer.build(source, i, CPU) for i in range(source.layer_count)]
     ranges = list(pairwise((0, *cuts, len(held))))
     stages = [Stage(job, 0, held[a:b], a == 0, b == len(held), source.loss, splits) for a, b in ranges]
     data = Microbatches(job, source.dataset())
@@ -194,7 +195,7 @@ class Halving(torch.optim.SGD):
 
 def layer_with(**options: Any) -> HeldLayer:
     module = nn.Linear(3, 2)
-    return HeldLayer(0, module, Halving(module.parameters(), lr=0.1, **options))
+    return HeldLayer(0, module, Halving(module.parameters(), lr=0.1, **options), CPU)
 
 
 def gradient() -> Value:

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage
 from tests.hostile.job_files import ENVIRONMENT, job_text, make_job
@@ -96,7 +96,7 @@ def test_a_stage_refuses_it_too(name: str) -> None:
     """Nobody checks the job where a coordinator and nodes are started by hand."""
     job = make_job(loss=f"tests.hostile.jobs:{name}", stages=1)
     source = ModelSource(job)
-    held = [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
+    held = [HeldLayer.build(source, i, CPU) for i in range(source.layer_count)]
     stage = Stage(job, 0, held, True, True, source.loss)
     stage.begin_step(0)
     with pytest.raises(JobError, match=LOSSES[name]):

@@ -34,6 +34,7 @@ from culm.pipeline.checkpoints.manifest import (
 from culm.pipeline.checkpoints.storage import open_fs, put
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 
 LAYERS: list[Callable[[], nn.Module]] = [
@@ -50,7 +51,7 @@ def trained(optimizer: Callable[..., torch.optim.Optimizer]) -> list[HeldLayer]:
     for index, make in enumerate(LAYERS):
         module = make()
         parameters = list(module.parameters())
-        layer = HeldLayer(index, module, optimizer(parameters) if parameters else None)
+        layer = HeldLayer(index, module, optimizer(parameters) if parameters else None, CPU)
         for _ in range(2):
             layer.apply(Value(tuple((f"grad.{n}", torch.randn_like(p)) for n, p in module.named_parameters())), 1.0)
         held.append(layer)

@@ -9,6 +9,7 @@ from culm.pipeline.job import load_job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.worker.work import Apply, Arrange, Run
 from tests.short import duty, unit
 
@@ -24,7 +25,7 @@ def made(tmp_path: Path) -> tuple[Compute, Value]:
     """A node that owns stage 1 of three and stands by for stage 2, with a forward of each behind it."""
     settings = {"steps": 2, "stages": 3, "microbatches": 1, "redundancy": "eager"}
     job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings))
-    compute = Compute(job, ModelSource(job), torch.device("cpu"))
+    compute = Compute(job, ModelSource(job), CPU)
     compute.do(arrange(anew=True))
     x = Value.single(torch.ones(1, WIDTH))
     compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=x))

@@ -22,6 +22,7 @@ from culm.pipeline.schedule import timetable
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
 
@@ -185,7 +186,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
 
 
 def build_all(source: ModelSource) -> list[HeldLayer]:
-    return [HeldLayer.build(source, i, torch.device("cpu")) for i in range(source.layer_count)]
+    return [HeldLayer.build(source, i, CPU) for i in range(source.layer_count)]
 
 
 def digest(held: list[HeldLayer]) -> str:
@@ -304,7 +305,7 @@ def test_a_layer_in_half_precision_is_copied_with_its_optimizer_state_as_it_is()
     def layer() -> HeldLayer:
         torch.manual_seed(0)
         module = nn.Linear(8, 8, dtype=torch.bfloat16)
-        return HeldLayer(0, module, torch.optim.NAdam(module.parameters(), lr=0.013))
+        return HeldLayer(0, module, torch.optim.NAdam(module.parameters(), lr=0.013), CPU)
 
     def train(held: HeldLayer, steps: range) -> None:
         for step in steps:

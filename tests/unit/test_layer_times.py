@@ -1,17 +1,14 @@
 """What a node measures of the job's layers, and what it leaves as it was."""
 
-import torch
-
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.availability import availability
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer_times import measured
 from tests.hostile.job_files import job_text
-
-CPU = torch.device("cpu")
 
 
 def job_of(layers: str = "tests.hostile.jobs:blocks") -> Job:

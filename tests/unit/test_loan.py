@@ -9,6 +9,7 @@ from torch import nn
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.pipeline.tree import Block
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.loan import Loan
 
@@ -18,7 +19,7 @@ CHUNK = 100
 def trained() -> HeldLayer:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Linear(16, 3))
-    held = HeldLayer(0, module, torch.optim.AdamW(module.parameters(), lr=0.1))
+    held = HeldLayer(0, module, torch.optim.AdamW(module.parameters(), lr=0.1), CPU)
     step(held)
     return held
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from culm.coordinator import memory
 from culm.coordinator.decide import advance, begin, validate
@@ -16,6 +15,7 @@ from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.job import parse_job
 from culm.pipeline.plan import Stages
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.footprint import footprint
 from culm.stage_server.watching.memory import cgroup_limits, memory_bytes
 from tests.hostile.job_files import job_text
@@ -125,8 +125,8 @@ def test_the_smallest_limit_around_a_process_counts(tmp_path: Path) -> None:
 
 
 def test_what_the_operator_says_counts() -> None:
-    assert memory_bytes(torch.device("cpu"), 7) == 7
-    assert memory_bytes(torch.device("cpu")) > 0
+    assert memory_bytes(CPU, 7) == 7
+    assert memory_bytes(CPU) > 0
 
 
 def job_of(optimizer: str, arguments: str) -> ModelSource:
