@@ -13,6 +13,7 @@
 
 from collections.abc import Collection
 from dataclasses import replace
+from statistics import median
 
 from culm.coordinator import cutting, draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
@@ -236,6 +237,8 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
         slowness={n: state.nodes[n].pace.known for n in usable},
         zones=zones_of(state),
+        step_seconds=median(state.watch.recent) if state.watch.recent else 0.0,
+        bytes_per_second=min((x for n in usable if (x := state.nodes[n].bytes_per_second)), default=0.0),
         layer_bytes=state.layer_bytes,
         memory={n: state.nodes[n].memory_bytes for n in usable},
     )

@@ -8,12 +8,14 @@
 #     spent = SLOWDOWN * seconds that the moved state needs on the link
 #
 # Units cancel: costs are relative, so the gain is a fraction, and seconds come from the link and from how often nodes
-# are lost.
+# are lost. Gradients have to cross links in every step: the more replicas, the more bytes. What a byte costs is known
+# once steps have been timed and links measured; where links are slow a shape of more stages wins.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from culm.coordinator import memory, replicas
+from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.memory import LayerBytes
 from culm.coordinator.standbys import with_standbys
 from culm.coordinator.zones import Zones
@@ -26,6 +28,8 @@ STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 SLOWDOWN = 0.1
 # A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
 WORTHWHILE = 0.05
+# Of a step, at least: a link that was slow for a moment must not make all of the step the link's.
+LEAST_COMPUTING = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,9 @@ class Situation:
     seconds_to_next_lost: float
     slowness: Mapping[str, float]
     zones: Zones = field(default_factory=dict)
+    # What a step takes under the present shape, in seconds, and the slowest link. Without either sending costs nothing.
+    step_seconds: float = 0.0
+    bytes_per_second: float = 0.0
     layer_bytes: tuple[LayerBytes, ...] = ()  # empty: not known
     memory: Mapping[str, int] = field(default_factory=dict)  # bytes by node; 0, or missing: not known
 
@@ -57,16 +64,17 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     most = min(len(order), situation.most_stages, len(situation.layer_costs))
     if most == 0:
         return None
-    before = step_cost(stages, situation)
+    of_byte = cost_of_byte(stages, situation)
+    before = step_cost(stages, situation, of_byte)
     if before * (1.0 - WORTHWHILE) < least_cost(order, situation):
         return None  # to cut in vain at every commit takes longer the more stages there are
     # One pipeline takes all stages that it can get; several may be better off with more replicas of fewer stages.
     counts = [most] if situation.pipelines == 1 else range(1, most + 1)
     shapes = [_shape(order, count, stages, situation) for count in counts]
-    better, too_large = _that_fits(shapes, stages, situation)
+    better, too_large = _that_fits(shapes, stages, situation, of_byte)
     if not better:
         return None
-    after = step_cost(better, situation)
+    after = step_cost(better, situation, of_byte)
     gain = 1.0 - after / before if before else 0.0
     if gain < WORTHWHILE:
         return None
@@ -88,10 +96,10 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     return better, reason
 
 
-def _that_fits(shapes: Sequence[Stages], before: Stages, situation: Situation) -> tuple[Stages, str]:
+def _that_fits(shapes: Sequence[Stages], before: Stages, situation: Situation, of_byte: float) -> tuple[Stages, str]:
     """The best shape that fits the memory, beside what is held until then; and of a better one why it does not."""
     too_large = ""
-    for shape in sorted(shapes, key=lambda shape: (step_cost(shape, situation), -len(shape))):
+    for shape in sorted(shapes, key=lambda shape: (step_cost(shape, situation, of_byte), -len(shape))):
         needed = memory.asked(shape, situation.layer_bytes, before)
         small = memory.too_small(needed, situation.memory)
         if not small:
@@ -107,8 +115,23 @@ def _in_words(stages: Stages) -> str:
     return f"{rows} replicas of {stages_in_words}" if rows > 1 else stages_in_words
 
 
-def step_cost(stages: Stages, situation: Situation) -> float:
-    """A step's length in units of cost: the busiest node works through all its microbatches, one passes all stages."""
+def cost_of_byte(stages: Stages, situation: Situation) -> float:
+    """What it costs to send a byte of gradients, in units of cost; 0.0 while no link was measured, or no step timed.
+
+    The present step tells how long a unit of cost takes: what is left of it beside the time of its gradients.
+    """
+    if not situation.step_seconds or not situation.bytes_per_second:
+        return 0.0
+    sending = most_sent(stages, situation.layer_parameters) / situation.bytes_per_second
+    computing = max(situation.step_seconds - sending, LEAST_COMPUTING * situation.step_seconds)
+    return step_cost(stages, situation) / computing / situation.bytes_per_second
+
+
+def step_cost(stages: Stages, situation: Situation, of_byte: float = 0.0) -> float:
+    """A step's length in units of cost: the busiest node works through all its microbatches, one passes all stages.
+
+    Then gradients are sent, at ``of_byte`` each byte.
+    """
     work: dict[str, float] = {}  # in a step
     each: dict[str, float] = {}  # of the microbatch that passes: it is in the sum over all stages
     total = 0.0
@@ -120,7 +143,8 @@ def step_cost(stages: Stages, situation: Situation) -> float:
             work[owner] = work.get(owner, 0.0) + own * microbatches * stage.owners.count(owner)
             each[owner] = each.get(owner, 0.0) + own
         total += cost * max(situation.slowness.get(owner, 1.0) for owner in stage.distinct_owners)
-    return max(work[owner] - each[owner] for owner in work) + total
+    sending = of_byte * most_sent(stages, situation.layer_parameters) if of_byte else 0.0
+    return max(work[owner] - each[owner] for owner in work) + total + sending
 
 
 def least_cost(owners: Sequence[str], situation: Situation) -> float:

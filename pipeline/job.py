@@ -48,7 +48,7 @@ class _Section(BaseModel):
 
 class JobSection(_Section):
     """What is run. ``threads``: torch's intra-op threads on every node. ``device``: where every node computes, the CPU
-    or its first CUDA device. The bits of the result depend on both.
+    or the first CUDA device that its process sees. The bits of the result depend on both.
 
     ``keep_after_done``: seconds for which nodes keep final weights that are neither in a checkpoint nor fetched.
     ``hardware``: with "same" a node whose processor, instruction set or accelerator is of another kind than that of

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.placement import place
 from culm.coordinator.repartition import Situation, propose, step_cost
 
@@ -60,3 +61,31 @@ def test_more_nodes_make_more_stages_where_the_job_allows_it() -> None:
     proposal = propose(FOUR, replace(CALM, nodes=nodes, most_stages=6))
     assert proposal is not None
     assert [len(s.layers) for s in proposal[0]] == [2] * 6
+
+
+def test_gradients_that_a_slow_link_holds_up_ask_for_more_stages() -> None:
+    """Eight nodes and pipelines: on fast links replicas of one stage are best, on slow ones the bytes decide."""
+    names = tuple(f"n{i}" for i in range(8))
+    situation = replace(CALM, nodes=names, pipelines=8, microbatches=16, most_stages=8, seconds_to_next_lost=1e6)
+    one_row = place(names, CALM.layer_costs, 8, copies=2, pipelines=8)
+    proposed = propose(one_row, situation)
+    assert proposed is not None
+    assert len(proposed[0]) == 1
+    fast = propose(one_row, replace(situation, step_seconds=1.0, bytes_per_second=1e10))
+    assert fast is not None
+    assert fast[0] == proposed[0]
+    assert propose(one_row, replace(situation, step_seconds=1.0, bytes_per_second=1e6)) is None
+    all_replicas = place(names, CALM.layer_costs, 1, copies=2, pipelines=8)
+    back = propose(all_replicas, replace(situation, step_seconds=100.0, bytes_per_second=1e6))
+    assert back is not None
+    assert len(back[0]) > 1
+
+
+def test_what_each_node_sends_of_gradients() -> None:
+    """Of 12 layers of 4 MB: a stage to its standby; half a model's partials and its sums, twice, of two replicas."""
+    assert most_sent(FOUR, CALM.layer_parameters) == 3 * 4e6
+    assert most_sent(place(CALM.nodes, CALM.layer_costs, 1, copies=2, pipelines=4), CALM.layer_parameters) == 1.5 * 48e6
+    two = place(CALM.nodes, CALM.layer_costs, 2, copies=2, pipelines=4)
+    assert most_sent(two, CALM.layer_parameters) == 24e6
+    three_copies = place(CALM.nodes, CALM.layer_costs, 2, copies=3, pipelines=4)
+    assert most_sent(three_copies, CALM.layer_parameters) == 1.5 * 24e6
