@@ -49,14 +49,14 @@ def history_of_little_memory(seed: int, **other: Any) -> Cluster:
         "pipelines": pipelines,
         "microbatches": draw.choice([1, 2]),
         "steps": draw.choice([8, 15]),
-        "spares": draw.choice([0, 1, stages]),
-        "disturb": draw.choice([0, 1, 2, 3]),
+        "spares": draw.choice([0, 0, 1, stages]),
+        "disturb": draw.choice([1, 2, 3, 4, 5]),
         "outages": draw.choice([0, 0, 1]),
         "checkpoint_every": draw.choice([0, 3]),
         "settle_seconds": 0.3,
         "most_stages": draw.choice([0, stages + 1]),
-        # Of two layers each: twelve bytes of state, and a block of gradients or up to three.
-        "memory_bytes": draw.choice([2, 3]) * 2 * (12 + 3 * 4),
+        # Of two layers each: twelve bytes of state, and as many gradients as all pipelines on one node make.
+        "memory_bytes": draw.choice([2, 2, 3]) * 2 * (12 + 4 * (1 + (pipelines - 1).bit_length())),
     }
     return Cluster(seed, decide=decide, **(given | other))
 
@@ -64,11 +64,10 @@ def history_of_little_memory(seed: int, **other: Any) -> Cluster:
 @pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
 def test_no_node_is_asked_for_more_than_it_has(hundred: int) -> None:
     CHOSEN.clear()
-    waited = bound = 0
+    bound = 0
     for seed in range(hundred * 100, hundred * 100 + 100):
         cluster = history_of_little_memory(seed).run()
-        waited += any("more memory" in record.text for _, record in cluster.records)
-        bound += any("does not fit" in record.text for _, record in cluster.records)
+        told = [record.text for _, record in cluster.records]
+        bound += any("more memory" in text or "does not fit" in text for text in told)
     assert len(CHOSEN) > 110, "hardly any shape was chosen"
-    assert waited > 0, "memory was never short when an era began"
-    assert bound > 0, "no shape was ever too large"
+    assert bound > 0, "memory was never short"
