@@ -175,7 +175,9 @@ def _rearranged(
     if not settings.redundancy and not leaving and not any(stage.standbys for stage in plan.stages):
         return plan.stages, [], []
     usable = membership.usable(state)
-    stages, reasons = settle(plan.stages, usable, seeded, leaving, settings.copies, zones_of(state), state.layer_costs)
+    stages, reasons = settle(
+        plan.stages, usable, seeded, leaving, state.copies_wanted, zones_of(state), state.layer_costs
+    )
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
         node = state.nodes[name]
@@ -232,7 +234,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         pipelines=settings.pipelines,
         most_stages=most,
         nodes=tuple(natural_order(usable)),
-        copies=settings.copies,
+        copies=state.copies_wanted,
         seed_bytes_per_second=settings.seed_bytes_per_second,
         seconds_to_next_lost=settling.seconds_between_lost_nodes(state, now),
         slowness={n: state.nodes[n].pace.known for n in usable},

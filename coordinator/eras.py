@@ -73,7 +73,7 @@ def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones) -> tup
             nodes,
             cutting.costs_of(state),
             settings.stages,
-            copies=settings.copies,
+            copies=state.copies_wanted,
             zones=zones,
             pipelines=settings.pipelines,
             parameters=state.layer_costs,

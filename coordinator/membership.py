@@ -27,7 +27,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 
-from culm.coordinator import agreement, links, waiting
+from culm.coordinator import agreement, copies, links, waiting
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
 from culm.coordinator.decisions import Decision, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
@@ -47,7 +47,7 @@ NOBODY = "no heartbeat comes from any node: waiting for nodes to attach or to jo
 # a run of months on spot machines.
 FENCED_KEPT = 1_024
 # Enough for a mean time between lost nodes (``settling``), and few enough to follow a market that changes.
-LOST_REMEMBERED = 20
+LOST_REMEMBERED = 100
 
 
 def join(state: State, report: Joined, now: float) -> Decision:
@@ -280,8 +280,9 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         facts={k: v for k, v in state.facts.items() if k not in gone},
         following={k: v for k, v in state.following.items() if k not in gone},
         changed_at=now,
-        lost_at=(*state.lost_at, now)[-LOST_REMEMBERED:],
+        lost_at=(*state.lost_at, *(now for _ in gone))[-LOST_REMEMBERED:],
     )
+    state, more_copies = copies.after_losses(state, len(state.nodes) + len(gone), now)
     commands: list[Command] = []
     for node in gone.values():
         stages = state.plan.owned_by(node.node) if state.plan else ()
@@ -308,8 +309,8 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
     if state.settings.redundancy:
-        stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state), copies=state.settings.copies)
-        reasons = [*reasons, *repairs]
+        stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state), copies=state.copies_wanted)
+        reasons = [*reasons, *filter(None, [more_copies]), *repairs]
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING
     moved = tuple(

@@ -158,4 +158,4 @@ def _since(now: TimeSplit, then: TimeSplit) -> TimeSplit:
 def _lost_per_second(state: State, now: float) -> float:
     """Of an owner, as often as nodes were lost lately."""
     lost_at = state.lost_at
-    return len(lost_at) / max(1.0, now - lost_at[0]) if lost_at else 0.0
+    return len(set(lost_at)) / max(1.0, now - lost_at[0]) if lost_at else 0.0

@@ -49,6 +49,7 @@ class Settings:
     measured: bool = False  # whether the model is cut by times that nodes measure
     clip_norm: float | None = None
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
+    chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     auto: bool = False  # which redundancy is chosen at run time
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     most_stages: int = 0  # 0: as many as the job asks for
@@ -249,7 +250,8 @@ class State:
     storage: Storage = field(default_factory=Storage)
     # -- what decisions about the shape go by
     changed_at: float = 0.0  # when the set of nodes, or the cut of the model, changed last
-    lost_at: tuple[float, ...] = ()  # when the last nodes were lost
+    lost_at: tuple[float, ...] = ()  # when each of the last nodes was lost
+    copies: int = 0  # of every stage, if they became more than the job asks for. Invariant: never falls.
     # Since when a new leader waits for the nodes to attach to it; None: it decides. Meanwhile it loses nobody and
     # commits nothing: what was persisted may be older than what the nodes know (rule 8).
     took_over_at: float | None = None
@@ -261,3 +263,8 @@ class State:
     waits: Mapping[str, str] = field(default_factory=dict)  # what the run waits for, in words, by topic: see waiting
     failures: Failures = field(default_factory=Failures)
     detail: str = "waiting for nodes"
+
+    @property
+    def copies_wanted(self) -> int:
+        """Of every stage; 1 without redundancy."""
+        return max(self.copies, self.settings.copies)

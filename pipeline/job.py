@@ -136,7 +136,8 @@ class ResilienceSection(_Section):
     ``ship_every``: after so many microbatches a stage's gradients, as far as they have come, go to its hot standby,
     which then redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers
     ship none.
-    ``copies``: how many nodes hold each stage, its owners among them, so that one less may be lost at once.
+    ``copies``: how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto"
+    they are 2, and become more where the bulks of lost nodes ask for it.
     ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.
     ``patience``: seconds of silence after which a node that is frozen or cut off counts as lost. Every other time
     limit keeps its ratio to it. A node that is killed is noticed at once.
@@ -146,7 +147,7 @@ class ResilienceSection(_Section):
     ship_every: Annotated[int, Field(ge=0, le=2**16)] = 0
     redundant_bytes: Bytes = 2_000_000_000
     redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
-    copies: Annotated[int, Field(ge=2, le=16)] = 2
+    copies: Annotated[int, Field(ge=2, le=16)] | Literal["auto"] = 2
     patience: Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)] = USUAL
 
     @model_validator(mode="after")
@@ -157,8 +158,8 @@ class ResilienceSection(_Section):
 
     @property
     def copies_held(self) -> int:
-        """As ``copies``, but 1 without redundancy."""
-        return 1 if self.redundancy == "off" else self.copies
+        """As ``copies``, but 1 without redundancy, and with "auto" those that a run begins with."""
+        return 1 if self.redundancy == "off" else 2 if self.copies == "auto" else self.copies
 
 
 class CheckpointSection(_Section):

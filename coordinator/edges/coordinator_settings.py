@@ -50,6 +50,7 @@ class CoordinatorSettings:
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,
+            chooses_copies=job.resilience.copies == "auto",
             auto=job.resilience.redundancy == "auto",
             nodes=self.nodes,
             most_stages=job.pipeline.most_stages or 0,

@@ -54,6 +54,7 @@ def to_document(state: State) -> Document:
         "checkpoints": [_origin_to(checkpoint) for checkpoint in state.checkpoints],
         "ending": [state.ending.fetched, state.ending.released],
         "draining": {n.node: [n.incarnation, n.draining] for n in state.nodes.values() if n.draining},
+        "copies": state.copies,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
     }
 
@@ -103,6 +104,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         origin=_origin_from(document["origin"]),
         resumed=document["resumed"],
         checkpoints=tuple(map(_origin_from, document["checkpoints"])),
+        copies=document.get("copies", 0),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),
         took_over_at=now,  # nothing is lost or committed before the nodes had the time to tell (rule 8)

@@ -95,7 +95,7 @@ class Cluster:
         pipelines: int = 1,
         has_buffers: bool = False,
         uneven: bool = False,
-        copies: int = 2,
+        copies: int | str = 2,
         hostile: Callable[[World], object] | None = None,
         stops: int = 0,
         measured: bool = False,
@@ -163,7 +163,8 @@ class Cluster:
             checkpoint_url=URL,
             settle_seconds=settle_seconds,
             most_stages=most_stages,
-            copies=copies,
+            copies=copies if isinstance(copies, int) else 2,
+            chooses_copies=copies == "auto",
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)

@@ -202,6 +202,7 @@ PIPELINE: dict[str, Case] = {
 RESILIENCE: dict[str, Case] = {
     "redundancy unknown": ({"resilience.redundancy": "lasy"}, "did you mean lazy?"),
     "redundancy false": ({"resilience.redundancy": False}, "resilience.redundancy"),
+    "copies many": ({"resilience.copies": "many"}, "resilience.copies"),
     "copies 1": ({"resilience.copies": 1}, "resilience.copies"),
     "copies 10**30": ({"resilience.copies": 10**30}, "resilience.copies"),
     "copies without redundancy": (

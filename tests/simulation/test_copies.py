@@ -1,9 +1,14 @@
 """Bulk losses in the simulated cluster: fewer nodes than there are copies go at once without a rollback."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
+from culm.coordinator import reports
+from culm.coordinator import state as co
+from culm.coordinator.decide import advance
+from culm.coordinator.decisions import Decision
 from culm.simulator.histories.simulated_cluster import Cluster
 from tests.simulation.test_zones import rolled_back
 
@@ -37,3 +42,37 @@ def test_fewer_lost_nodes_than_copies_roll_nothing_back(copies: int) -> None:
 @pytest.mark.parametrize("copies", [2, 3])
 def test_as_many_lost_nodes_as_copies_may_roll_back(copies: int) -> None:
     assert any(rolled_back(after_a_bulk_loss(seed, copies, copies)) for seed in range(30))
+
+
+def long_steps(state: co.State, report: reports.Report, now: float) -> Decision:
+    """As a run decides whose steps take hours: what has taken two nodes at once will come again before it ends."""
+    return advance(replace(state, watch=replace(state.watch, recent=(1e4,))), report, now)
+
+
+def test_a_bulk_loss_asks_for_more_copies_and_the_next_one_rolls_nothing_back() -> None:
+    """Two of six nodes go at once, twice: the first time no neighbours, the second time any."""
+    for seed in range(10):
+        draw = random.Random(f"auto {seed}")
+        cluster = Cluster(
+            seed, 6, 8, 2, 80, nodes=6, disturb=0, settle_seconds=0.3, copies="auto", respawn=False, decide=long_steps
+        )
+        first = draw.randrange(6)
+        chosen = [f"n{first}", f"n{(first + 2) % 6}"]
+        copies: list[set[int]] = []
+
+        def take(cluster: Cluster = cluster, chosen: list[str] = chosen) -> None:
+            for name in chosen:
+                cluster.faults.kill(cluster.nodes[name])
+
+        def again(cluster: Cluster = cluster, copies: list[set[int]] = copies, draw: random.Random = draw) -> None:
+            plan = cluster.state.plan
+            assert plan is not None
+            copies.append({len(stage.required()) for stage in plan.stages})
+            for node in draw.sample([n for n in cluster.nodes.values() if n.alive], 2):
+                cluster.faults.kill(node)
+
+        cluster.clock.at(0.5, take)
+        cluster.clock.at(6.0, again)
+        cluster.run()
+        assert min(copies[0]) >= 3, f"seed {seed}"
+        assert rolled_back(cluster) == [], f"seed {seed}"
