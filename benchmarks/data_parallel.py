@@ -50,6 +50,13 @@ def addresses(nodes: int, apart: bool) -> dict[str, dict[str, str]]:
     return {f"n{i}": {"CULM_LISTEN": f"127.0.0.{i + 2}:0"} for i in range(nodes if apart else 0)}
 
 
+def refuse_lost(events: list[pb.ListEventsResponse]) -> None:
+    """Raises RuntimeError if a node was lost: such a run says nothing about calm ones."""
+    for event in events:
+        if event.kind == "lost":
+            raise RuntimeError(f"the run was not calm, repeat it: {event.text}")
+
+
 def culm_step(steps: int, apart: bool) -> Calm:
     """``apart``: the nodes are as on machines of their own."""
     commits: list[float] = []
@@ -63,6 +70,7 @@ def culm_step(steps: int, apart: bool) -> Calm:
         job = load_job(path)
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+            refuse_lost(events)
             commits.extend(event.time for event in events if event.kind == "commit")
             if status.phase == "running" and status.step > WARM:
                 pids = cluster.pids()
@@ -156,7 +164,8 @@ def sent_in_a_step(pipelines: int, replicas: int) -> float:
         path = large_layers.job_file(folder, steps=BYTES_STEPS, pipelines=pipelines, microbatches=1)
         job = load_job(path)
 
-        def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None: ...
+        def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+            refuse_lost(events)
 
         with LocalCluster(job, ROOT, replicas, folder=folder / "run", patience=PATIENCE) as cluster:
             train(cluster, note)

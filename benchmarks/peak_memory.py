@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import large_layers
-from benchmarks.data_parallel import PATIENCE, ROOT, addresses, tell
+from benchmarks.data_parallel import PATIENCE, ROOT, addresses, refuse_lost, tell
 from benchmarks.measure import Measure
 from benchmarks.processes import Memory, memory
 from culm.local.cluster import LocalCluster
@@ -24,7 +24,7 @@ from culm.pipeline.job import load_job
 from culm.protos import coordinator_pb2 as pb
 
 OPTIMIZER, STATE_UNITS = "AdamW", 2.0  # two moments of each parameter
-STEPS, MICROBATCHES = 8, 2
+STEPS, MICROBATCHES = 30, 2  # with fewer steps the memory that is kept has not grown to its most
 SECONDS = 0.05  # of paced compute in a microbatch: peaks of nodes that wait for each other, as those of accelerators do
 LOOK_SECONDS = 0.005  # between two looks at what is anonymous: of that the kernel keeps no peak
 PROMISED = 2.5  # gradients of the stage, with one pipeline a node
@@ -77,6 +77,7 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
         where = addresses(replicas, apart)
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
+            refuse_lost(events)
             if status.phase == "done":
                 watch.end()
                 heaps.update({pid: int((notes / f"{pid}.heap").read_text()) for pid in pids})
