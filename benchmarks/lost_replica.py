@@ -11,6 +11,9 @@ kill -9 and does not come back.
 - Culm goes on with all samples, whose pipelines the others take over. With as many pipelines as replicas one node has
   two then: at best 1/2. With three on each replica the others have four: at best 3/4.
 
+Replicas share this machine's cores, so those that are left are a little faster than on machines of their own, and both
+ways may pass what is best.
+
 ``python -m benchmarks.lost_replica`` needs ``pip install torchft`` (measured with 0.2.0).
 """
 
@@ -46,7 +49,7 @@ from culm.pipeline.job import load_job
 from culm.protos import coordinator_pb2 as pb
 
 REPLICAS, MICROBATCHES = 4, 12  # of a replica
-SECONDS = 0.2  # of paced compute in a replica's step
+SECONDS = 0.6  # of paced compute in a replica's step: long beside what the replicas take of the cores they share
 KILLED, AFTER = 16, 16  # the step in which a replica is lost, and how many follow it
 SETTLE = 2.0  # seconds until Culm's shape follows
 LIMIT = 200.0  # seconds for a run of torchft
