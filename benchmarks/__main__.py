@@ -71,6 +71,8 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
   copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
 - Coordinator: nodes that attend a real coordinator and compute nothing, on the machine's other core; the worst of ten
   lost nodes a round, from the end of a stream to the moment when the last node has its plan; a commit of eight.
+  A line is one pipeline of 990 stages, each with a standby, or of 8; a grid is 125 pipelines on as many replicas of 8
+  stages, or 4 of 2.
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 

@@ -1,7 +1,13 @@
-"""Several pipelines on several replicas: a calm step against bare processes and torch's, and what a lost node costs.
+"""Several pipelines on several replicas: a calm step beside others', what a lost node costs, bytes and memory.
 
-``python -m benchmarks.grid calm`` and ``... lost`` run their ways in turn, round by round. Paced layers
-(``benchmarks.paced``) take their time off the CPU.
+``python -m benchmarks.grid WHAT`` runs its ways in turn, round by round. Paced layers (``benchmarks.paced``,
+``benchmarks.large_layers``) take their time off the CPU. WHAT is
+
+- ``calm``: a step of two stages on four replicas, against bare processes and torch's pipelines;
+- ``lost``: what a lost node costs;
+- ``parallel``: a step of one stage on four replicas, against torch's DistributedDataParallel;
+- ``bytes``: what nodes send in a step, against a ring all-reduce and against what the tree predicts;
+- ``memory``: the peak of each node's memory, in gradients of its stage.
 """
 
 import argparse
@@ -12,7 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.awake import awake_cores
+from benchmarks.data_parallel import bytes_sent, parallel
 from benchmarks.paced import BACKWARD, FORWARD, job_file
+from benchmarks.peak_memory import peak_memory
 from benchmarks.pipelining import WARM, told
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
@@ -126,15 +134,22 @@ def lost(rounds: int) -> None:
 
 @awake_cores()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["calm", "lost"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["calm", "lost", "parallel", "bytes", "memory"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
-    if arguments.what == "calm":
-        calm(arguments.rounds, arguments.steps)
-    else:
-        lost(arguments.rounds)
+    match arguments.what:
+        case "calm":
+            calm(arguments.rounds, arguments.steps)
+        case "lost":
+            lost(arguments.rounds)
+        case "parallel":
+            parallel(arguments.rounds, arguments.steps)
+        case "bytes":
+            bytes_sent()
+        case "memory":
+            peak_memory()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import grpc
 
-from culm.pipeline.plan_codec import whole
+from culm.pipeline.flow import peers_of
+from culm.pipeline.plan_codec import plan_from_proto, whole
 from culm.pipeline.rpc.channel import channel_options
 from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
@@ -16,7 +17,7 @@ from culm.protos import coordinator_pb2 as pb
 BEAT_SECONDS = 1.0  # between two heartbeats of one node
 BEATS_AT_ONCE = 20  # the heartbeats of all nodes are spread over their second in that many groups
 PATIENCE = 60.0
-LOSSES = [0.5] * 8  # of the microbatches, which the last stage reports
+LOSS = 0.5  # of each microbatch, which the last stage reports
 ATTEND = "/culm.v1.Coordinator/Attend"
 # An order is the one field of AttendResponse that is set: its first byte tells which, by number and wire type.
 PLAN, COMMIT = (pb.AttendResponse.DESCRIPTOR.fields_by_name[name].number << 3 | 2 for name in ("plan", "commit"))
@@ -73,7 +74,6 @@ class SimulatedNode:
     async def beat(self) -> None:
         """A heartbeat as a node's in the middle of its work."""
         self.beats += 1
-        number = int(self.name[1:])
         n = float(self.beats)
         heartbeat = pb.Heartbeat(
             version=self._herd.committed,
@@ -85,7 +85,7 @@ class SimulatedNode:
             samples=30,
             slowness=1.0,
             times=pb.TimeSplit(forward=0.3 * n, backward=0.6 * n, apply=0.05 * n, bubble=0.05 * n),
-            sent_bytes={f"n{number + 1}": 65536 * self.beats, f"n{number - 1}": 65536 * self.beats},
+            sent_bytes=dict.fromkeys(self._herd.peers.get(self.name, ()), 65536 * self.beats),
         )
         await self.say(pb.AttendRequest(heartbeat=heartbeat))
 
@@ -106,11 +106,14 @@ class SimulatedNode:
 class Herd:
     """All simulated nodes of a run, as a context manager: entered, every one of them has the first plan."""
 
-    def __init__(self, address: str, nodes: int, stages: int) -> None:
+    def __init__(self, address: str, nodes: int, layers: int, microbatches: int) -> None:
+        """``microbatches``: of a step, in all pipelines."""
         self.committed = 0
         self.nodes = {f"n{i}": SimulatedNode(self, f"n{i}", address) for i in range(nodes)}
         self.plan = pb.Plan()
-        self._stages = stages
+        self.peers: dict[str, tuple[str, ...]] = {}  # whom each node exchanges tensors with under the first plan
+        self._layers = layers
+        self._losses = [LOSS] * microbatches
         self._seen: bytes = b""  # the last order that was decoded
         self._kind = PLAN  # of the orders that are waited for, and who is still to get one
         self._awaited: set[str] = set()
@@ -123,8 +126,10 @@ class Herd:
         self._await(PLAN)
         self._beating = asyncio.create_task(self._beat())
         for node in self.nodes.values():
-            await node.attend(self._stages)
+            await node.attend(self._layers)
         await self._arrived()
+        plan = plan_from_proto(self.plan)
+        self.peers = {name: peers_of(name, plan) for name in self.nodes}
         # A node of its own process has few objects: what all of them together would take to collect is nobody's time.
         gc.collect()
         gc.disable()
@@ -193,11 +198,11 @@ class Herd:
         self._await(COMMIT)
         said = []
         for s, stage in reversed(list(enumerate(self.plan.stages))):
-            losses = LOSSES if s == len(self.plan.stages) - 1 else []
+            losses = self._losses if s == len(self.plan.stages) - 1 else []
             where = {"era": self.plan.era, "step": self.committed, "stage": s, "first_layer": stage.first_layer}
             norms = [1.0] * (stage.end_layer - stage.first_layer)
             ready = pb.AttendRequest(ready=pb.Ready(**where, squared_norms=norms, losses=losses))
-            said += [(node, ready) for node in (*(b.node for b in stage.standbys), *stage.owners)]
+            said += [(node, ready) for node in (*(b.node for b in stage.standbys), *dict.fromkeys(stage.owners))]
         for node, ready in said[:-1]:
             await self.nodes[node].say(ready)
         await asyncio.sleep(pause)
@@ -207,16 +212,16 @@ class Herd:
         return await self._arrived() - begun
 
     async def lose(self, draw: random.Random) -> float:
-        """A random owner's stream ends and its neighbours miss it; seconds until the last node has another plan."""
+        """A random owner's stream ends and its peers miss it; seconds until the last node has another plan."""
         stages = list(self.plan.stages)
         s = draw.randrange(1, len(stages) - 1)
-        lost = self.nodes[stages[s].owners[0]]
-        neighbours = {stages[x].owners[0] for x in (s - 1, s + 1)} - {lost.name}
+        lost = self.nodes[draw.choice(list(dict.fromkeys(stages[s].owners)))]
+        peers = peers_of(lost.name, plan_from_proto(self.plan))
         report = pb.AttendRequest(peer_lost=pb.PeerLost(node=lost.name, incarnation=1, why="the stream broke"))
         lost.gone = True
         self._await(PLAN)
         begun = time.perf_counter()
         lost.end()
-        for name in neighbours:
+        for name in peers:
             await self.nodes[name].say(report)
         return await self._arrived() - begun

@@ -56,7 +56,9 @@ class LocalCluster:
         resume: str = "",
         allow: str = "",
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        waits_for: int | None = None,
     ) -> None:
+        """``nodes``: how many are started here. ``waits_for``: how many training waits for, these by default."""
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
         self.address = address  # several, separated by commas: the first that is free; empty: any free port
@@ -64,6 +66,7 @@ class LocalCluster:
         self.folder = folder or Path("runs") / f"{job.job.name}-{stamp}-{os.getpid()}"
         self.deaths: list[tuple[str, float]] = []  # (node, unix time)
         self._wanted = nodes
+        self._waits_for = nodes if waits_for is None else waits_for
         self._kills = list(kills)
         self._respawn = respawn
         self._failed: dict[str, int] = {}  # how often a node has ended by itself, by name
@@ -203,7 +206,7 @@ class LocalCluster:
         assert self._redis is not None
         words = ["coordinator", "--job", str(self.folder / "job.toml"), "--listen", address, "--name", "local"]
         words += ["--resume", self._resume, "--allow", self._allow]
-        return [*words, "--nodes", str(self._wanted), "--allow-kill"]
+        return [*words, "--nodes", str(self._waits_for), "--allow-kill"]
 
     def _redis_url_file(self) -> Path:
         """The file with the URL, for this user alone. A command line is for everybody on the machine to read."""
