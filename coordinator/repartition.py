@@ -20,7 +20,7 @@ from culm.coordinator.memory import LayerBytes
 from culm.coordinator.standbys import with_standbys
 from culm.coordinator.zones import Zones
 from culm.pipeline.partition import partition
-from culm.pipeline.plan import StagePlan, Stages
+from culm.pipeline.plan import Stages
 
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 # The part of training's speed that is lost while state moves: ``seed_bytes_per_second`` is chosen so that it is no
@@ -78,11 +78,13 @@ def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     gain = 1.0 - after / before if before else 0.0
     if gain < WORTHWHILE:
         return None
+    held = _held(stages)
     moved = sum(
         situation.layer_parameters[layer]
         for stage in better
         for node in stage.holders()
-        for layer in _new(stages, node, stage)
+        for layer in stage.layers
+        if layer not in held.get(node, ())
     )
     seconds = moved * STATE_BYTES / situation.seed_bytes_per_second
     saved, spent = gain * situation.seconds_to_next_lost, SLOWDOWN * seconds
@@ -169,8 +171,9 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
         return with_standbys(alone, situation.copies, situation.nodes, situation.zones)
     ranges = partition(situation.layer_costs, count)
     # Whoever holds most of a stage's layers owns it, as long as the stage has owners to come.
+    held = _held(before)
     wanted = [
-        (-sum(situation.layer_parameters[x] for x in set(range(first, end)).intersection(_held(before, name))), i, s)
+        (-sum(situation.layer_parameters[x] for x in held.get(name, ()) if first <= x < end), i, s)
         for i, name in enumerate(order)
         for s, (first, end) in enumerate(ranges)
     ]
@@ -184,12 +187,10 @@ def _shape(order: Sequence[str], count: int, before: Stages, situation: Situatio
     return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_parameters)
 
 
-def _held(stages: Stages, node: str) -> list[int]:
-    """The layers that the node has at the committed version."""
-    return [layer for stage in stages if node in stage.required() for layer in stage.layers]
-
-
-def _new(stages: Stages, node: str, stage: StagePlan) -> list[int]:
-    """The layers of a stage to be that the node does not hold yet."""
-    held = set(_held(stages, node))
-    return [layer for layer in stage.layers if layer not in held]
+def _held(stages: Stages) -> dict[str, set[int]]:
+    """The layers that each node has at the committed version."""
+    held: dict[str, set[int]] = {}
+    for stage in stages:
+        for node in stage.required():
+            held.setdefault(node, set()).update(stage.layers)
+    return held
