@@ -21,11 +21,11 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
             return False
     held = [at.reduced(stage, layer) for stage, layer in plan.held_layers(at.node)]
     missing = [key for key in held if key not in post.mailbox]
-    following = at.commits[0].next_plan
-    if following is not None and any(
-        _sender(plan, at.node, k.index) != _sender(following, at.node, k.index) for k in missing
-    ):
-        return False  # under that plan nothing of this step comes any more
+    # Under a plan with another sender nothing of this step comes any more, whichever of the queued commits brings it.
+    # Until this node obeys that plan the new sender, a reducer named anew, waits for its answer, and sends nothing.
+    following = [commit.next_plan for commit in at.commits if commit.next_plan is not None]
+    if any(_sender(plan, at.node, k.index) != _sender(x, at.node, k.index) for x in following for k in missing):
+        return False
     # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
     # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
     here = (*post.mailbox, *post.early.keys())

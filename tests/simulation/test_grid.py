@@ -60,3 +60,11 @@ def test_on_whatever_nodes_the_pipelines_run_the_history_ends_exact(fifty: int) 
     for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = history_of_the_grid(seed).run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [(205063, "a copy being seeded waited for a gradient that its sender, gone with a later commit, could not send")],
+)
+def test_histories_of_the_grid_that_failed_once(seed: int, why: str) -> None:
+    history_of_the_grid(seed).run()
