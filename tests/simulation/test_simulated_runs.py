@@ -205,8 +205,8 @@ def _numbers(row: Row) -> list[float]:
 
 
 def test_the_same_trace_gives_the_same_rows() -> None:
-    changes = hourly(5, BERT.machines, 0.25, 3)
-    assert list(rows(changes, BERT, 3 * HOUR, Cluster())) == list(rows(changes, BERT, 3 * HOUR, Cluster()))
+    changes = hourly(5, BERT.machines, 0.25, 1)
+    assert list(rows(changes, BERT, HOUR, Cluster())) == list(rows(changes, BERT, HOUR, Cluster()))
 
 
 def test_the_machine_that_decides_is_the_coordinators() -> None:
