@@ -132,16 +132,21 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    heads = ("nodes", "stages", "redundancy", "saves", "time", "$", "rollback")
+    several = any(x.way.replicas > 1 for x in found)
+    heads = ("nodes", "shape" if several else "stages", "redundancy", "saves", "samples/s", "time", "$", "rollback")
     title = "the ten best; ranges are of eight markets in ten"
+    if several:
+        title += "; a shape is replicas x stages"
     table = Table(*heads, box=None, pad_edge=False, title=title, title_justify="left")
     nearest: dict[tuple[int, int, str], Outlook] = {}  # the best of the ways that differ in their checkpoints alone
     for x in sorted(found, key=lambda x: (x is not chosen, -x.done, x.cost * x.days)):
         nearest.setdefault((x.way.machines, x.way.stages, x.way.redundancy), x)
     for x in list(nearest.values())[:10]:
         way, (cheap, dear) = x.way, x.cost_range
-        setting = (f"{way.machines}", f"{way.stages}", way.redundancy, f"{way.checkpoint_steps or 'never'}")
-        figures = (_span(*x.days_range), f"{cheap:.4g}-{dear:.4g}", f"{x.rollback_risk:.0%}")
+        shape = f"{way.replicas}x{way.stages}" if several else f"{way.stages}"
+        setting = (f"{way.machines}", shape, way.redundancy, f"{way.checkpoint_steps or 'never'}")
+        span, dollars = _span(*x.days_range), f"{cheap:.4g}-{dear:.4g}"
+        figures = (f"{x.samples_per_second:.4g}", span, dollars, f"{x.rollback_risk:.0%}")
         table.add_row(*setting, *figures, style="bold" if x is chosen else "")
     for column in table.columns:
         column.no_wrap = True
@@ -154,8 +159,9 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
     every = way.checkpoint_steps
     saves = f"a checkpoint every {every} steps" if every else "no checkpoint, since it is done before the first"
     console.print(
-        f"\nRent {way.machines}: {way.stages} stages and {way.spares} spare(s), redundancy {way.redundancy!r}, "
-        f"{saves}. Done in {_span(chosen.days, chosen.days)} for ${chosen.cost:.2f}; a run goes back to a checkpoint "
+        f"\nRent {way.machines}: {way.shape} and {way.spares} spare(s), redundancy {way.redundancy!r}, "
+        f"{saves}. Done in {_span(chosen.days, chosen.days)} at {chosen.samples_per_second:.4g} samples/s for "
+        f"${chosen.cost:.2f}; a run goes back to a checkpoint "
         f"in {chosen.rollback_risk * chosen.markets:.0f} of {chosen.markets} markets."
     )
     for reason in why(chosen, found):

@@ -1,10 +1,18 @@
 """What to rent and how to run: every way is simulated over the same random markets, and the best one is named."""
 
+# A job of one pipeline runs a stage on every machine that is no spare. One of several pipelines has a shape, replicas x
+# stages, and the coordinator makes as many replicas as the machines give: so a way names the stages, and the replicas
+# follow. For each number of replicas the most stages are tried, which leave the fewest machines over. With one replica
+# machines may be left over on purpose, as spares; replicas are each other's copies.
+#
+# A way is what the run begins with. The coordinator changes the shape as it sees fit, up to as many stages.
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, quantiles
 
+from culm.coordinator.replicas import count as replicas_of
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.culm_run import CulmRun
 from culm.simulator.markets.job_profile import Cluster, Profile
@@ -29,10 +37,16 @@ class Way:
     stages: int
     redundancy: str
     checkpoint_steps: int  # 0: none, where the job is done before the first
+    replicas: int = 1
 
     @property
     def spares(self) -> int:
-        return self.machines - self.stages
+        return self.machines - self.replicas * self.stages
+
+    @property
+    def shape(self) -> str:
+        """In words."""
+        return f"{self.replicas} replicas of {self.stages} stages" if self.replicas > 1 else f"{self.stages} stages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +55,7 @@ class Outlook:
 
     way: Way
     done: float  # share of the markets in which the job ended in time
+    samples_per_second: float  # from the first step's beginning on
     days: float
     days_range: tuple[float, float]
     cost: float
@@ -52,30 +67,54 @@ class Outlook:
 
 
 def ways(profile: Profile, machines: Iterable[int]) -> list[Way]:
-    """All that are tried: what is not a spare runs a stage, as long as there are layers for it."""
-    step = profile.least_step_seconds()
-    intervals = sorted({max(1, round(seconds / step)) for seconds in CHECKPOINT_SECONDS})
-    intervals = [every for every in intervals if every < profile.steps] or [0]
+    """All that are tried."""
     found = []
-    for count, spares, redundancy, every in product(sorted(set(machines)), SPARES, REDUNDANCIES, intervals):
-        stages = count - spares
-        if not 1 <= stages <= len(profile.layers) or (redundancy != "off" and count < 2):
-            continue
-        found.append(Way(count, stages, redundancy, every))
+    for count in sorted(set(machines)):
+        for replicas, stages in _shapes(profile, count):
+            redundancies = REDUNDANCIES if count > 1 else ("off",)
+            each = product(redundancies, _checkpoint_steps(profile, replicas, stages))
+            found += [Way(count, stages, redundancy, every, replicas) for redundancy, every in each]
     return found
+
+
+def _shapes(profile: Profile, machines: int) -> list[tuple[int, int]]:
+    """Replicas and stages."""
+    most = len(profile.layers)
+    alone = [(1, machines - spares) for spares in SPARES if 1 <= machines - spares <= most]
+    # Several pipelines run on as many machines as there are; one runs a stage on each, and needs layers for them.
+    if profile.pipelines == 1:
+        return alone
+    found = {stages: None for _, stages in alone}
+    found |= {min(most, machines // replicas): None for replicas in range(1, min(profile.pipelines, machines) + 1)}
+    return [(replicas_of(machines, stages, profile.pipelines), stages) for stages in found]
+
+
+def _checkpoint_steps(profile: Profile, replicas: int, stages: int) -> list[int]:
+    """How many steps may lie between two checkpoints."""
+    step = replace(profile, most_stages=stages).least_step_seconds(replicas)
+    intervals = sorted({max(1, round(seconds / step)) for seconds in CHECKPOINT_SECONDS})
+    return [every for every in intervals if every < profile.steps] or [0]
 
 
 def longest(profile: Profile, cluster: Cluster, tried: Sequence[Way]) -> float:
     """Seconds after which a run of the slowest way is given up."""
     work = sum(layer.forward + layer.backward for layer in profile.layers)
-    steps = ((profile.microbatches + way.stages - 1) * work / way.stages for way in tried)
+    microbatches = profile.pipelines * profile.microbatches  # on one replica, if the others are lost
+    steps = ((microbatches + way.stages - 1) * work / way.stages for way in tried)
     return GIVEN_UP * profile.steps * (max(steps) + cluster.commit_seconds) + DAY
 
 
 def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change], seconds: float) -> Row:
     """One way over one market; at most so long."""
     cut = replace(profile, stages=way.stages, most_stages=way.stages)
-    choice = Choice(redundancy=way.redundancy, machines=way.machines, checkpoint_steps=way.checkpoint_steps)
+    # Replicas are there from the beginning where the market has the machines then.
+    here = min(way.machines, sum(change.kind == "add" and change.at == 0.0 for change in changes))
+    choice = Choice(
+        redundancy=way.redundancy,
+        machines=way.machines,
+        begins_with=max(way.stages, here) if way.replicas > 1 else 0,
+        checkpoint_steps=way.checkpoint_steps,
+    )
     return CulmRun(changes, cut, cluster, choice).run(seconds)
 
 
@@ -86,6 +125,7 @@ def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:
     return Outlook(
         way=way,
         done=mean(row.steps >= steps for row in rows),
+        samples_per_second=mean(row.throughput for row in rows),
         days=mean(days),
         days_range=_range(days),
         cost=mean(costs),
@@ -148,11 +188,22 @@ def _others(chosen: Outlook, found: Sequence[Outlook]) -> list[tuple[str, Outloo
         nearest = min(same, key=lambda x: x.cost * x.days, default=None)
         if nearest is not None:
             changes.append((f"{count} machines", nearest))
-    for spares in SPARES:
-        other = others.get(replace(way, stages=way.machines - spares))
-        if other is not None:
-            changes.append((f"{spares} spare(s)", other))
+    shapes: dict[int, Outlook] = {}  # by stages: of the same machines, with as many steps between checkpoints if tried
+    for x in found:
+        if replace(x.way, stages=0, replicas=0, checkpoint_steps=0) == replace(
+            way, stages=0, replicas=0, checkpoint_steps=0
+        ):
+            shapes[x.way.stages] = min(shapes.get(x.way.stages, x), x, key=lambda x: _unlike(x, way))
+    fewer, more = (sorted(n for n in shapes if (n < way.stages) == less and n != way.stages) for less in (True, False))
+    for stages in reversed([*fewer[-2:], *more[:2]]):
+        other = shapes[stages]
+        alone = way.replicas == other.way.replicas == 1
+        changes.append((f"{other.way.spares} spare(s)" if alone else other.way.shape, other))
     return changes
+
+
+def _unlike(x: Outlook, way: Way) -> tuple[bool, float]:
+    return x.way.checkpoint_steps != way.checkpoint_steps, x.cost * x.days
 
 
 def _against(other: Outlook, chosen: Outlook) -> str:

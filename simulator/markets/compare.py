@@ -1,7 +1,7 @@
 """Strategies side by side on the same machines: a row each."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from culm.simulator.markets.account import Row, Use
@@ -28,15 +28,22 @@ def rows(changes: Sequence[Change], work: Published, seconds: float, cluster: Cl
         yield Bamboo(wanted, work, charges, cluster.per_hour).run(seconds)
     for redundancy in REDUNDANCIES:
         yield culm(changes, work, cluster, redundancy).run(seconds)
+    pipelines = max(work.step_seconds)
+    yield culm(changes, work, cluster, "lazy", pipelines).run(seconds, f"culm, lazy, {pipelines} pipelines")
 
 
-def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundancy: str) -> CulmRun:
-    """Culm has one pipeline: of as many stages as there are nodes and layers, and two spares."""
-    profile = of_published(work)
-    length = profile.least_step_seconds() + cluster.commit_seconds
-    return CulmRun(
-        changes, profile, cluster, Choice(redundancy=redundancy, checkpoint_steps=round(CHECKPOINT_SECONDS / length))
-    )
+def culm(changes: Sequence[Change], work: Published, cluster: Cluster, redundancy: str, pipelines: int = 1) -> CulmRun:
+    """One pipeline has as many stages as there are nodes and layers, and two spares.
+
+    Several run on all machines that the others ask for, and on no more stages than leave a replica to each.
+    """
+    profile, machines = of_published(work, pipelines=pipelines), 0
+    if pipelines > 1:
+        machines = work.machines
+        profile = replace(profile, most_stages=machines // pipelines)
+    length = profile.least_step_seconds(pipelines) + cluster.commit_seconds
+    choice = Choice(redundancy=redundancy, machines=machines, checkpoint_steps=round(CHECKPOINT_SECONDS / length))
+    return CulmRun(changes, profile, cluster, choice)
 
 
 def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:

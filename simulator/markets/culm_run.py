@@ -81,7 +81,7 @@ class CulmRun:
         return self._coordinator.decisions
 
     def calm_seconds(self) -> float:
-        """What a step takes under the present plan while nothing happens."""
+        """What a step takes while nothing happens: the median of all."""
         return self._step.calm_seconds()
 
     # ---- the run ----------------------------------------------------------------------------------------------------
@@ -258,7 +258,9 @@ class CulmRun:
         assert state.plan is not None
         step, era = state.committed, state.era
         self._spent_by[step] = dict(self.account.spent)
-        size = self.profile.state_bytes / len(state.plan.stages)
+        # Owners of one stage divide its layers among them, as reducers.
+        writers = len(state.plan.stages) * min(len(stage.distinct_owners) for stage in state.plan.stages)
+        size = self.profile.state_bytes / writers
         self._clock.after(size / self.cluster.storage_bytes_per_second, lambda: self._saved(step, era))
 
     def _saved(self, step: int, era: int) -> None:
@@ -273,6 +275,7 @@ def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings
     return co.Settings(
         stages=profile.stages,
         microbatches=profile.microbatches,
+        pipelines=profile.pipelines,
         steps=profile.steps,
         copies=1 if choice.redundancy == "off" else 2,
         nodes=choice.begins_with,

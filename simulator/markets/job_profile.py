@@ -8,11 +8,12 @@ from typing import Annotated
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from culm.coordinator.zones import apart, crossing
+from culm.coordinator.zones import apart
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.plan import Stages
 from culm.pipeline.schedule import Schedule
+from culm.simulator.markets.grid_step import GridWork, StageSeconds
 from culm.simulator.markets.step_time import Durations
 from culm.simulator.markets.workload import BAMBOO, SPOT, Published
 
@@ -37,7 +38,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, config=CONFIG, kw_only=True)
 class Profile:
-    """A job. ``source``: where the figures are from."""
+    """A job. ``microbatches``: of each pipeline. ``source``: where the figures are from."""
 
     name: str
     layers: Annotated[tuple[Layer, ...], Field(min_length=1)]
@@ -48,6 +49,7 @@ class Profile:
     most_stages: Count
     lead: Count = 2
     splits: bool = False
+    pipelines: Count = 1
     source: str = ""
 
     @property
@@ -58,19 +60,28 @@ class Profile:
     def state_bytes(self) -> int:
         return STATE_BYTES * sum(layer.parameters for layer in self.layers)
 
-    def least_step_seconds(self) -> float:
-        """Seconds of a step on as many stages as there may be, without a network."""
+    def least_step_seconds(self, replicas: int = 1) -> float:
+        """Seconds of a step on as many stages as there may be, without a network; the busiest replica's."""
         each = sum(layer.forward + layer.backward for layer in self.layers) / self.most_stages
-        return (self.microbatches + self.most_stages - 1) * each
+        microbatches = -(-self.pipelines // replicas) * self.microbatches
+        return (microbatches + self.most_stages - 1) * each
 
     def bytes_between_zones(self, stages: Stages, zones: Mapping[str, str]) -> int:
-        """What a step sends between zones: activations, their gradients, and the parameters' for standbys."""
-        crossed = sum(
-            2 * self.microbatches * self.layers[stage.end_layer - 1].activation_bytes
-            for stage, following in pairwise(stages)
-            if apart(zones, stage.owner, following.owner)
-        )
-        return crossed + crossing(stages, zones, costs_of(self.layers)).gradient_bytes
+        """What a step sends between zones: activations, their gradients, and the parameters' for all holders.
+
+        An owner beside the reducer sends its partial sum there; every other holder is sent the whole one.
+        """
+        sent = 0
+        for stage, following in pairwise(stages):
+            crossed = sum(apart(zones, *pair) for pair in zip(stage.owners, following.owners, strict=True))
+            sent += 2 * crossed * self.microbatches * self.layers[stage.end_layer - 1].activation_bytes
+        for stage in stages:
+            for x in stage.layers:
+                reducer = stage.reducer_of(x)
+                away = [node for node in stage.holders() if apart(zones, reducer, node)]
+                times = len(away) + sum(node in stage.owners for node in away)
+                sent += times * GRADIENT_BYTES * self.layers[x].parameters
+        return sent
 
     def durations(self, stages: Stages, cluster: "Cluster") -> Durations:
         """For the model as a plan has cut it."""
@@ -78,6 +89,21 @@ class Profile:
         backward = tuple(sum(self.layers[x].backward for x in stage.layers) for stage in stages)
         largest = max(self.layers[stage.end_layer - 1].activation_bytes for stage in stages)
         return Durations(forward, backward, cluster.hop_seconds + largest / cluster.bytes_per_second)
+
+    def grid_work(self, stages: Stages, cluster: "Cluster") -> GridWork:
+        """The same where stages may have several owners."""
+        seconds = self.durations(stages, cluster)
+        sending = (
+            GRADIENT_BYTES * sum(self.layers[x].parameters for x in stage.layers) / cluster.bytes_per_second
+            for stage in stages
+        )
+        return GridWork(
+            layers=tuple(layer.forward + layer.backward for layer in self.layers),
+            stages=tuple(map(StageSeconds, seconds.forward, seconds.backward, sending)),
+            pipelines=self.pipelines,
+            microbatches=self.microbatches,
+            hop=seconds.hop,
+        )
 
 
 @dataclass(frozen=True, slots=True, config=CONFIG, kw_only=True)
@@ -97,11 +123,12 @@ class Cluster:
     per_gb_between_zones: float = 0.0  # dollars for 1e9 bytes, both ends' charges together
 
 
-def of_published(work: Published, layers: int = 24, parameters: int = 340_000_000) -> Profile:
+def of_published(work: Published, layers: int = 24, parameters: int = 340_000_000, pipelines: int = 1) -> Profile:
     """A profile that takes as long as the published steps, with and without data parallelism.
 
-    A step of D pipelines takes (M / D + P - 1) t: the times for D = 1 and D = 4 tell M and t. ``layers`` and
-    ``parameters``: of BERT-large, as its paper has them. Bamboo's times contain its own redundancy.
+    The step's microbatches are divided among so many ``pipelines``. A step of D pipelines takes (M / D + P - 1) t: the
+    times for D = 1 and D = 4 tell M and t. ``layers`` and ``parameters``: of BERT-large, as its paper has them. The
+    published times contain Bamboo's own redundancy.
     """
     one, four, stages = work.step_seconds[1], work.step_seconds[4], work.stages
     # one = (M + P - 1) t and four = (M / 4 + P - 1) t
@@ -111,7 +138,8 @@ def of_published(work: Published, layers: int = 24, parameters: int = 340_000_00
     return Profile(
         name=work.name,
         layers=(layer,) * layers,
-        microbatches=microbatches,
+        microbatches=microbatches // pipelines,
+        pipelines=pipelines,
         samples_per_step=work.samples_per_step,
         steps=work.steps,
         stages=stages,
@@ -126,7 +154,8 @@ def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
     return Profile(
         name=job.job.name,
         layers=tuple(layers),
-        microbatches=pipeline.pipelines * pipeline.microbatches,  # one owner runs its stage in every pipeline
+        microbatches=pipeline.microbatches,
+        pipelines=pipeline.pipelines,
         samples_per_step=job.samples_per_step,
         steps=job.job.steps,
         stages=pipeline.stages,

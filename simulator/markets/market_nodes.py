@@ -7,7 +7,7 @@ from culm.coordinator import reports
 from culm.pipeline.plan import Plan
 from culm.pipeline.times import TimeSplit
 from culm.simulator.markets.seeding_time import Part
-from culm.simulator.markets.step_time import StepRun
+from culm.simulator.markets.step_time import Step
 
 
 @dataclass(eq=False, kw_only=True)
@@ -59,7 +59,7 @@ class MarketNodes:
 
     # ---- what they report -------------------------------------------------------------------------------------------
 
-    def spend(self, step: StepRun, steps: int) -> None:
+    def spend(self, step: Step, steps: int) -> None:
         """So many steps went by: where each node's time went."""
         for name, node in self.here.items():
             spent = step.times(name)
@@ -89,7 +89,7 @@ class MarketNodes:
                 stage=s,
                 first_layer=layers.start,
                 squared_norms=(0.0,) * len(layers),
-                losses=(0.0,),
+                losses=(0.0,) * plan.pipelines,
             )
             for name, node in self.here.items()
             if node.held

@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from culm.coordinator.repartition import SLOWDOWN
 from culm.pipeline.plan import Plan, Stages
+from culm.simulator.markets.grid_step import GridStep
 from culm.simulator.markets.job_profile import Cluster, Profile
-from culm.simulator.markets.step_time import StepRun, calm
+from culm.simulator.markets.step_time import Step, calm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +37,17 @@ class StepTimes:
     def __init__(self, profile: Profile, cluster: Cluster, choice: Choice) -> None:
         self._profile, self._cluster, self._choice = profile, cluster, choice
         self._stages: Stages = ()  # that were asked for last, and their step
-        self._calm: StepRun | None = None
+        self._calm: Step | None = None
 
-    def calm_step(self, plan: Plan) -> StepRun:
+    def calm_step(self, plan: Plan) -> Step:
         """Not to be changed: it is the same for all plans whose stages share nodes alike."""
         if self._calm is None or plan.stages is not self._stages:
             self._stages, self._calm = plan.stages, self._calm_step(plan)
         return self._calm
 
-    def _calm_step(self, plan: Plan) -> StepRun:
+    def _calm_step(self, plan: Plan) -> Step:
+        if self._profile.pipelines > 1:
+            return GridStep(plan.stages, self._profile.grid_work(plan.stages, self._cluster))
         owners = [stage.owner for stage in plan.stages]
         place = {name: i for i, name in enumerate(dict.fromkeys(owners))}
         durations = self._profile.durations(plan.stages, self._cluster)
@@ -54,7 +57,8 @@ class StepTimes:
         """``seeds``: state is moving meanwhile."""
         useful = self.calm_step(plan).seconds + self._cluster.commit_seconds
         share = 0.0
-        if self._choice.redundancy != "off":
+        # Where every stage has several owners they are its copies: nobody stands by.
+        if self._choice.redundancy != "off" and any(len(stage.distinct_owners) == 1 for stage in plan.stages):
             share = self._cluster.eager_share if self._eager(plan) else self._cluster.lazy_share
         return Lengths(useful, useful * share, useful * SLOWDOWN if seeds else 0.0)
 

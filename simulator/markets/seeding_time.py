@@ -29,15 +29,18 @@ class Part(NamedTuple):
 
 
 def asked(plan: Plan) -> list[tuple[str, Part]]:
-    """Who is to give what to whom under a plan: standbys that are not hot, and holders of stages to be."""
+    """Who is to give what to whom under a plan: standbys that are not hot, and holders of stages to be.
+
+    Of several holders all ask the first one, as nodes do (``stage_server.worker.holdings``).
+    """
     parts = [
-        (stage.owner, Part(b.node, stage.first_layer, stage.end_layer))
+        (stage.owners[0], Part(b.node, stage.first_layer, stage.end_layer))
         for stage in plan.stages
         for b in stage.standbys
         if not b.hot
     ]
     for stage in plan.target:
-        giver = next(s.owner for s in plan.stages if stage.first_layer in s.layers)
+        giver = next(s.owners[0] for s in plan.stages if stage.first_layer in s.layers)
         parts += [(giver, Part(node, stage.first_layer, stage.end_layer)) for node in stage.holders()]
     return list({part: (giver, part) for giver, part in parts}.values())
 

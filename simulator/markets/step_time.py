@@ -1,12 +1,14 @@
-"""How long a step takes, calm or with a lost node: nodes' programs under a plan, with measured durations."""
+"""How long a step of one pipeline takes, calm or with a lost node: nodes' programs, with measured durations."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Protocol, Self
 
 from culm.pipeline.flow import awaited
 from culm.pipeline.instruction import Instruction
+from culm.pipeline.plan import Stages
 from culm.pipeline.schedule import Schedule, programs
 from culm.pipeline.times import TimeSplit
 
@@ -25,6 +27,28 @@ from culm.pipeline.times import TimeSplit
 # A result that had arrived stays with its consumer, also where its producer does it again: nobody waits for it twice.
 # An heir is free from ``resumed`` on, when the lost node was noticed. The share of the forwards that it had run ahead
 # takes no time again.
+
+
+class Step(Protocol):
+    """A step under way, of one pipeline (``StepRun``) or of several (``grid_step.GridStep``). Seconds."""
+
+    seconds: float  # from its beginning to the last gradient
+
+    def of(self, stages: Stages) -> Self:
+        """The same step, run by the owners of these stages: one that may lose some of them."""
+        ...
+
+    def lose(self, at: float, resumed: float, stages: Stages, ahead: float = 0.0, ship_every: int = 0) -> int:
+        """Owners that are not those of ``stages`` are lost at ``at``. Returns how many instructions heirs do again."""
+        ...
+
+    def times(self, node: str) -> TimeSplit:
+        """Where the node's compute thread's time goes."""
+        ...
+
+    def room_for_forwards(self) -> float:
+        """The share of a stage's forwards that another's bubbles hold."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +95,19 @@ class StepRun:
         busiest = max((self.times(node) for node in dict.fromkeys(self.owners)), key=lambda times: times.forward)
         return min(1.0, busiest.bubble / busiest.forward)
 
-    def of(self, owners: Sequence[str]) -> "StepRun":
-        """The same step, run by these nodes: one that may lose some of them."""
+    def of(self, stages: Stages) -> "StepRun":
+        """The same step, run by the owners of these stages: one that may lose some of them."""
         same = copy(self)
-        same.owners = tuple(owners)
+        same.owners = tuple(stage.owner for stage in stages)
         return same
 
-    def lose(self, at: float, resumed: float, owners: Sequence[str], ahead: float = 0.0, ship_every: int = 0) -> int:
+    def lose(self, at: float, resumed: float, stages: Stages, ahead: float = 0.0, ship_every: int = 0) -> int:
         """The stages that get other owners are lost at ``at``. Returns how many instructions heirs do again.
 
         ``ahead``: the share of the lost forwards that an heir had run already. ``ship_every``: after so many backwards
         their gradients were with it.
         """
+        owners = tuple(stage.owner for stage in stages)
         moved = {s for s, (old, new) in enumerate(zip(self.owners, owners, strict=True)) if old != new}
         lost = {s for s in moved if any(end > at for i, end in self.ended.items() if i.stage == s)}
         done = {i for i, end in self.ended.items() if end <= at and i.stage not in lost}
@@ -101,7 +126,7 @@ class StepRun:
             free[heir] = max(free[heir], resumed)
         self.arrived = {i: t for i, t in self.arrived.items() if i in kept or t <= at}
         self.began = {i: t for i, t in self.began.items() if i in kept}
-        self.ended, self.owners = kept, tuple(owners)
+        self.ended, self.owners = kept, owners
         left = {
             node: [i for i in mine if i not in kept] for node, mine in programs([self.owners], self.schedule).items()
         }

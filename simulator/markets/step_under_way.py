@@ -1,10 +1,13 @@
 """The step that runs: what it takes as planned, what a lost node makes of it, and what its time is booked on."""
 
+from collections import Counter
+from collections.abc import Iterator
+
 from culm.pipeline.plan import Plan
 from culm.simulator.markets.account import Account, Use
 from culm.simulator.markets.job_profile import Cluster
 from culm.simulator.markets.run_setup import Lengths, StepTimes
-from culm.simulator.markets.step_time import StepRun
+from culm.simulator.markets.step_time import Step
 
 # A step begins as a copy of the calm one, and is as long as its timetable. A node that is lost changes it from that
 # moment on: its heir redoes what is lost, and the step ends later.
@@ -24,32 +27,37 @@ class StepUnderWay:
 
     def __init__(self, pace: StepTimes, cluster: Cluster, samples: int) -> None:
         self._pace, self._cluster, self._samples = pace, cluster, samples
-        self.run: StepRun | None = None
+        self.run: Step | None = None
+        self._owners: list[tuple[str, ...]] = []  # of its stages, by pipeline
         self.begun = 0.0  # when
         self._planned = Lengths()  # of it, if nothing happens
         self._traffic = 0.0  # dollars for it
+        self._calm: Counter[float] = Counter()  # how many steps were booked, by their seconds if nothing had happened
 
     def begin(self, plan: Plan, now: float, seeding: bool) -> None:
         """``seeding``: state is moving meanwhile."""
         self.begun = now
-        self.run = self._pace.calm_step(plan).of([stage.owner for stage in plan.stages])
+        self.run = self._pace.calm_step(plan).of(plan.stages)
+        self._owners = [stage.owners for stage in plan.stages]
         self._planned = self._pace.lengths(plan, seeding)
         self._traffic = self._pace.traffic(plan)
 
     def adopt(self, plan: Plan, now: float) -> None:
         """A plan in the middle of the step: where it names another owner the one before is lost."""
         assert self.run is not None
-        owners = [stage.owner for stage in plan.stages]
-        if list(self.run.owners) == owners:
+        owners = [stage.owners for stage in plan.stages]
+        if self._owners == owners:
             return
+        self._owners = owners
         resumed = now - self.begun
         gone = max(0.0, resumed - self._cluster.detect_seconds)  # it was gone before anybody noticed
-        self.run = self.run.of(self.run.owners)
-        self.run.lose(gone, resumed, owners, self._pace.ahead(plan), self._pace.ships(plan))
+        self.run.lose(gone, resumed, plan.stages, self._pace.ahead(plan), self._pace.ships(plan))
 
     def calm_seconds(self) -> float:
-        """What a step takes under the plan that this one began with, while nothing happens and no state moves."""
-        return self._planned.useful + self._planned.redundancy
+        """What a step takes while nothing happens and no state moves: the median, as shapes change."""
+        if not self._calm:
+            return self._planned.useful + self._planned.redundancy
+        return next(seconds for seconds, so_far in _running_total(self._calm) if 2 * so_far >= self._calm.total())
 
     def planned_seconds(self) -> float:
         """What this one takes if nothing happens."""
@@ -69,6 +77,7 @@ class StepUnderWay:
             account.spent[use] += seconds
         account.pay(self._traffic)
         account.step(self._samples)
+        self._calm[self._planned.useful + self._planned.redundancy] += 1
 
     def book_calm(self, account: Account, steps: int) -> None:
         """So many calm steps like this one have gone by; it begins anew now."""
@@ -76,6 +85,7 @@ class StepUnderWay:
             account.spent[use] += steps * seconds
         account.pay(steps * self._traffic)
         account.step(self._samples, steps)
+        self._calm[self._planned.useful + self._planned.redundancy] += steps
         self.begun = account.now
 
     def give_up(self, account: Account, use: Use) -> None:
@@ -87,3 +97,11 @@ class StepUnderWay:
     def end(self) -> None:
         """It was the last one."""
         self.run = None
+
+
+def _running_total(counts: Counter[float]) -> Iterator[tuple[float, int]]:
+    """Values, ascending, each with how many are no larger."""
+    so_far = 0
+    for value, count in sorted(counts.items()):
+        so_far += count
+        yield value, so_far

@@ -24,11 +24,17 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [[], ["--set", "pipeline.pipelines=2", "--set", "pipeline.stages=2"]],
+    ids=["one pipeline", "two replicas of two stages"],
+)
 def test_machines_go_and_come_as_the_trace_says(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["replay", EXAMPLE, "--trace", trace(tmp_path), "--speed", "100", "--hours", "0.17", "--machines", "4"]
+    words = ["replay", EXAMPLE, *settings, "--trace", trace(tmp_path), "--speed", "100", "--hours", "0.17"]
+    words += ["--machines", "4"]
     assert main([*words, "--set", "job.steps=100000", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     predicted, measured = told["predicted"], told["measured"]

@@ -205,8 +205,8 @@ def _numbers(row: Row) -> list[float]:
 
 
 def test_the_same_trace_gives_the_same_rows() -> None:
-    changes = hourly(5, BERT.machines, 0.25, 3)
-    assert list(rows(changes, BERT, 3 * HOUR, Cluster())) == list(rows(changes, BERT, 3 * HOUR, Cluster()))
+    changes = hourly(5, BERT.machines, 0.25, 1)
+    assert list(rows(changes, BERT, HOUR, Cluster())) == list(rows(changes, BERT, HOUR, Cluster()))
 
 
 def test_the_machine_that_decides_is_the_coordinators() -> None:
@@ -241,8 +241,9 @@ def test_the_command_prints_every_strategy_as_json(tmp_path: Path, capsys: pytes
     words = ["simulate", "--hourly", "0.2", "--hours", "3", "--seed", "4", "--json"]
     assert main([*words, "--write-trace", str(path)]) == 0
     drawn = json.loads(capsys.readouterr().out)
-    assert [row["strategy"] for row in drawn["rows"]][-4:] == ["culm, off", "culm, lazy", "culm, eager", "culm, auto"]
-    assert len(drawn["rows"]) == 11
+    alone = [f"culm, {redundancy}" for redundancy in ("off", "lazy", "eager", "auto")]
+    assert [row["strategy"] for row in drawn["rows"]][-5:] == [*alone, "culm, lazy, 4 pipelines"]
+    assert len(drawn["rows"]) == 12
     assert main(["simulate", "--trace", str(path), "--hours", "3", "--seed", "4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == drawn
 

@@ -31,6 +31,7 @@ def looks(way: Way, days: float, cost: float, done: float = 1.0) -> Outlook:
     return Outlook(
         way=way,
         done=done,
+        samples_per_second=100.0 / days,
         days=days,
         days_range=(days, days * 1.2),
         cost=cost,
@@ -49,6 +50,30 @@ def test_every_number_of_machines_is_tried_with_stages_for_all_but_the_spares() 
     found = ways(PROFILE, [3, 8])
     assert {(way.machines, way.stages) for way in found} == {(3, 3), (3, 2), (3, 1), (8, 6)}
     assert {way.redundancy for way in found} == {"off", "lazy", "eager", "auto"}
+
+
+def test_of_several_pipelines_every_number_of_replicas_is_tried() -> None:
+    found = ways(replace(PROFILE, pipelines=4), [8])
+    shapes = {(way.replicas, way.stages): way.spares for way in found}
+    assert shapes == {(1, 6): 2, (2, 4): 0, (4, 2): 0}
+    assert {(way.replicas, way.stages) for way in ways(replace(PROFILE, pipelines=2), [3])} == {(1, 3), (1, 2), (2, 1)}
+
+
+def test_the_checkpoints_of_a_shape_are_as_far_apart_in_time_as_those_of_another() -> None:
+    profile = replace(PROFILE, pipelines=4, steps=10**6)
+    every = {way.replicas: way.checkpoint_steps for way in ways(profile, [8]) if way.checkpoint_steps < 1000}
+    # (8 + 1) x 0.09 s on four replicas of two stages, (32 + 5) x 0.03 s on one of six.
+    assert (every[4], every[1]) == (round(300 / 0.81), round(300 / 1.11))
+
+
+def test_a_run_of_several_pipelines_begins_with_the_machines_that_are_there() -> None:
+    profile = replace(PROFILE, pipelines=4, steps=20)
+    at_once = [Change(at=0.0, kind="add", node=f"m{i}") for i in range(8)]
+    in_turn = [Change(at=30.0 * (i > 1), kind="add", node=f"m{i}") for i in range(8)]
+    way = Way(8, 2, "lazy", 0, 4)
+    four, one = (simulate(profile, Cluster(), way, changes, 1e6) for changes in (at_once, in_turn))
+    assert four.steps == one.steps == 20
+    assert four.throughput > 2 * one.throughput
 
 
 def test_one_machine_has_nobody_to_stand_by() -> None:
@@ -71,6 +96,16 @@ def test_reasons_compare_with_the_nearest_other_ways() -> None:
     assert told == [
         "redundancy off: +50.0% time, +20.0% cost, 0.0 rollbacks a run",
         "3 machines: +100.0% time, -33.3% cost, 0.0 rollbacks a run",
+    ]
+
+
+def test_a_shape_is_compared_with_those_of_fewer_and_of_more_stages() -> None:
+    chosen = looks(Way(8, 2, "lazy", 100, 4), 2.0, 16.0)
+    others = [looks(Way(8, stages, "lazy", every, 8 // stages), 4.0, 20.0) for stages in (1, 4, 8) for every in (90, 9)]
+    assert why(chosen, [chosen, *others]) == [
+        "8 stages: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
+        "2 replicas of 4 stages: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
+        "8 replicas of 1 stages: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
     ]
 
 
@@ -172,6 +207,12 @@ def test_a_job_is_measured_layer_by_layer(tmp_path: Path, capsys: pytest.Capture
     assert "layers, a microbatch takes" in capsys.readouterr().out
 
 
+def test_a_job_of_several_pipelines_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", str(EXAMPLE), "--rounds", "1", "--set", "pipeline.pipelines=4"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["pipelines"], told["microbatches"], told["samples_per_step"]) == (4, 4, 4 * 4 * 16)
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -187,6 +228,23 @@ def test_the_command_names_a_way_and_gives_the_same_for_the_same_seeds(
     assert capsys.readouterr().out == one
     told = json.loads(one)
     assert told["best"] in told["ways"]
+
+
+def test_a_job_of_several_pipelines_gets_a_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(profile_to_json(PROFILE))
+    words = ["plan", str(EXAMPLE), "--profile", str(path), "--nodes", "8", "--seeds", "1", "--hazard", "0"]
+    words += ["--price", "1", "--set", "job.steps=1000"]
+    found = {}
+    for pipelines in (1, 4):
+        assert main([*words, "--set", f"pipeline.pipelines={pipelines}", "--json"]) == 0
+        found[pipelines] = json.loads(capsys.readouterr().out)["best"]
+    assert found[4]["way"]["replicas"] == 4
+    assert found[4]["samples_per_second"] > 1.2 * found[1]["samples_per_second"], "four parts of a step go at once"
+    assert main([*words, "--set", "pipeline.pipelines=4"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Rent 8: 4 replicas of 2 stages and 0 spare(s)" in told
+    assert "a shape is replicas x stages" in told
 
 
 def test_zones_may_differ_in_price_and_hazard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """How long a step takes, calm and with a lost node in it."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.pipeline.flow import inputs_of
+from culm.pipeline.plan import StagePlan, Stages
 from culm.pipeline.schedule import Schedule
 from culm.simulator.markets.step_time import Durations, StepRun, calm
 
@@ -17,6 +19,11 @@ def four(hop: float = 0.0, lead: int = 2, microbatches: int = 8) -> StepRun:
     return StepRun(
         owners=("a", "b", "c", "d"), schedule=Schedule(microbatches, lead), durations=Durations((F,) * 4, (B,) * 4, hop)
     )
+
+
+def run_by(owners: Sequence[str]) -> Stages:
+    """A layer and an owner for each stage."""
+    return tuple(StagePlan(s, s + 1, (owner,)) for s, owner in enumerate(owners))
 
 
 def consistent(step: StepRun, since: float = 0.0) -> None:
@@ -62,8 +69,8 @@ def test_an_heir_redoes_what_is_lost_and_nobody_else_anything(
     before = four(hop=0.001)
     owners = list(before.owners)
     owners[stage] = owners[stage - 1]
-    step = before.of(before.owners)
-    redone = step.lose(at, at + pause, owners, ahead, every)
+    step = before.of(run_by(before.owners))
+    redone = step.lose(at, at + pause, run_by(owners), ahead, every)
     consistent(step, at)
     assert set(step.ended) == set(before.ended)
     assert redone <= sum(end <= at for i, end in before.ended.items() if i.stage == stage)
@@ -76,8 +83,8 @@ def test_an_heir_redoes_what_is_lost_and_nobody_else_anything(
 
 def test_shipped_gradients_and_forwards_run_ahead_leave_less_to_redo() -> None:
     def loses(**more: float) -> float:
-        step = four().of("abcd")
-        step.lose(0.2, 0.2, "aacd", **more)  # type: ignore[arg-type]
+        step = four().of(run_by("abcd"))
+        step.lose(0.2, 0.2, run_by("aacd"), **more)  # type: ignore[arg-type]
         return step.seconds
 
     lazy, eager, shipped = loses(), loses(ahead=1.0), loses(ship_every=2)
@@ -86,9 +93,9 @@ def test_shipped_gradients_and_forwards_run_ahead_leave_less_to_redo() -> None:
 
 
 def test_a_stage_that_was_through_is_not_redone() -> None:
-    step = four().of("abcd")
+    step = four().of(run_by("abcd"))
     through = max(end for i, end in step.ended.items() if i.stage == 3)
-    assert step.lose(through, through + 0.1, "abcc") == 0
+    assert step.lose(through, through + 0.1, run_by("abcc")) == 0
     assert step.seconds == pytest.approx(four().seconds)
 
 
