@@ -152,7 +152,8 @@ class ResilienceSection(_Section):
 
     @model_validator(mode="after")
     def _has_copies_to_count(self) -> Self:
-        if self.redundancy == "off" and "copies" in self.model_fields_set:
+        # A job that is passed on names every option, also those that nobody chose.
+        if self.redundancy == "off" and self.copies != type(self).model_fields["copies"].default:
             raise ValueError(f"redundancy is off, so there are no copies: remove copies = {self.copies}")
         return self
 

@@ -19,6 +19,7 @@ def test_examples_round_trip(name: str) -> None:
 def test_overrides_are_toml_or_bare_words() -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=7", "model.args.width=32", "resilience.redundancy=off"])
     assert (job.job.steps, job.model.args["width"], job.resilience.redundancy) == (7, 32, "off")
+    assert parse_job(job_to_toml(job)) == job, "also where a default goes with no other value"
 
 
 @pytest.mark.parametrize(
