@@ -108,8 +108,8 @@ class PipelineSection(_Section):
     ``schedule``: 1f1b; or zb-h1, whose gradients of parameters fill the bubbles of the cooldown, and which keeps more
     graphs meanwhile: on every stage up to as many as the first one.
 
-    ``pipelines``: fixed parts of a step's samples, of ``microbatches`` each. The bits depend on their number. So far
-    the owner of a stage runs it in every pipeline.
+    ``pipelines``: fixed parts of a step's samples, of ``microbatches`` each. The bits depend on their number.
+    Who runs which of them is the coordinator's choice, and changes no bit.
 
     ``cut``: what is about equal for all stages: their "parameters", or with "measured" the time of their forwards and
     backwards, which the first nodes measure before they take part. No bit depends on it.
