@@ -43,7 +43,7 @@ class Watch:
     """The most of each kind of memory that each process has had at a look, until ``end``."""
 
     def __init__(self, pids: list[int]) -> None:
-        self.most = {pid: Memory(0, 0, 0, 0) for pid in pids}
+        self.most = {pid: Memory() for pid in pids}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="look")
         self._thread.start()
@@ -51,7 +51,7 @@ class Watch:
     def _look(self) -> None:
         while not self._over.wait(LOOK_SECONDS):
             for pid, before in self.most.items():
-                self.most[pid] = Memory(*map(max, before, memory(pid)))
+                self.most[pid] = before.most(memory(pid))
 
     def end(self) -> None:
         self._over.set()
@@ -96,8 +96,14 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
     for pid in pids:
         anonymous, resident, in_use = before[pid]
         most = watch.most[pid]
-        over = (most.peak - resident, most.anonymous - anonymous, heaps[pid] - in_use, most.shared)
-        found.append(Peak(*(x / large_layers.MODEL_BYTES for x in over)))
+        found.append(
+            Peak(
+                resident=(most.peak - resident) / large_layers.MODEL_BYTES,
+                anonymous=(most.anonymous - anonymous) / large_layers.MODEL_BYTES,
+                in_use=(heaps[pid] - in_use) / large_layers.MODEL_BYTES,
+                shared=most.shared / large_layers.MODEL_BYTES,
+            )
+        )
     return sorted(found)
 
 

@@ -17,16 +17,29 @@ def cpu_seconds(pid: int) -> float:
 class Memory(NamedTuple):
     """Bytes that are in memory now, and the most that were at once."""
 
-    anonymous: int  # the process's own
-    shared: int  # with other processes, without a file
-    resident: int  # both of these, and what is mapped of files
-    peak: int  # of ``resident``
+    anonymous: int = 0  # the process's own
+    shared: int = 0  # with other processes, without a file
+    resident: int = 0  # both of these, and what is mapped of files
+    peak: int = 0  # of ``resident``
+
+    def most(self, other: "Memory") -> "Memory":
+        """The most of each."""
+        return Memory(
+            anonymous=max(self.anonymous, other.anonymous),
+            shared=max(self.shared, other.shared),
+            resident=max(self.resident, other.resident),
+            peak=max(self.peak, other.peak),
+        )
 
 
 def read_memory(status: str) -> Memory:
     """Of the text of /proc/PID/status."""
     told = dict(line.split(":", 1) for line in status.splitlines())
-    return Memory(*(int(told[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "VmRSS", "VmHWM")))
+
+    def size(name: str) -> int:
+        return int(told[name].split()[0]) * 1024
+
+    return Memory(anonymous=size("RssAnon"), shared=size("RssShmem"), resident=size("VmRSS"), peak=size("VmHWM"))
 
 
 def memory(pid: int) -> Memory:

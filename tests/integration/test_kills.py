@@ -123,7 +123,7 @@ def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tm
     nobody_else_redid_work(job, counts, 2)
     (loss,) = outcome.losses_of_nodes
     assert loss["node"] == "n2"
-    assert loss["detect_ms"] < 3000
+    assert loss["detect_ms"] >= 2000
 
 
 def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) -> None:
