@@ -22,7 +22,7 @@ from culm.simulator.markets.culm_run import CulmRun
 from culm.simulator.markets.fleet import Fleet
 from culm.simulator.markets.job_profile import Cluster, Profile, of_job, read_profile
 from culm.simulator.markets.run_setup import Choice
-from culm.simulator.markets.trace import Change, read_trace
+from culm.simulator.markets.trace import Change, hastened, read_trace
 from culm.simulator.markets.workload import SPOT
 from culm.simulator.network import Clock
 from culm.terminal import flags
@@ -68,6 +68,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="how many times as fast; default: 100",
     )
     parser.add_argument(
+        "--burst",
+        type=flags.number(most=1e6),
+        default=0.0,
+        metavar="S",
+        help="changes up to S seconds apart stay as far apart, and only longer pauses pass faster; default: 0",
+    )
+    parser.add_argument(
         "--hours", type=flags.number(above=True, most=1e6), metavar="H", help="hours of the trace to play; default: all"
     )
     parser.add_argument(
@@ -93,7 +100,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 def replay(arguments: argparse.Namespace) -> int:
     trace = read_trace(arguments.trace)
-    seconds = (arguments.hours * 3600.0 if arguments.hours is not None else trace[-1].at) / arguments.speed
+    end = arguments.hours * 3600.0 if arguments.hours is not None else trace[-1].at
+    changes = hastened([change for change in trace if change.at <= end], arguments.speed, arguments.burst)
+    rest = end - max((change.at for change in trace if change.at <= end), default=0.0)
+    seconds = (changes[-1].at if changes else 0.0) + rest / arguments.speed
     if not seconds > 0:
         raise JobError("no time of the trace is left to replay", "--hours", "give more than 0")
     job = read_job(arguments.job, arguments.set)
@@ -104,10 +114,9 @@ def replay(arguments: argparse.Namespace) -> int:
         raise JobError(what, arguments.trace, "take another trace, or fewer stages with --set pipeline.stages=N")
     end_on_sigterm()
     profile = _profile(job, arguments.profile)
-    changes = [replace(c, at=c.at / arguments.speed) for c in trace if c.at / arguments.speed <= seconds]
     cluster = replace(
         LOCAL,
-        per_hour=arguments.price * arguments.speed,
+        per_hour=arguments.price * end / seconds,
         seed_bytes_per_second=job.resilience.seed_bytes_per_second,
     )
     choice = Choice(

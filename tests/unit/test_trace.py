@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.pipeline.errors import JobError
-from culm.simulator.markets.trace import Change, at_most, read_trace, write_trace
+from culm.simulator.markets.trace import Change, at_most, hastened, read_trace, write_trace
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -111,3 +111,11 @@ def test_one_who_rents_two_takes_another_when_one_goes() -> None:
         (4.0, "remove", "a"),
         (4.0, "add", "d"),
     ]
+
+
+def test_a_hastened_trace_shortens_its_pauses_and_keeps_its_bursts() -> None:
+    names = [Change(at=at, kind="add", node=f"m{at}") for at in (0.0, 0.5, 100.5, 101.5, 1101.5)]
+    assert [change.at for change in hastened(names, 100.0)] == pytest.approx([0.0, 0.005, 1.005, 1.015, 11.015])
+    # Within a second of one another: as they were. Of 100 s one stays, and the other 99 pass in 0.99.
+    played = [change.at for change in hastened(names, 100.0, burst=1.0)]
+    assert played == pytest.approx([0.0, 0.5, 2.49, 3.49, 14.48])
