@@ -1,6 +1,6 @@
 """One stage on every node: a calm step beside torch's DistributedDataParallel, and the bytes that nodes send.
 
-Called by ``python -m benchmarks.grid parallel`` and ``... bytes``.
+``python -m benchmarks.grid parallel`` and ``... bytes`` call this.
 """
 
 import json
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -31,18 +30,16 @@ ROOT = Path(__file__).parents[1]
 REPLICAS, MICROBATCHES = 4, 4  # and as many pipelines as replicas
 SECONDS = 0.2  # of paced compute in a step, in all microbatches
 LAYER_BYTES = large_layers.MODEL_BYTES / large_layers.LAYERS
-GRADIENT_GB = of_a_ring(REPLICAS, large_layers.LAYERS) * REPLICAS * LAYER_BYTES / 1e9  # that all send in a step
-BYTES_STEPS = 8
+STEPS, BYTES_STEPS = 24, 8
 BEAT_SECONDS = 1.0  # longer than between two heartbeats
 PATIENCE = 20.0  # seconds in which a load that stops all nodes for a while loses none of them
 
 
 class Calm(NamedTuple):
-    """A step of a calm run: its seconds, and what it takes of the CPU on all nodes, and in the coordinator."""
+    """A step of a calm run: its seconds, and those that it takes of the CPU on all nodes and in the coordinator."""
 
     seconds: float
     cpu: float
-    coordinator: float = 0.0
 
 
 def addresses(nodes: int, apart: bool) -> dict[str, dict[str, str]]:
@@ -60,7 +57,7 @@ def refuse_lost(events: list[pb.ListEventsResponse]) -> None:
 def culm_step(steps: int, apart: bool) -> Calm:
     """``apart``: the nodes are as on machines of their own."""
     commits: list[float] = []
-    looks: list[tuple[float, float, float]] = []  # time, CPU seconds of all nodes, of the coordinator
+    looks: list[tuple[float, float]] = []  # time, and CPU seconds of all processes so far
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         a_microbatch = SECONDS / MICROBATCHES
@@ -74,8 +71,7 @@ def culm_step(steps: int, apart: bool) -> Calm:
             commits.extend(event.time for event in events if event.kind == "commit")
             if status.phase == "running" and status.step > WARM:
                 pids = cluster.pids()
-                nodes = sum(cpu_seconds(pids[name]) for name in cluster.names)
-                looks.append((time.time(), nodes, cpu_seconds(pids["coordinator"])))
+                looks.append((time.time(), sum(cpu_seconds(pids[name]) for name in (*cluster.names, "coordinator"))))
 
         with LocalCluster(
             job, ROOT, REPLICAS, folder=folder / "run", patience=PATIENCE, environments=addresses(REPLICAS, apart)
@@ -84,16 +80,16 @@ def culm_step(steps: int, apart: bool) -> Calm:
     return calm_step(commits[WARM:], looks)
 
 
-def calm_step(commits: list[float], looks: list[tuple[float, float, float]]) -> Calm:
-    """``commits``: their times; ``looks``: time, CPU seconds so far of the nodes, and of the coordinator.
+def calm_step(commits: list[float], looks: list[tuple[float, float]]) -> Calm:
+    """``commits``: their times; ``looks``: time, and CPU seconds so far.
 
     Looks fall anywhere in a step. So what the CPU takes of a second is multiplied by the mean seconds of a step.
     """
-    (began, *at_first), (ended, *at_last) = looks[0], looks[-1]
+    (began, at_first), (ended, at_last) = looks[0], looks[-1]
     inside = [at for at in commits if began <= at <= ended]
     mean = (inside[-1] - inside[0]) / (len(inside) - 1)
-    nodes, coordinator = ((b - a) / (ended - began) * mean for a, b in zip(at_first, at_last, strict=True))
-    return Calm(statistics.median(b - a for a, b in pairwise(commits)), nodes, coordinator)
+    cpu = (at_last - at_first) / (ended - began) * mean
+    return Calm(statistics.median(b - a for a, b in pairwise(commits)), cpu)
 
 
 def torch_step(steps: int, alone: bool = False) -> Calm:
@@ -106,50 +102,25 @@ def torch_step(steps: int, alone: bool = False) -> Calm:
     return Calm(told["seconds"], told["cpu"])
 
 
-def parallel(rounds: int, steps: int) -> None:
-    """Culm as on one machine and as on several, torch, and torch without any exchange, in turn."""
-    ways: dict[str, Callable[[], Calm]] = {
-        "culm": lambda: culm_step(steps, False),
-        "apart": lambda: culm_step(steps, True),
-        "torch": lambda: torch_step(steps),
-        "alone": lambda: torch_step(steps, alone=True),
-    }
-    found: dict[str, list[Calm]] = {way: [] for way in ways}
-    for number in range(rounds):
-        for way, step in ways.items():
-            found[way].append(step())
-        told = (
-            f"{way} {x[-1].seconds * 1e3:.1f} ms, {x[-1].cpu / GRADIENT_GB:.2f} CPU s/GB" for way, x in found.items()
-        )
-        print(f"D=R={REPLICAS} P=1 M={MICROBATCHES} round {number}: {'; '.join(told)}", flush=True)
-    for way, where in (("culm", "on one machine"), ("apart", "over the stream alone")):
-        both = list(zip(found[way], found["torch"], strict=True))
-        tell(
+def in_turn(_: int) -> list[Measure]:
+    """Culm as on one machine and as on several, torch, and torch without any exchange."""
+    culm = {where: culm_step(STEPS, apart) for where, apart in (("one machine", False), ("the stream alone", True))}
+    torch, alone = torch_step(STEPS), torch_step(STEPS, alone=True)
+    found = []
+    for where, step in culm.items():
+        name = f"data parallel over {where}, against torch's"
+        found += [
+            Measure(name=name, unit="ratio", floor=1.3, aim=1.05, rounds=[step.seconds / torch.seconds]),
+            Measure(name=f"{name}: CPU", unit="ratio", floor=2.5, aim=1.5, rounds=[step.cpu / torch.cpu]),
             Measure(
-                name=f"data parallel step {where}, against torch's",
-                unit="ratio",
-                floor=1.3,
-                aim=1.05,
-                rounds=[culm.seconds / torch.seconds for culm, torch in both],
-            )
-        )
-        tell(
-            Measure(
-                name=f"CPU per GB of gradients {where}, against gloo's",
+                name=f"{name}: CPU of the exchange",
                 unit="ratio",
                 floor=2.5,
                 aim=1.5,
-                rounds=[culm.cpu / torch.cpu for culm, torch in both],
-            )
-        )
-        exchange = [
-            (culm.cpu - alone.cpu) / (torch.cpu - alone.cpu)
-            for culm, torch, alone in zip(*(found[x] for x in (way, "torch", "alone")), strict=True)
+                rounds=[(step.cpu - alone.cpu) / (torch.cpu - alone.cpu)],
+            ),
         ]
-        middle = statistics.median(exchange)
-        print(f"    less what torch takes without any exchange: {middle:.2f} of gloo's CPU", flush=True)
-        coordinator = statistics.median(culm.coordinator / culm.cpu for culm, _ in both)
-        print(f"    the coordinator's CPU is not among it: {coordinator:.1%} of the nodes'", flush=True)
+    return found
 
 
 def sent_in_a_step(pipelines: int, replicas: int) -> float:
@@ -187,21 +158,15 @@ def all_sent(cluster: LocalCluster) -> dict[str, int]:
             time.sleep(2 * BEAT_SECONDS)
 
 
-def bytes_sent() -> None:
+def bytes_sent(_: int) -> list[Measure]:
+    """Beside a ring all-reduce, and beside what the tree over the pipelines predicts where these do not divide."""
     ring, layers = of_a_ring(REPLICAS, large_layers.LAYERS), large_layers.LAYERS
     sent = sent_in_a_step(REPLICAS, REPLICAS) / LAYER_BYTES
-    name = f"bytes sent in a step, D = R = {REPLICAS}, of a ring all-reduce's"
-    tell(Measure(name=name, unit="ratio", floor=1.02, aim=1.0, rounds=[sent / ring]))
     pipelines, replicas = 8, 3
-    sent, foretold = sent_in_a_step(pipelines, replicas) / LAYER_BYTES, predicted(pipelines, replicas, layers)
-    off = abs(sent / foretold - 1)
-    name = f"bytes sent in a step, D = {pipelines}, R = {replicas}, off what the tree's blocks predict"
-    tell(Measure(name=name, unit="ratio", floor=0.02, aim=0.0, rounds=[off]))
-    ring = of_a_ring(replicas, layers)
-    print(f"    {sent:.3f} layers' bytes; predicted {foretold:.3f}; of a ring {ring:.3f}", flush=True)
-
-
-def tell(measure: Measure) -> None:
-    spread = f"{min(measure.rounds):.3f} to {max(measure.rounds):.3f}"
-    holds = "holds" if measure.holds else "does not hold"
-    print(f"{measure.name}: {measure.value:.3f} ({spread}); floor {measure.floor:g} {holds}", flush=True)
+    uneven, foretold = sent_in_a_step(pipelines, replicas) / LAYER_BYTES, predicted(pipelines, replicas, layers)
+    off = f"bytes sent in a step, D = {pipelines}, R = {replicas}, off what the tree's blocks predict"
+    of_ring = f"bytes sent in a step, D = R = {REPLICAS}, of a ring all-reduce's"
+    return [
+        Measure(name=of_ring, unit="ratio", floor=1.02, aim=1.0, rounds=[sent / ring]),
+        Measure(name=off, unit="ratio", floor=0.02, aim=0.0, rounds=[abs(uneven / foretold - 1)]),
+    ]

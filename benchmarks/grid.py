@@ -13,12 +13,14 @@
 import argparse
 import statistics
 import tempfile
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import data_parallel
 from benchmarks.awake import awake_cores
-from benchmarks.data_parallel import bytes_sent, parallel
+from benchmarks.measure import Measure, quiet_rounds
 from benchmarks.paced import BACKWARD, FORWARD, job_file
 from benchmarks.peak_memory import peak_memory
 from benchmarks.pipelining import WARM, told
@@ -32,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 # What a lost node costs: D pipelines of 12 equal layers on R replicas of P stages.
 PIPELINES, REPLICAS, STAGES, MICROBATCHES, LAYERS = 8, 4, 2, 4, 12
 KILLED, STEPS = 14, 60  # the step in which the node is lost, and how many there are
+CALM_STEPS = 20
 SETTLE = 2.0  # seconds until the shape follows
 
 
@@ -92,64 +95,55 @@ def lost_node(place: str, victim: str) -> Throughput:
     def median(first: int, end: int) -> float:
         return statistics.median(b - a for a, b in pairwise(commits[first:end]))
 
-    followed = median(moved + 2, len(commits)) if moved + 4 < len(commits) else float("nan")
-    return Throughput(
-        median(WARM, lost), commits[lost] - commits[lost - 1], median(lost, min(moved - 1, len(commits))), followed
-    )
+    if moved + 4 >= len(commits):
+        raise RuntimeError(f"the shape has not followed within {STEPS} steps: give it more of them")
+    followed = median(moved + 2, len(commits))
+    return Throughput(median(WARM, lost), commits[lost] - commits[lost - 1], median(lost, moved - 1), followed)
 
 
-def calm(rounds: int, steps: int) -> None:
-    pipelines, replicas, stages, microbatches = 4, 4, 2, 8
-    shape = (pipelines, replicas, stages, microbatches)
-    found: dict[str, list[float]] = {"culm": [], "torch": [], "bare": []}
-    for number in range(rounds):
-        found["culm"].append(calm_step(*shape, steps))
-        found["torch"].append(told("benchmarks.torch_grid", replicas, stages, microbatches, steps))
-        found["bare"].append(told("benchmarks.bare_grid", replicas, stages, microbatches, steps))
-        seconds = ", ".join(f"{way} {times[-1] * 1e3:.1f} ms" for way, times in found.items())
-        print(f"D=R={pipelines} P={stages} M={microbatches} round {number}: {seconds}", flush=True)
-    middle = {way: statistics.median(times) for way, times in found.items()}
-    for other in ("bare", "torch"):
-        print(f"a calm step against {other}: {middle['culm'] / middle[other]:.3f}", flush=True)
+def calm(_: int) -> list[Measure]:
+    """A step of two stages on four replicas, beside bare processes and torch, in turn."""
+    shape = (4, 4, 2, 8)  # pipelines, replicas, stages, microbatches
+    took = calm_step(*shape, CALM_STEPS)
+    torchs = told("benchmarks.torch_grid", *shape[1:], CALM_STEPS)
+    bare = told("benchmarks.bare_grid", *shape[1:], CALM_STEPS)
+    name = "a grid's step, 4 replicas of 2 stages, against"
+    return [
+        Measure(name=f"{name} bare processes", unit="ratio", floor=1.06, aim=1.03, rounds=[took / bare]),
+        Measure(name=f"{name} torch's pipelines", unit="ratio", floor=1.05, aim=0.97, rounds=[took / torchs]),
+    ]
 
 
-def lost(rounds: int) -> None:
-    found = []
+def lost(number: int) -> list[Measure]:
+    """Another node at another place in each round."""
     places = ["forward", "backward", "send", "commit", "ready"]
-    for number in range(rounds):
-        x = lost_node(places[number % len(places)], f"n{(3 * number + 1) % (REPLICAS * STAGES)}")
-        found.append(x)
-        print(
-            f"round {number}: a step of {x.before * 1e3:.0f} ms; throughput at once {x.before / x.at_once:.3f}, "
-            f"once the shape has followed {x.before / x.followed:.3f}; "
-            f"the disturbed step is {x.disturbed / x.before - 1:.2f} steps longer",
-            flush=True,
-        )
-    print(
-        f"throughput at once {statistics.median(x.before / x.at_once for x in found):.3f}, "
-        f"followed {statistics.median(x.before / x.followed for x in found):.3f}, "
-        f"disturbed {statistics.median(x.disturbed / x.before - 1 for x in found):.2f} steps longer"
-    )
+    x = lost_node(places[number % len(places)], f"n{(3 * number + 1) % (REPLICAS * STAGES)}")
+    at_once, followed, longer = x.before / x.at_once, x.before / x.followed, x.disturbed / x.before - 1
+    name = "a node of 8 is lost: throughput over before"
+    return [
+        Measure(name=f"{name}, at once", unit="ratio", floor=0.62, aim=0.67, higher=True, rounds=[at_once]),
+        Measure(name=f"{name}, in its new shape", unit="ratio", floor=0.68, aim=0.72, higher=True, rounds=[followed]),
+        Measure(name="that step of a grid is longer", unit="steps", floor=0.9, aim=0.6, rounds=[longer]),
+    ]
+
+
+GROUPS: dict[str, Callable[[int], list[Measure]]] = {
+    "calm": calm,
+    "lost": lost,
+    "parallel": data_parallel.in_turn,
+    "bytes": data_parallel.bytes_sent,
+    "memory": peak_memory,
+}
 
 
 @awake_cores()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["calm", "lost", "parallel", "bytes", "memory"])
+    parser.add_argument("what", choices=GROUPS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
-    match arguments.what:
-        case "calm":
-            calm(arguments.rounds, arguments.steps)
-        case "lost":
-            lost(arguments.rounds)
-        case "parallel":
-            parallel(arguments.rounds, arguments.steps)
-        case "bytes":
-            bytes_sent()
-        case "memory":
-            peak_memory()
+    for measure in quiet_rounds(GROUPS[arguments.what], arguments.rounds):
+        print(measure, flush=True)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,12 @@ class Measure:
     def holds(self) -> bool:
         return self.value >= self.floor if self.higher else self.value <= self.floor
 
+    def __str__(self) -> str:
+        spread = f"{min(self.rounds):.3f} to {max(self.rounds):.3f}"
+        holds = "holds" if self.holds else "does not hold"
+        stolen = f"{self.stolen:.0%} of the cores' time stolen"
+        return f"{self.name}: {self.value:.3f} {self.unit} ({spread}); floor {self.floor:g} {holds}, {stolen}"
+
 
 QUIET = 0.01  # of the cores' time: a round in which the host gave more of it away says little
 MOST = 3  # times as many rounds as are wanted, while too few are quiet

@@ -1,6 +1,6 @@
 """The peak of each node's memory in a run of one stage, over what it had before its first step.
 
-Called by ``python -m benchmarks.grid memory``. The unit is the stage's gradient, as many bytes as its parameters. Just
+``python -m benchmarks.grid memory`` calls this. The unit is the stage's gradient, as many bytes as its parameters. Just
 before its first step a node has its parameters. Later it has the optimizer's state as well, which here is two units.
 What is left are gradients, and what messages take on their way.
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import large_layers
-from benchmarks.data_parallel import PATIENCE, ROOT, addresses, refuse_lost, tell
+from benchmarks.data_parallel import PATIENCE, ROOT, addresses, refuse_lost
 from benchmarks.measure import Measure
 from benchmarks.processes import Memory, memory
 from culm.local.cluster import LocalCluster
@@ -107,8 +107,9 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
     return sorted(found)
 
 
-def peak_memory() -> None:
-    """A node with one pipeline, and one with four, on machines of their own and on one."""
+def peak_memory(_: int) -> list[Measure]:
+    """A node with one pipeline, and one with four, on machines of their own and on one: the node that has most."""
+    measures = []
     for pipelines, replicas in ((4, 4), (8, 2)):
         # 1 + log2 of a node's pipelines are accumulators, one with one pipeline.
         promised = PROMISED - 1 + (pipelines // replicas).bit_length()
@@ -119,9 +120,9 @@ def peak_memory() -> None:
                 ("resident", [peak.resident - STATE_UNITS for peak in found]),
                 ("heap in use", [peak.in_use - STATE_UNITS for peak in found]),
             ):
-                name = f"peak of a node's memory less its state, {kind}, {shape}"
-                worst = max(of_nodes)
-                tell(Measure(name=name, unit="gradients", floor=promised, aim=promised - 0.5, rounds=[worst]))
-                print(f"    of each node: {', '.join(f'{x:.2f}' for x in of_nodes)}", flush=True)
+                name = f"a node's memory less its state, {kind}, {shape}"
+                aim = promised - 0.5
+                measures.append(Measure(name=name, unit="gradients", floor=promised, aim=aim, rounds=[max(of_nodes)]))
             anonymous, shared = (max(values) for values in list(zip(*found, strict=True))[1::2])
-            print(f"    at most {anonymous:.2f} anonymous with the state, {shared:.2f} shared", flush=True)
+            print(f"    {shape}: at most {anonymous:.2f} anonymous with the state, {shared:.2f} shared", flush=True)
+    return measures
