@@ -38,6 +38,11 @@ def test_a_page_names_files_that_are_there(page: Path) -> None:
     assert [name for name in NAMED.findall(page.read_text()) if not (ROOT / name).exists()] == []
 
 
+def test_no_page_has_both_sides_of_a_merge() -> None:
+    marks = re.compile(r"^(?:<{7}|>{7}) ", re.M)
+    assert [str(path.relative_to(ROOT)) for path in texts() if marks.search(path.read_text())] == []
+
+
 NAMES = re.compile(r"`([\w./]+\.py)`")
 
 
