@@ -16,9 +16,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from culm.coordinator import cutting, draining, memory, takeover, waiting
+from culm.coordinator import cutting, draining, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
-from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import Decision, budget_of, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import place
 from culm.coordinator.state import Phase, State
 from culm.coordinator.zones import Zones, in_words
@@ -66,8 +66,7 @@ def begin_era(state: State, now: float) -> Decision:
 
 def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones) -> tuple[Stages, str]:
     """The placement on those of the nodes that have memory enough, ``least`` or more; else what they lack."""
-    settings, lacking = state.settings, ""
-    told = {name: state.nodes[name].memory_bytes for name in nodes}
+    settings, lacking, budget = state.settings, "", budget_of(state)
     while len(nodes) >= least:  # ends: each time at least one of them is left out
         stages = place(
             nodes,
@@ -78,13 +77,12 @@ def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones) -> tup
             pipelines=settings.pipelines,
             parameters=state.layer_costs,
         )
-        needed = memory.asked(stages, state.layer_bytes)
-        small = memory.too_small(needed, told)
+        small = budget.too_small(stages)
         if not small:
             return stages, ""
         where = f"for {_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}"
         mend = "add nodes, or cut the model into more stages; if a node has more, tell it with --memory"
-        lacking = lacking or f"{where} {memory.in_words(small, needed, told)}; {mend}"
+        lacking = lacking or f"{where} {budget.in_words(small, stages)}; {mend}"
         nodes = [name for name in nodes if name not in small]
     return (), lacking
 

@@ -11,19 +11,24 @@ from culm.stage_server.compute.layer_times import measured
 from culm.stage_server.watching.memory import memory_bytes
 
 
-def availability(job: Job, source: ModelSource, device: Device, welcome: pb.Welcome, memory: int = 0) -> pb.Available:
+def availability(
+    job: Job, source: ModelSource, device: Device, welcome: pb.Welcome, memory: int = 0, spill_above: int = 0
+) -> pb.Available:
     """The model's layers, what the bits depend on, and how long the layers take if the coordinator wants to know.
 
-    ``memory``: the bytes that the node may use, if whoever started it has said so.
+    ``memory``: the bytes that the node may use, and ``spill_above``: for tensors that it keeps until the commit, if
+    whoever started it has said so.
     """
     available = pb.Available(layer_parameters=source.parameter_counts(), fingerprint=source.fingerprint())
     identity_into(source.identity(), available)
-    available.memory_bytes = memory_bytes(device, memory)
+    available.memory_bytes, available.spill_above = memory_bytes(device, memory), spill_above
     for state, gradient in footprint(source):
         available.layer_state_bytes.append(state)
         available.layer_gradient_bytes.append(gradient)
     if welcome.measure:
-        seconds, why = measured(job, source, device)
-        available.layer_seconds.extend(seconds)
+        found, why = measured(job, source, device)
+        available.layer_seconds.extend(layer.seconds for layer in found)
         available.unmeasured = told(why)
+        if device.in_host:  # else boundary tensors lie in another memory than the layers
+            available.layer_boundary_bytes.extend(layer.boundary for layer in found)
     return available

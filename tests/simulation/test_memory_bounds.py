@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from culm.coordinator import commands as cmd
-from culm.coordinator import memory, reports
+from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
+from culm.coordinator.decisions import budget_of
 from culm.pipeline.plan import Plan, Stages
 from culm.simulator.histories.simulated_cluster import Cluster
 
@@ -32,8 +33,7 @@ def decide(state: co.State, report: reports.Report, now: float) -> tuple[co.Stat
     adopted = isinstance(report, reports.Available) and report.plan is not None
     stages, held = chosen(after.plan, state.plan)
     if stages and not adopted:
-        told = {n.node: n.memory_bytes for n in after.nodes.values()}
-        assert memory.too_small(memory.asked(stages, after.layer_bytes, held), told) == ()
+        assert budget_of(after).too_small(stages, held) == ()
         CHOSEN.append(stages)
     return after, commands
 
@@ -55,8 +55,9 @@ def history_of_little_memory(seed: int, **other: Any) -> Cluster:
         "checkpoint_every": draw.choice([0, 3]),
         "settle_seconds": 0.3,
         "most_stages": draw.choice([0, stages + 1]),
-        # Of two layers each: twelve bytes of state, and as many gradients as all pipelines on one node make.
-        "memory_bytes": draw.choice([2, 2, 3]) * 2 * (12 + 4 * (1 + (pipelines - 1).bit_length())),
+        # Of two layers each: twelve bytes of state, and as many gradients as all pipelines on one node make. Beside
+        # them the boundary tensors of at most two microbatches in each pipeline, of two boundaries.
+        "memory_bytes": draw.choice([2, 2, 3]) * 2 * (12 + 4 * (1 + (pipelines - 1).bit_length())) + 4 * pipelines,
     }
     return Cluster(seed, decide=decide, **(given | other))
 
