@@ -1,6 +1,7 @@
 """What a node tells of itself once it has built the model, and repeats on every order stream."""
 
 from culm.pipeline.job import Job
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.messages import identity_into
 from culm.pipeline.text import told
 from culm.pipeline.user_code.model import ModelSource
@@ -8,6 +9,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.device import Device
 from culm.stage_server.compute.footprint import footprint
 from culm.stage_server.compute.layer_times import measured
+from culm.stage_server.spiller import Room
 from culm.stage_server.watching.memory import memory_bytes
 
 
@@ -32,3 +34,10 @@ def availability(
         if device.in_host:  # else boundary tensors lie in another memory than the layers
             available.layer_boundary_bytes.extend(layer.boundary for layer in found)
     return available
+
+
+def room_for(available: pb.Available, device: Device, folder: str) -> Room:
+    """For tensors that this node keeps until the commit: what was said, else what the layers leave of its memory."""
+    layers = tuple(map(LayerBytes, available.layer_state_bytes, available.layer_gradient_bytes))
+    memory = available.memory_bytes if device.in_host else 0  # an accelerator's holds no kept tensors
+    return Room(above=available.spill_above, memory=memory, layers=layers, folder=folder)
