@@ -185,7 +185,7 @@ def _rearranged(
         return plan.stages, [], []
     usable = membership.usable(state)
     stages, reasons = settle(
-        plan.stages, usable, seeded, leaving, state.copies_wanted, zones_of(state), state.layer_costs
+        plan.stages, usable, seeded, leaving, state.copies_wanted, zones_of(state), state.layer_costs, budget_of(state)
     )
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):

@@ -44,10 +44,14 @@ def of_layers(stages: Stages, layers: Sequence[LayerBytes], before: Stages = ())
     return {node: sum(held.values()) for node, held in needed.items()}
 
 
-def at_boundaries(stages: Stages, layers: Sequence[LayerBytes], microbatches: int) -> Mapping[str, int]:
-    """Boundary tensors of a step by node; ``microbatches``: of each pipeline."""
+def at_boundaries(
+    stages: Stages, layers: Sequence[LayerBytes], microbatches: int, alone: str = ""
+) -> Mapping[str, int]:
+    """Boundary tensors of a step by node; ``microbatches``: of each pipeline; ``alone``: of this node at least."""
     kept: dict[str, int] = {}
     for one, other in pairwise(stages) if layers else ():
+        if alone and alone not in one.owners and alone not in other.owners:
+            continue
         size = microbatches * layers[one.end_layer - 1].boundary
         for owner, next_owner in zip(one.owners, other.owners, strict=True) if size else ():
             for node in {owner, next_owner}:  # a tensor between two stages of one node is kept once

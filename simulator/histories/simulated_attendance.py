@@ -102,7 +102,7 @@ class SimulatedAttendance:
             layer_costs=tuple(1.0 for _ in range(self._world.layers)),
             layer_seconds=self._world.layer_seconds(node.incarnation),
             layer_bytes=(LayerBytes(state=12, gradient=4, boundary=1),) * self._world.layers,
-            memory_bytes=self._world.memory_bytes,
+            memory_bytes=self._world.memory_of.get(node.name, self._world.memory_bytes),
             era=worker.era,
             version=worker.version,
             holds_state=plan is not None and bool(plan.layers_of(node.name)),

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from culm.coordinator.decide import advance, begin, validate
-from culm.coordinator.memory import Budget
-from culm.coordinator.placement import place
+from culm.coordinator.memory import Budget, tight
+from culm.coordinator.placement import place, promote
 from culm.coordinator.repartition import Situation, propose
-from culm.coordinator.reports import Available, Joined
+from culm.coordinator.reports import Available, Joined, Left
+from culm.coordinator.standbys import repair
 from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.job import parse_job
 from culm.pipeline.layer_bytes import LayerBytes, at_boundaries, of_layers
@@ -126,6 +127,56 @@ def test_no_shape_is_chosen_that_does_not_fit() -> None:
     assert len(bound[0]) == 2
     assert "4 replicas of 1 stage would be faster and does not fit: n" in bound[1]
     assert propose(before, with_memory(GB)) is None
+
+
+def budget(**told: float) -> Budget:
+    return Budget(layers=LAYERS, told={name: int(size * GB) for name, size in told.items()})
+
+
+def test_a_copy_goes_where_it_fits_and_else_nowhere() -> None:
+    stages = place(("n0", "n1"), PARAMETERS, 2, copies=1)
+    copied, reasons = repair(stages, ("n0", "n1", "n2", "n3"), budget=budget(n2=1, n3=4))
+    assert [[b.node for b in stage.standbys] for stage in copied] == [["n3"], ["n0"]]
+    assert reasons[0] == "n3, a spare, is seeded as standby of stage 0"
+    copied, reasons = repair(stages, ("n0", "n1", "n2"), budget=budget(n0=4, n1=4, n2=1))
+    assert copied == stages
+    assert reasons == [
+        "no node has memory for another copy of stage 0: n2 would need 3.20 GB and has 1.00 GB",
+        "no node has memory for another copy of stage 1: n2 would need 3.20 GB and has 1.00 GB",
+    ]
+
+
+def test_a_stage_of_which_every_copy_leaves_is_copied_though_it_is_tight() -> None:
+    stages = place(("n0", "n1"), PARAMETERS, 2, copies=1)
+    copied, _ = repair(stages, ("n1", "n2"), leaving=("n0",), budget=budget(n1=4, n2=1))
+    assert [[b.node for b in stage.standbys] for stage in copied] == [["n2"], []]
+
+
+def test_an_heir_is_the_copy_that_has_room_and_else_any_with_an_event() -> None:
+    stages = place(("n0", "n1", "n2"), PARAMETERS, 3, copies=3)  # stages of 1, 1 and 2 layers
+    boundaries = tuple(replace(layer, boundary=GB) for layer in LAYERS)
+    bound = Budget(layers=boundaries, told={"n1": 9 * GB, "n2": 7 * GB})
+    left, _ = promote(stages, ["n0"], budget=bound)
+    assert left is not None
+    assert left[0].owner == "n1", "n2 comes first in the chain"
+    assert tight(bound, stages, left) == []
+    small = replace(bound, told={"n2": 8 * GB})
+    left, _ = promote(stages, ["n0", "n1"], budget=small)
+    assert left is not None
+    (record,) = tight(small, stages, left)
+    assert record.text == "n2 takes work over though it would need 8.40 GB and has 8.00 GB: no copy has room"
+
+
+def test_after_a_rollback_what_is_left_goes_on_without_standbys_that_do_not_fit() -> None:
+    state = started(16 * GB, 16 * GB, 4 * GB, 4 * GB)
+    for node in ("n0", "n1"):
+        state, _ = advance(state, Left(node, 1), 1.0)
+        validate(state)
+    assert state.era > 0
+    assert state.plan is not None
+    assert sorted(owners(state.plan.stages)) == ["n2", "n3"]
+    assert all(not stage.standbys for stage in state.plan.stages)
+    assert "without standbys, since for 2 stages on 2 nodes n2 would need 6.40 GB and has 4.00 GB" in state.plan.reason
 
 
 def test_the_smallest_limit_around_a_process_counts(tmp_path: Path) -> None:
