@@ -54,6 +54,7 @@ def budget_of(state: State) -> Budget:
         microbatches=state.settings.microbatches,
         told={n.node: n.memory_bytes for n in state.nodes.values()},
         kept={n.node: n.spill_above for n in state.nodes.values()},
+        hosted=state.settings.hosts_standbys,
         target=state.plan.target if state.plan is not None else (),
     )
 

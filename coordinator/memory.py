@@ -30,6 +30,7 @@ class Budget:
     microbatches: int = 1  # of a step, each pipeline
     told: Mapping[str, int] = field(default_factory=dict)  # what a node may use
     kept: Mapping[str, int] = field(default_factory=dict)  # what it uses for boundary tensors before it spills
+    hosted: bool = False  # whether standbys lie elsewhere: in the host's memory, beside accelerators
     target: Stages = ()  # that is prepared, and held beside whatever stages are asked about
 
     def asked(self, stages: Stages, before: Stages = (), alone: str = "") -> Mapping[str, int]:
@@ -38,7 +39,7 @@ class Budget:
         cuts = [at_boundaries(each, self.layers, self.microbatches, alone) for each in (stages, beside)]
         if alone:
             stages, beside = _held_by(alone, stages), _held_by(alone, beside)
-        needed = dict(of_layers(stages, self.layers, beside))
+        needed = dict(of_layers(stages, self.layers, beside, self.hosted))
         for node in {*cuts[0], *cuts[1]}:
             size = max(cut.get(node, 0) for cut in cuts)
             needed[node] = needed.get(node, 0) + min(size, self.kept.get(node) or size)
@@ -116,6 +117,8 @@ class Room:
         return f"{node} would need {_size(needed)} and has {_size(self._budget.told[node])}"
 
     def _size(self, stage: StagePlan) -> int:
+        if self._budget.hosted:
+            return 0
         return sum(self._budget.layers[layer].state + self._budget.layers[layer].gradient for layer in stage.layers)
 
 

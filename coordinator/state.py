@@ -51,6 +51,7 @@ class Settings:
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     auto: bool = False  # which redundancy is chosen at run time
+    hosts_standbys: bool = False  # whether standbys lie in the host's memory, beside an accelerator's
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     most_stages: int = 0  # 0: as many as the job asks for
     spares: int = 1  # nodes beyond the stages that stay idle, to repair with

@@ -31,11 +31,16 @@ class LayerBytes:
     boundary: int = 0  # of one microbatch, where a stage ends with the layer: its output and the gradient of that
 
 
-def of_layers(stages: Stages, layers: Sequence[LayerBytes], before: Stages = ()) -> Mapping[str, int]:
-    """State and gradients by node; ``before``: the stages that are still held while these are prepared."""
+def of_layers(
+    stages: Stages, layers: Sequence[LayerBytes], before: Stages = (), hosted: bool = False
+) -> Mapping[str, int]:
+    """State and gradients by node; ``before``: the stages that are still held while these are prepared.
+
+    ``hosted``: standbys lie in the host's memory, which nobody bounds; on the device there is one layer at a time.
+    """
     needed: dict[str, dict[int, int]] = {}  # by node and layer
     for stage in (*stages, *before) if layers else ():
-        for node in stage.holders():
+        for node in stage.distinct_owners if hosted else stage.holders():
             gradients = 1 + (max(1, stage.owners.count(node)) - 1).bit_length()
             held = needed.setdefault(node, {})
             for layer in stage.layers:

@@ -1,6 +1,7 @@
 """A simulated node: the real worker over the tiny arithmetic, with virtual streams and virtual time for its work."""
 
 from dataclasses import replace
+from functools import partial
 
 from culm.coordinator import reports
 from culm.pipeline.commit import Commit
@@ -130,7 +131,7 @@ class SimulatedNode:
     def _spill(self) -> None:
         """Writes to disk what can go there. Meanwhile its step may end, or its duty go to another node."""
         for key, value in to_spill(self.worker, lambda value: 1, self._spilled, 0):
-            self.world.clock.after(self.world.brief(), lambda key=key, value=value: self._spill_one(key, value))
+            self.world.clock.after(self.world.brief(), partial(self._spill_one, key, value))
 
     def _spill_one(self, key: Key, value: Number) -> None:
         self._spilled[key] = same = replace(value)

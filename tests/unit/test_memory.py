@@ -146,6 +146,15 @@ def test_a_copy_goes_where_it_fits_and_else_nowhere() -> None:
     ]
 
 
+def test_standbys_beside_an_accelerator_take_none_of_its_memory() -> None:
+    stages = place(("n0", "n1"), PARAMETERS, 2, copies=2)
+    bound = Budget(layers=LAYERS, told={"n0": 4 * GB, "n1": 4 * GB, "n2": GB}, hosted=True)
+    assert bound.asked(stages) == {"n0": 3.2 * GB, "n1": 3.2 * GB}
+    assert bound.too_small(stages) == ()
+    copied, _ = repair(place(("n0", "n1"), PARAMETERS, 2, copies=1), ("n0", "n1", "n2"), budget=bound)
+    assert [[b.node for b in stage.standbys] for stage in copied] == [["n2"], ["n2"]]
+
+
 def test_a_stage_of_which_every_copy_leaves_is_copied_though_it_is_tight() -> None:
     stages = place(("n0", "n1"), PARAMETERS, 2, copies=1)
     copied, _ = repair(stages, ("n1", "n2"), leaving=("n0",), budget=budget(n1=4, n2=1))
