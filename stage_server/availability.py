@@ -9,7 +9,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.device import Device
 from culm.stage_server.compute.footprint import footprint
 from culm.stage_server.compute.layer_times import measured
-from culm.stage_server.spiller import Room
+from culm.stage_server.spiller import Allowance
 from culm.stage_server.watching.memory import memory_bytes
 
 
@@ -36,8 +36,8 @@ def availability(
     return available
 
 
-def room_for(available: pb.Available, device: Device, folder: str) -> Room:
+def allowance_for(available: pb.Available, device: Device, folder: str) -> Allowance:
     """For tensors that this node keeps until the commit: what was said, else what the layers leave of its memory."""
     layers = tuple(map(LayerBytes, available.layer_state_bytes, available.layer_gradient_bytes))
     memory = available.memory_bytes if device.in_host else 0  # an accelerator's holds no kept tensors
-    return Room(above=available.spill_above, memory=memory, layers=layers, folder=folder)
+    return Allowance(above=available.spill_above, memory=memory, layers=layers, folder=folder)

@@ -41,7 +41,7 @@ from culm.stage_server.faults import Faults, die
 from culm.stage_server.handing_on import HandingOn
 from culm.stage_server.last_words import work_of
 from culm.stage_server.lending import Lending
-from culm.stage_server.spiller import ALL, Room, Spiller
+from culm.stage_server.spiller import ALL, Allowance, Spiller
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.stream_bounds import RunShape
@@ -67,10 +67,10 @@ class Node:
         forfeit: Callable[[str], None],
         broken: Callable[[BaseException], None],
         run: RunShape,
-        room: Room = ALL,
+        allowance: Allowance = ALL,
     ) -> None:
         """``forfeit``: called when what is held is of no use; ``broken``: when something unexpected has raised;
-        ``room``: for tensors that are kept until the commit.
+        ``allowance``: for tensors that are kept until the commit.
         """
         self._worker = worker
         self._compute = compute
@@ -80,7 +80,7 @@ class Node:
         self._activity = Activity(job.resilience.redundant_bytes)
         compute.loading = self._activity.loading
         traffic = Traffic()
-        self._spiller = Spiller(worker, self._changed, room)
+        self._spiller = Spiller(worker, self._changed, allowance)
         self.attendance = Attendance(worker, self._changed, self._activity, traffic, self._spiller)
         self._bubble = Bubble(worker, compute, self._activity)
         self._lending = Lending(worker, compute, self._changed)

@@ -43,7 +43,7 @@ ALIGNED = 64  # bytes, as torch's own tensors are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class Allowance:
     """For boundary tensors that are kept until the commit. Bytes."""
 
     above: int = 0  # what may lie in memory, if whoever started the node has said so; 0: what the layers leave
@@ -58,17 +58,17 @@ class Room:
         return max(0, self.memory - of_layers(plan.stages, self.layers, plan.target).get(node, 0))
 
 
-ALL = Room()  # nothing goes to disk
+ALL = Allowance()  # nothing goes to disk
 
 
 class Spiller:
     """One thread, from the first tensor on that has to go: a node with memory enough has none."""
 
-    def __init__(self, worker: Worker[Value], changed: Turn, room: Room) -> None:
+    def __init__(self, worker: Worker[Value], changed: Turn, allowance: Allowance) -> None:
         self.bytes = 0  # that were written, since the process started
         self._worker = worker
         self._changed = changed
-        self._room = room
+        self._allowance = allowance
         self._plan: Plan | None = None  # for which ``_most`` was worked out
         self._most: int | None = None
         self._largest = 0  # bytes, of what instructions have taken and given
@@ -88,7 +88,7 @@ class Spiller:
         if plan is None or self._busy or self._failed == worker.version:
             return
         if plan is not self._plan:
-            self._plan, self._most = plan, self._room.bytes(plan, worker.node)
+            self._plan, self._most = plan, self._allowance.bytes(plan, worker.node)
         # First an estimate: with a thousand tensors there is no time to add them up after every instruction.
         count = len(worker.post.mailbox) + len(worker.post.outbox) - len(self._spilled)
         if self._most is None or count * self._largest <= self._most:
@@ -118,7 +118,7 @@ class Spiller:
     def _move(self, key: Key, value: Value) -> bool:
         """Whether the disk has taken the tensor."""
         try:
-            with tempfile.TemporaryFile(dir=self._room.folder or None, buffering=0) as file:
+            with tempfile.TemporaryFile(dir=self._allowance.folder or None, buffering=0) as file:
                 same = written(value, file)
         except (OSError, ValueError) as error:
             self._failed = key.step
@@ -127,7 +127,7 @@ class Spiller:
                 log.warning(
                     "cannot write kept tensors to %s: %s; they stay in memory: make room there, or name another folder "
                     "with --spill-folder",
-                    self._room.folder or tempfile.gettempdir(),
+                    self._allowance.folder or tempfile.gettempdir(),
                     error,
                 )
             return False

@@ -27,7 +27,7 @@ from culm.stage_server.compute.device import CPU, Device
 from culm.stage_server.faults import Faults
 from culm.stage_server.handing_on import HandingOn
 from culm.stage_server.node import Node
-from culm.stage_server.spiller import ALL, Room
+from culm.stage_server.spiller import ALL, Allowance
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.work import Apply, Arrange, Run
@@ -168,7 +168,7 @@ class Coordinator:
             node.order(pb.AttendResponse(commit=commit_to_proto(commit)))
 
 
-def weights_after(job: Job, device: Device, room: Room = ALL) -> tuple[str, int]:
+def weights_after(job: Job, device: Device, allowance: Allowance = ALL) -> tuple[str, int]:
     """Of a node that runs all stages and pipelines, and so takes its own results; and the bytes that went to disk."""
     source = ModelSource(job)
     compute = Compute(job, source, device)
@@ -176,7 +176,7 @@ def weights_after(job: Job, device: Device, room: Room = ALL) -> tuple[str, int]
     worker: Worker[Value] = Worker("n0", 1, job.schedule, job.job.steps)
     faults, broken = StopsAfter(job.job.steps), list[BaseException]()
     shape = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
-    node = faults.node = Node(worker, compute, faults, job, Patience(), pytest.fail, broken.append, shape, room)
+    node = faults.node = Node(worker, compute, faults, job, Patience(), pytest.fail, broken.append, shape, allowance)
     ranges = partition([1.0] * source.layer_count, job.pipeline.stages)
     stages = tuple(StagePlan(first, end, ("n0",) * job.pipeline.pipelines) for first, end in ranges)
     plan = Plan(term=1, generation=1, era=0, step=0, stages=stages, members={"n0": Member("n0", 1)})

@@ -16,7 +16,7 @@ from culm.pipeline.plan import Plan, StagePlan
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import bytes_of
 from culm.stage_server.compute.device import CPU
-from culm.stage_server.spiller import Room, written
+from culm.stage_server.spiller import Allowance, written
 from tests.unit.test_handing_on import EXAMPLES, weights_after
 
 
@@ -54,15 +54,15 @@ def test_a_full_disk_says_so() -> None:
 def test_what_layers_leave_of_the_memory_is_for_kept_tensors() -> None:
     plan = Plan(term=1, generation=1, era=0, step=0, stages=(StagePlan(0, 2, ("n0",)), StagePlan(2, 3, ("n1",))))
     layers = (LayerBytes(12, 4), LayerBytes(12, 4), LayerBytes(24, 8))
-    assert Room(memory=100, layers=layers).bytes(plan, "n0") == 100 - 32
-    assert Room(memory=10, layers=layers).bytes(plan, "n0") == 0
-    assert Room(memory=100, layers=layers, above=7).bytes(plan, "n0") == 7
-    assert Room(layers=layers).bytes(plan, "n0") is None, "nobody knows what it may use"
+    assert Allowance(memory=100, layers=layers).bytes(plan, "n0") == 100 - 32
+    assert Allowance(memory=10, layers=layers).bytes(plan, "n0") == 0
+    assert Allowance(memory=100, layers=layers, above=7).bytes(plan, "n0") == 7
+    assert Allowance(layers=layers).bytes(plan, "n0") is None, "nobody knows what it may use"
 
 
 def test_a_run_with_tensors_on_disk_has_the_same_bits(tmp_path: Path) -> None:
     job = a_job()
-    weights, spilled = weights_after(job, CPU, Room(above=1, folder=str(tmp_path)))
+    weights, spilled = weights_after(job, CPU, Allowance(above=1, folder=str(tmp_path)))
     assert spilled > 0
     assert weights == run_plain(job).sha256
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_a_run_with_tensors_on_disk_has_the_same_bits(tmp_path: Path) -> None:
 def test_without_a_disk_the_tensors_stay_and_one_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = a_job()
     with caplog.at_level(logging.WARNING, "culm.spiller"):
-        weights, spilled = weights_after(job, CPU, Room(above=1, folder=str(tmp_path / "missing")))
+        weights, spilled = weights_after(job, CPU, Allowance(above=1, folder=str(tmp_path / "missing")))
     assert spilled == 0
     assert weights == run_plain(job).sha256
     (line,) = [record.getMessage() for record in caplog.records if record.name == "culm.spiller"]
