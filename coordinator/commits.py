@@ -17,7 +17,16 @@ from statistics import median
 
 from culm.coordinator import cutting, draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
-from culm.coordinator.decisions import TARGET_LOST, Decision, commit_record, done, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import (
+    TARGET_LOST,
+    Decision,
+    budget_of,
+    commit_record,
+    done,
+    reason_of,
+    with_plan,
+    zones_of,
+)
 from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import Situation, propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
@@ -176,7 +185,7 @@ def _rearranged(
         return plan.stages, [], []
     usable = membership.usable(state)
     stages, reasons = settle(
-        plan.stages, usable, seeded, leaving, state.copies_wanted, zones_of(state), state.layer_costs
+        plan.stages, usable, seeded, leaving, state.copies_wanted, zones_of(state), state.layer_costs, budget_of(state)
     )
     released = []
     for name in sorted(n for n in leaving if state.nodes[n].draining):
@@ -241,8 +250,7 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         zones=zones_of(state),
         step_seconds=median(state.watch.recent) if state.watch.recent else 0.0,
         bytes_per_second=min((x for n in usable if (x := state.nodes[n].bytes_per_second)), default=0.0),
-        layer_bytes=state.layer_bytes,
-        memory={n: state.nodes[n].memory_bytes for n in usable},
+        budget=budget_of(state),
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

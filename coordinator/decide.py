@@ -121,7 +121,7 @@ def _available(state: State, report: Available, now: float) -> Decision:
     # One that could not start again and again joined without a word in the log: now it can be told of.
     unannounced = () if node.announced else (membership.joined_record(node),)
     node = replace(node, available=True, announced=True, version=report.version, heard_at=now)
-    node = replace(node, memory_bytes=report.memory_bytes)
+    node = replace(node, memory_bytes=report.memory_bytes, spill_above=report.spill_above)
     if cutting.wanted(state):
         node = replace(node, layer_seconds=report.layer_seconds, unmeasured=report.unmeasured)
     state = replace(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
+from culm.coordinator.memory import Budget
 from culm.coordinator.state import Layers, Phase, State
 from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
@@ -44,6 +45,18 @@ def members_of(state: State) -> Mapping[str, Member]:
 def zones_of(state: State) -> Zones:
     """Where each node says that it is; empty where it does not know."""
     return {n.node: n.zone for n in state.nodes.values()}
+
+
+def budget_of(state: State) -> Budget:
+    """What layers take of a node's memory, and what each node has."""
+    return Budget(
+        layers=state.layer_bytes,
+        microbatches=state.settings.microbatches,
+        told={n.node: n.memory_bytes for n in state.nodes.values()},
+        kept={n.node: n.spill_above for n in state.nodes.values()},
+        hosted=state.settings.hosts_standbys,
+        target=state.plan.target if state.plan is not None else (),
+    )
 
 
 def reason_of(reasons: Sequence[str]) -> str:

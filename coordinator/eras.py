@@ -16,9 +16,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from culm.coordinator import cutting, draining, memory, takeover, waiting
+from culm.coordinator import cutting, draining, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
-from culm.coordinator.decisions import Decision, done, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import Decision, budget_of, done, reason_of, with_plan, zones_of
 from culm.coordinator.placement import place
 from culm.coordinator.state import Phase, State
 from culm.coordinator.zones import Zones, in_words
@@ -44,7 +44,11 @@ def begin_era(state: State, now: float) -> Decision:
         return state, (*([Persist()] if gone else []), *gone, *waits)
     zones = zones_of(state)
     measured = cutting.settled(state)  # on record only once a cut is made: until then more nodes may tell their times
-    stages, lacking = _placed(measured, nodes, least, zones)
+    stages, lacking = _placed(measured, nodes, least, zones, state.copies_wanted)
+    without = ""
+    if lacking and state.era > 0:  # what is left goes on, and standbys follow where they fit
+        stages, still = _placed(measured, nodes, least, zones, 1)
+        without, lacking = f"without standbys, since {lacking}", still and lacking
     if lacking:
         state, waits = waiting.wait(state, waiting.NODES, f"waiting for nodes with more memory: {lacking}")
         return state, (*([Persist()] if gone else []), *gone, *waits)
@@ -53,7 +57,7 @@ def begin_era(state: State, now: float) -> Decision:
     if state.origin.folder:
         reason += f", which is in {state.origin}"
     cut, crossing = cutting.in_words(state, stages), in_words(stages, zones, state.layer_costs)
-    reason = reason_of([reason, *filter(None, [cut, crossing])])
+    reason = reason_of([reason, *filter(None, [cut, crossing, without])])
     state, plan, records = with_plan(state, stages, reason, now)
     reading = f"the nodes read {state.origin}"
     state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
@@ -64,27 +68,25 @@ def begin_era(state: State, now: float) -> Decision:
     return state, (*gone, Persist(), Publish(plan), *records)
 
 
-def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones) -> tuple[Stages, str]:
+def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones, copies: int) -> tuple[Stages, str]:
     """The placement on those of the nodes that have memory enough, ``least`` or more; else what they lack."""
-    settings, lacking = state.settings, ""
-    told = {name: state.nodes[name].memory_bytes for name in nodes}
+    settings, lacking, budget = state.settings, "", budget_of(state)
     while len(nodes) >= least:  # ends: each time at least one of them is left out
         stages = place(
             nodes,
             cutting.costs_of(state),
             settings.stages,
-            copies=state.copies_wanted,
+            copies=copies,
             zones=zones,
             pipelines=settings.pipelines,
             parameters=state.layer_costs,
         )
-        needed = memory.asked(stages, state.layer_bytes)
-        small = memory.too_small(needed, told)
+        small = budget.too_small(stages)
         if not small:
             return stages, ""
         where = f"for {_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}"
         mend = "add nodes, or cut the model into more stages; if a node has more, tell it with --memory"
-        lacking = lacking or f"{where} {memory.in_words(small, needed, told)}; {mend}"
+        lacking = lacking or f"{where} {budget.in_words(small, stages)}; {mend}"
         nodes = [name for name in nodes if name not in small]
     return (), lacking
 

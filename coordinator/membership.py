@@ -29,9 +29,10 @@ from dataclasses import asdict, replace
 
 from culm.coordinator import agreement, copies, links, waiting
 from culm.coordinator.commands import Command, Dismiss, Persist, Publish, Record
-from culm.coordinator.decisions import Decision, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import Decision, budget_of, reason_of, with_plan, zones_of
 from culm.coordinator.detection import of_no_use
 from culm.coordinator.failures import Work, died, is_told, machine_of
+from culm.coordinator.memory import tight
 from culm.coordinator.placement import promote
 from culm.coordinator.reports import Available, Joined, PeerLost, StreamBroken
 from culm.coordinator.standbys import repair
@@ -302,14 +303,17 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         return state, (*commands, Persist())
     if state.phase is Phase.FAILED:  # nobody goes on with what it held
         return replace(state, plan=None, exposed_since={}), (*commands, Persist())
-    stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs)
+    budget = budget_of(state)
+    stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget)
     if stages_left is None:
         done = ["every step was committed, but the weights were neither saved nor fetched"]
         reasons = [*(done if state.phase is Phase.DONE else []), *reasons]
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)
+    warnings = tight(budget, plan.stages, stages_left)
     if state.settings.redundancy:
-        stages_left, repairs = repair(stages_left, usable(state), zones=zones_of(state), copies=state.copies_wanted)
+        there, copies_wanted = usable(state), state.copies_wanted
+        stages_left, repairs = repair(stages_left, there, zones=zones_of(state), copies=copies_wanted, budget=budget)
         reasons = [*reasons, *filter(None, [more_copies]), *repairs]
     # After the last commit no work is left to be taken over, and no commit will tell that it was.
     begun = state.phase is Phase.RUNNING
@@ -321,7 +325,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     kept = tuple(x for x in state.lost_owners if x.heir not in gone)
     state, promoted, records = with_plan(state, stages_left, reason_of(reasons), now)
     state = replace(state, lost_owners=(*kept, *moved))
-    return state, (*commands, Persist(), Publish(promoted), *records)
+    return state, (*commands, Persist(), Publish(promoted), *records, *warnings)
 
 
 def _moves(before: Stages, after: Stages, gone: Collection[str]) -> list[tuple[int, str, str]]:

@@ -15,10 +15,11 @@
 #
 # Every function is pure and returns stages together with its reasons in words. Knows nothing of streams or time.
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from culm.coordinator import replicas
+from culm.coordinator.memory import UNBOUND, Budget
 from culm.coordinator.standbys import PAIR, Burdens, repair, separate, spread, trimmed, with_stage, with_standbys
 from culm.coordinator.zones import NO_ZONES, Zones, apart, ring
 from culm.pipeline.partition import partition
@@ -54,10 +55,13 @@ def place(
     return with_standbys(replicas.laid_out(grid, ranges, pipelines, parameters or costs), copies, nodes, zones)
 
 
-def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages | None, list[str]]:
+def promote(
+    stages: Stages, lost: Collection[str], costs: Sequence[float] = (), budget: Budget = UNBOUND
+) -> tuple[Stages | None, list[str]]:
     """Moves every duty of a lost node to the stage's other owners or its hot standby, and ends what it stood by for.
 
-    Returns None in place of the stages when a stage has no copy left. ``costs``: the layers' parameters.
+    Returns None in place of the stages when a stage has no copy left. ``costs``: the layers' parameters. An heir is one
+    that has memory for the work, if there is one.
     """
     # A standby that is still being seeded is no heir: its layers may be of different versions (rule 11). So a stage
     # whose owner and hot standby are lost has no copy left, though a node is halfway to one.
@@ -75,7 +79,8 @@ def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) 
             heirs = [n for n in stage.required() if n not in gone]
             if not heirs:
                 return None, [f"stage {s} was held by {', '.join(stage.required())} alone: no copy is left"]
-            after = replicas.moved(stage, gone, heirs, load, replicas.costs_of(stage, costs))
+            lacks = _lacking(budget, (*moved, *stages[s:]), s)
+            after = replicas.moved(stage, gone, heirs, load, replicas.costs_of(stage, costs), lacks)
             reasons.append(replicas.moved_in_words(s, stage, after))
             moved.append(after)
             continue
@@ -85,7 +90,22 @@ def promote(stages: Stages, lost: Collection[str], costs: Sequence[float] = ()) 
     return tuple(moved), reasons
 
 
-def hand_over(stages: Stages, leaving: Collection[str], costs: Sequence[float] = ()) -> tuple[Stages, list[str]]:
+def _lacking(budget: Budget, stages: Stages, s: int) -> Callable[[str, Sequence[str]], int]:
+    """Bytes that a node lacks if stage s has these owners."""
+
+    def lacks(name: str, owners: Sequence[str]) -> int:
+        if not budget.binds(name):
+            return 0
+        # Whoever owns a stage stands by for it no more.
+        standbys = tuple(b for b in stages[s].standbys if b.node != name)
+        return budget.lacks(name, with_stage(stages, s, owners=tuple(owners), standbys=standbys))
+
+    return lacks
+
+
+def hand_over(
+    stages: Stages, leaving: Collection[str], costs: Sequence[float] = (), budget: Budget = UNBOUND
+) -> tuple[Stages, list[str]]:
     """Swaps the roles of owners that are about to leave and their hot standbys, and ends duties that others have."""
     # The owner that leaves stays on as a hot standby until others have been seeded: it holds the newest state anyhow,
     # and if its heir is lost before, nothing is lost with it.
@@ -95,12 +115,14 @@ def hand_over(stages: Stages, leaving: Collection[str], costs: Sequence[float] =
         staying = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
         peers = [n for n in stage.distinct_owners if n not in leaving]
         if peers and len(peers) < len(stage.distinct_owners):
-            after = replicas.moved(stage, leaving, [*peers, *staying], load, replicas.costs_of(stage, costs))
+            lacks = _lacking(budget, stages, s)
+            after = replicas.moved(stage, leaving, [*peers, *staying], load, replicas.costs_of(stage, costs), lacks)
             kept = tuple(Standby(n, True) for n in stage.distinct_owners if n in leaving)
             stages = (*stages[:s], replace(after, standbys=(*kept, *after.standbys)), *stages[s + 1 :])
             reasons.append(replicas.moved_in_words(s, stage, after))
         elif stage.owners[0] in leaving and staying and not peers:
-            heir, *others = staying
+            lacks = _lacking(budget, stages, s)
+            heir, *others = sorted(staying, key=lambda name: lacks(name, [name] * len(stage.owners)))
             before = ", ".join(stage.distinct_owners)
             handed = tuple(Standby(n, True) for n in stage.distinct_owners)
             standbys = (*handed, *(b for b in stage.standbys if b.node != heir))
@@ -127,6 +149,7 @@ def settle(
     copies: int = PAIR,
     zones: Zones = NO_ZONES,
     costs: Sequence[float] = (),
+    budget: Budget = UNBOUND,
 ) -> tuple[Stages, list[str]]:
     """What changes at a commit: seeded standbys become hot, roles swap to relieve, spares are put to use.
 
@@ -140,13 +163,13 @@ def settle(
             standbys = tuple(Standby(b.node, b.hot or b.node in fresh) for b in stage.standbys)
             stages = with_stage(stages, s, standbys=standbys)
             reasons.extend(f"{n} is a hot standby of stage {s} from now on: its copy is complete" for n in fresh)
-    stages, handed = hand_over(stages, leaving, costs)
+    stages, handed = hand_over(stages, leaving, costs, budget)
     reasons.extend(handed)
     if copies == 1:  # standbys exist only to hand over to
         for s, stage in enumerate(stages):
             stages = with_stage(stages, s, standbys=tuple(b for b in stage.standbys if not b.hot))
             if set(stage.owners) <= set(leaving):
-                stages, asked = repair(stages, nodes, leaving, zones)
+                stages, asked = repair(stages, nodes, leaving, zones, budget=budget)
                 reasons.extend(asked)
         return stages, reasons
     # A difference of two, not of one: with one the roles would swap back at the next commit.
@@ -154,9 +177,11 @@ def settle(
     for s, stage in enumerate(stages):
         if len(stage.distinct_owners) > 1:
             continue  # its pipelines are spread anew with the shape
+        lacks, pipelines = _lacking(budget, stages, s), len(stage.owners)
         hot = [b.node for b in stage.standbys if b.hot and b.node not in leaving]
-        relief = min(hot, key=lambda n: owning[n], default=None)
-        if relief is not None and owning[stage.owner] - owning[relief] >= 2:
+        lighter = [n for n in hot if owning[stage.owner] - owning[n] >= 2 and not lacks(n, [n] * pipelines)]
+        relief = min(lighter, key=lambda n: owning[n], default=None)
+        if relief is not None:
             owning[stage.owner] -= 1
             owning[relief] += 1
             standbys = (Standby(stage.owner, True), *(b for b in stage.standbys if b.node != relief))
@@ -165,14 +190,16 @@ def settle(
                 f"{relief} takes stage {s} over from {stage.owner}, which ran several stages and now stands by for it"
             )
     stages, dropped = trimmed(stages, leaving, zones, copies)
-    stages, repaired = repair(stages, nodes, leaving, zones, copies)
-    stages, relieved = relieve(stages, nodes, zones)
-    stages, separated = separate(stages, nodes, zones, copies)
-    stages, spread_out = spread(stages, nodes, zones, copies)
+    stages, repaired = repair(stages, nodes, leaving, zones, copies, budget)
+    stages, relieved = relieve(stages, nodes, zones, budget)
+    stages, separated = separate(stages, nodes, zones, copies, budget)
+    stages, spread_out = spread(stages, nodes, zones, copies, budget)
     return stages, [*reasons, *dropped, *repaired, *relieved, *separated, *spread_out]
 
 
-def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> tuple[Stages, list[str]]:
+def relieve(
+    stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES, budget: Budget = UNBOUND
+) -> tuple[Stages, list[str]]:
     """Starts seeding a node that owns nothing with a stage of a node that owns several, one move at a time.
 
     Of nodes that hold as much, one in another zone than the owner's: the owner stands by afterwards.
@@ -187,10 +214,10 @@ def relieve(stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES) -> 
     # Who is being seeded for something else gets no second stage: seeding shares one limit of bytes a second.
     seeding = {b.node for stage in stages for b in stage.standbys if not b.hot}
     idle = [n for n in natural_order(nodes) if carried.owned[n] == 0 and n not in seeding]
-    if not idle:
-        return stages, []
-    chosen = min(idle, key=lambda n: (carried[n], not apart(zones, owner, n)))
-    if chosen in stages[busiest].holders():
+    lacks, pipelines = _lacking(budget, stages, busiest), len(stages[busiest].owners)
+    best = sorted(idle, key=lambda n: (carried[n], not apart(zones, owner, n)))
+    chosen = next((n for n in best if not lacks(n, [n] * pipelines)), None)
+    if chosen is None or chosen in stages[busiest].holders():
         return stages, []
     standbys = (*stages[busiest].standbys, Standby(chosen, False))
     return with_stage(stages, busiest, standbys=standbys), [

@@ -14,9 +14,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from culm.coordinator import memory, replicas
+from culm.coordinator import replicas
 from culm.coordinator.gradient_bytes import most_sent
-from culm.coordinator.memory import LayerBytes
+from culm.coordinator.memory import UNBOUND, Budget
 from culm.coordinator.standbys import with_standbys
 from culm.coordinator.zones import Zones
 from culm.pipeline.partition import partition
@@ -50,8 +50,7 @@ class Situation:
     # What a step takes under the present shape, in seconds, and the slowest link. Without either sending costs nothing.
     step_seconds: float = 0.0
     bytes_per_second: float = 0.0
-    layer_bytes: tuple[LayerBytes, ...] = ()  # empty: not known
-    memory: Mapping[str, int] = field(default_factory=dict)  # bytes by node; 0, or missing: not known
+    budget: Budget = UNBOUND  # of the nodes' memory
 
 
 def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
@@ -102,12 +101,11 @@ def _that_fits(shapes: Sequence[Stages], before: Stages, situation: Situation, o
     """The best shape that fits the memory, beside what is held until then; and of a better one why it does not."""
     too_large = ""
     for shape in sorted(shapes, key=lambda shape: (step_cost(shape, situation, of_byte), -len(shape))):
-        needed = memory.asked(shape, situation.layer_bytes, before)
-        small = memory.too_small(needed, situation.memory)
+        small = situation.budget.too_small(shape, before)
         if not small:
             return shape, too_large
         what = f"{_in_words(shape)} would be faster and does not fit"
-        too_large = too_large or f"; {what}: {memory.in_words(small, needed, situation.memory)}"
+        too_large = too_large or f"; {what}: {situation.budget.in_words(small, shape, before)}"
     return (), too_large
 
 

@@ -13,7 +13,7 @@
 # lost nodes alone, and lasts until the shape follows (``repartition``).
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from culm.coordinator.zones import Zones
 from culm.pipeline import tree
@@ -71,16 +71,23 @@ def duties(stages: Stages) -> Counter[str]:
 
 
 def moved(
-    stage: StagePlan, gone: Collection[str], candidates: Sequence[str], load: Counter[str], costs: Sequence[float]
+    stage: StagePlan,
+    gone: Collection[str],
+    candidates: Sequence[str],
+    load: Counter[str],
+    costs: Sequence[float],
+    lacks: Callable[[str, Sequence[str]], int] = lambda name, owners: 0,
 ) -> StagePlan:
     """The stage whose gone owners' pipelines the candidates take, the least loaded first, one at a time.
 
-    ``load``: duties by node; it is kept up to date. An owner that was a standby stands by no more.
+    ``load``: duties by node; it is kept up to date. An owner that was a standby stands by no more. ``lacks``: bytes
+    that a node lacks if these are the owners; who lacks least comes first.
     """
     owners = list(stage.owners)
     for p, owner in enumerate(owners):
         if owner in gone:
-            owners[p] = min(candidates, key=lambda name: (load[name], candidates.index(name)))
+            lacking = {name: lacks(name, [*owners[:p], name, *owners[p + 1 :]]) for name in candidates}
+            owners[p] = min(candidates, key=lambda name: (lacking[name], load[name], candidates.index(name)))
             load[owners[p]] += 1
     standbys = tuple(b for b in stage.standbys if b.node not in owners and b.node not in gone)
     return StagePlan(

@@ -95,7 +95,10 @@ def _available(state: State, said: pb.Available) -> str:
         return f"a layer takes {odd[0]} s; more than 0 and {MOST_SECONDS:g} at most are accepted"
     if len(said.layer_state_bytes) != len(said.layer_gradient_bytes) or len(said.layer_state_bytes) not in (0, count):
         return f"it tells the bytes of {len(said.layer_state_bytes)} layers, of {count}"
-    most = max([said.memory_bytes, *said.layer_state_bytes, *said.layer_gradient_bytes])
+    if len(said.layer_boundary_bytes) not in (0, len(said.layer_state_bytes)):
+        return f"it tells the bytes at {len(said.layer_boundary_bytes)} boundaries, of {len(said.layer_state_bytes)}"
+    of_layers = (*said.layer_state_bytes, *said.layer_gradient_bytes, *said.layer_boundary_bytes)
+    most = max([said.memory_bytes, said.spill_above, *of_layers])
     if most > MOST_BYTES:
         return f"it tells of {most} bytes of memory; {MOST_BYTES} at most are accepted"
     if said.version > steps or _is_ahead(state, said):

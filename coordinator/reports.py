@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from culm.coordinator.failures import Work
-from culm.coordinator.memory import LayerBytes
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
@@ -51,6 +51,7 @@ class Available:
     unmeasured: str = ""  # why it could not
     layer_bytes: tuple[LayerBytes, ...] = ()  # of each layer on whoever holds it
     memory_bytes: int = 0  # that the node may use; 0: it does not know
+    spill_above: int = 0  # of tensors kept until the commit, what lies in memory at most; 0: all
     fingerprint: str = ""
     # Of a node that holds layers this proves that so many steps were committed; of a spare it is that of its plan, and
     # proves nothing (rule 8).

@@ -16,6 +16,8 @@
 #     separate     a standby is replaced by one outside the owner's zone, which holds no more copies
 #     spread       of several standby duties of one node one goes to a node that holds two copies less
 #
+# A copy goes where the node's memory has room for it (``memory``).
+#
 # At the first commit of a move the new standby is named and is seeded. Once its copy is whole the stage has a standby
 # too many, and ``trimmed`` takes one away. So at no moment does a move leave a stage with fewer copies than before it.
 
@@ -23,6 +25,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from culm.coordinator.memory import UNBOUND, Budget, Room
 from culm.coordinator.zones import NO_ZONES, Zones, apart, several
 from culm.pipeline.plan import StagePlan, Stages, Standby
 from culm.pipeline.text import natural_order
@@ -68,7 +71,7 @@ def with_standbys(stages: Stages, copies: int, nodes: Collection[str], zones: Zo
         for wanted in [max(0, copies - len(owners[s]))]
     )
     # Ends: each move takes one stage out of those that share a zone with their standbys.
-    while (move := _find_apart(placed, nodes, zones, copies)) is not None:
+    while (move := _find_apart(placed, nodes, zones, copies, UNBOUND)) is not None:
         s, given_up, chosen = move
         kept = [b for b in placed[s].standbys if b.node != given_up]
         placed = with_stage(placed, s, standbys=(*kept, Standby(chosen, True)))
@@ -81,36 +84,48 @@ def with_stage(stages: Stages, s: int, **changes: object) -> Stages:
 
 
 def repair(
-    stages: Stages, nodes: Collection[str], leaving: Collection[str] = (), zones: Zones = NO_ZONES, copies: int = PAIR
+    stages: Stages,
+    nodes: Collection[str],
+    leaving: Collection[str] = (),
+    zones: Zones = NO_ZONES,
+    copies: int = PAIR,
+    budget: Budget = UNBOUND,
 ) -> tuple[Stages, list[str]]:
     """Gives every stage with too few copies, hot or on their way, one more to be seeded: a spare, else who holds least.
 
     Among spares, and among the others, one in another zone than the owner's comes first. A copy that is about to leave
-    does not count; ``nodes`` are those that stay.
+    does not count; ``nodes`` are those that stay. Where no node has memory for it no copy is made, but of a stage of
+    which every copy leaves.
     """
     reasons: list[str] = []
     for enough in range(PAIR, copies + 1):
         if enough > PAIR and is_seeding(stages):
             break
-        stages, asked = _given_one_more(stages, nodes, leaving, zones, enough)
+        stages, asked = _given_one_more(stages, nodes, leaving, zones, enough, budget)
         reasons.extend(asked)
     return stages, reasons
 
 
 def _given_one_more(
-    stages: Stages, nodes: Collection[str], leaving: Collection[str], zones: Zones, copies: int
+    stages: Stages, nodes: Collection[str], leaving: Collection[str], zones: Zones, copies: int, budget: Budget
 ) -> tuple[Stages, list[str]]:
     reasons: list[str] = []
     lacking = [s for s, stage in enumerate(stages) if _lacks_standbys(stage, leaving, copies)]
     if not lacking:
         return stages, reasons
-    order, carried, zoned = natural_order(nodes), Burdens(stages), several(zones)
+    order, carried, zoned, room = natural_order(nodes), Burdens(stages), several(zones), Room(budget, stages)
     for s in lacking:
         stage = stages[s]
         holders = stage.holders()
         candidates = [n for n in order if n not in holders]
         if not candidates:
             continue
+        least = room.least_lacking(candidates, stage)
+        fitting = room.fitting(candidates, stage)
+        if not fitting and not all(n in leaving for n in stage.required()):
+            reasons.append(f"no node has memory for another copy of stage {s}: {room.in_words(least, stage)}")
+            continue
+        candidates = fitting or [least]
         owner = next((n for n in stage.distinct_owners if n not in leaving), stage.owners[0])
         # A spare comes first, also one in the owner's zone: as heir it has this stage alone to run.
         spares = [n for n in candidates if carried[n] == (0, 0)]
@@ -124,6 +139,7 @@ def _given_one_more(
         reasons.append(f"{chosen}, {kind}, is seeded as standby of stage {s}")
         stages = with_stage(stages, s, standbys=(*stage.standbys, Standby(chosen, False)))
         carried.copies[chosen] += 1
+        room.add(chosen, stage)
     return stages, reasons
 
 
@@ -186,7 +202,9 @@ def _complete(stages: Stages, copies: int) -> Iterator[tuple[int, StagePlan]]:
             yield s, stage
 
 
-def _find_apart(stages: Stages, nodes: Collection[str], zones: Zones, copies: int) -> tuple[int, str, str] | None:
+def _find_apart(
+    stages: Stages, nodes: Collection[str], zones: Zones, copies: int, budget: Budget
+) -> tuple[int, str, str] | None:
     """A stage that shares its zone with all its standbys, one of these, and a node elsewhere that holds no more.
 
     Each such move leaves one stage less to be moved, and no node with more than one copy beyond the others.
@@ -199,19 +217,22 @@ def _find_apart(stages: Stages, nodes: Collection[str], zones: Zones, copies: in
     if not together or not several(zones):
         return None
     carried = Burdens(stages)
-    lightest = sorted(natural_order(nodes), key=carried.__getitem__)
+    lightest, room = sorted(natural_order(nodes), key=carried.__getitem__), Room(budget, stages)
     for s, stage in together:
         holders = stage.holders()
         given_up = max((b.node for b in stage.standbys), key=lambda n: carried.copies[n])
-        chosen = next((n for n in lightest if n not in holders and apart(zones, stage.owner, n)), None)
+        elsewhere = (n for n in lightest if n not in holders and apart(zones, stage.owner, n))
+        chosen = next((n for n in elsewhere if not room.lacks(n, stage)), None)
         if chosen is not None and carried.copies[chosen] <= carried.copies[given_up]:
             return s, given_up, chosen
     return None
 
 
-def separate(stages: Stages, nodes: Collection[str], zones: Zones, copies: int = PAIR) -> tuple[Stages, list[str]]:
+def separate(
+    stages: Stages, nodes: Collection[str], zones: Zones, copies: int = PAIR, budget: Budget = UNBOUND
+) -> tuple[Stages, list[str]]:
     """Starts seeding a standby in another zone than its stage, one at a time and while nothing else is seeded."""
-    move = None if is_seeding(stages) else _find_apart(stages, nodes, zones, copies)
+    move = None if is_seeding(stages) else _find_apart(stages, nodes, zones, copies, budget)
     if move is None:
         return stages, []
     s, given_up, chosen = move
@@ -222,7 +243,7 @@ def separate(stages: Stages, nodes: Collection[str], zones: Zones, copies: int =
 
 
 def spread(
-    stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES, copies: int = PAIR
+    stages: Stages, nodes: Collection[str], zones: Zones = NO_ZONES, copies: int = PAIR, budget: Budget = UNBOUND
 ) -> tuple[Stages, list[str]]:
     """Starts seeding a node with a standby duty of one that has several and holds two copies more, one move at a time.
 
@@ -232,7 +253,7 @@ def spread(
     if is_seeding(stages):
         return stages, []
     carried = Burdens(stages)
-    lightest = sorted(natural_order(nodes), key=carried.__getitem__)
+    lightest, room = sorted(natural_order(nodes), key=carried.__getitem__), Room(budget, stages)
     held = [(s, stage, b.node) for s, stage in _complete(stages, copies) for b in stage.standbys]
     for s, stage, standby in sorted(held, key=lambda each: -carried.copies[each[2]]):
         duties = carried.copies[standby] - carried.owned[standby]
@@ -240,7 +261,8 @@ def spread(
         # An even load is worth less than a copy that survives the zone.
         if apart(zones, stage.owner, standby):
             lighter = [n for n in lighter if apart(zones, stage.owner, n)]
-        if duties > 1 and lighter:
+        lighter = room.fitting(lighter, stage) if duties > 1 else []
+        if lighter:
             reason = f"{lighter[0]}, which holds the fewest copies, is seeded as standby of stage {s} in place of"
             reason += f" {standby}, which stands by for {duties} stages"
             return with_stage(stages, s, standbys=(*stage.standbys, Standby(lighter[0], False))), [reason]

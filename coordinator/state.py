@@ -17,10 +17,10 @@ from enum import StrEnum
 
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
-from culm.coordinator.memory import LayerBytes
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience
@@ -51,6 +51,7 @@ class Settings:
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     auto: bool = False  # which redundancy is chosen at run time
+    hosts_standbys: bool = False  # whether standbys lie in the host's memory, beside an accelerator's
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     most_stages: int = 0  # 0: as many as the job asks for
     spares: int = 1  # nodes beyond the stages that stay idle, to repair with
@@ -89,6 +90,7 @@ class Node:
     layer_seconds: tuple[float, ...] = ()  # that it has measured, and why it has not: see culm.coordinator.cutting
     unmeasured: str = ""
     memory_bytes: int = 0  # that it may use; 0: nobody knows, and nothing binds it
+    spill_above: int = 0  # bytes of boundary tensors that it keeps in memory; 0: all of them
     # None while its order stream is broken. Invariant: of this and the next one exactly one is None.
     attached_since: float | None = 0.0
     detached_at: float | None = None

@@ -138,6 +138,8 @@ class ResilienceSection(_Section):
     ship none.
     ``copies``: how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto"
     they are 2, and become more where the bulks of lost nodes ask for it.
+    ``standby``: where a layer lies that a node only stands by for: on the device, or in the host's memory, from where
+    it is brought to the device for each optimizer step alone. On a CPU both are one.
     ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.
     ``patience``: seconds of silence after which a node that is frozen or cut off counts as lost. Every other time
     limit keeps its ratio to it. A node that is killed is noticed at once.
@@ -147,6 +149,7 @@ class ResilienceSection(_Section):
     ship_every: Annotated[int, Field(ge=0, le=2**16)] = 0
     redundant_bytes: Bytes = 2_000_000_000
     redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
+    standby: Literal["device", "host"] = "device"
     copies: Annotated[int, Field(ge=2, le=16)] | Literal["auto"] = 2
     patience: Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)] = USUAL
 

@@ -193,6 +193,8 @@ class Available(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     LAYER_STATE_BYTES_FIELD_NUMBER: _builtins.int
     LAYER_GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
+    LAYER_BOUNDARY_BYTES_FIELD_NUMBER: _builtins.int
+    SPILL_ABOVE_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Hash of the job's code on this node. All nodes must agree."""
     era: _builtins.int
@@ -204,6 +206,8 @@ class Available(_message.Message):
     """Why the node could not measure them."""
     memory_bytes: _builtins.int
     """What the node may use: of its machine, its container or its accelerator. 0: it does not know."""
+    spill_above: _builtins.int
+    """Tensors kept until the commit that lie in memory before others go to disk. 0: all of them."""
     @_builtins.property
     def layer_parameters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Parameters of each layer, in order: the default cost for cutting stages."""
@@ -240,6 +244,10 @@ class Available(_message.Message):
 
     @_builtins.property
     def layer_gradient_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def layer_boundary_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each layer's output for one microbatch, with the gradient of it, if the Welcome asked to measure; else none."""
+
     def __init__(
         self,
         *,
@@ -259,10 +267,12 @@ class Available(_message.Message):
         memory_bytes: _builtins.int = ...,
         layer_state_bytes: _abc.Iterable[_builtins.int] | None = ...,
         layer_gradient_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        layer_boundary_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        spill_above: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_gradient_bytes", b"layer_gradient_bytes", "layer_parameters", b"layer_parameters", "layer_seconds", b"layer_seconds", "layer_state_bytes", b"layer_state_bytes", "layers", b"layers", "memory_bytes", b"memory_bytes", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "unmeasured", b"unmeasured", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_boundary_bytes", b"layer_boundary_bytes", "layer_gradient_bytes", b"layer_gradient_bytes", "layer_parameters", b"layer_parameters", "layer_seconds", b"layer_seconds", "layer_state_bytes", b"layer_state_bytes", "layers", b"layers", "memory_bytes", b"memory_bytes", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "spill_above", b"spill_above", "unmeasured", b"unmeasured", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

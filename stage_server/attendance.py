@@ -15,6 +15,7 @@ import time
 from culm.pipeline.messages import times_to_proto
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.spiller import Spiller
 from culm.stage_server.streams import attend_messages
 from culm.stage_server.streams.orders import Orders
 from culm.stage_server.turn import Turn
@@ -27,11 +28,14 @@ from culm.stage_server.worker.worker import Worker
 class Attendance:
     """Reports go from any thread, with the node's lock or without: they never wait."""
 
-    def __init__(self, worker: Worker[Value], changed: Turn, activity: Activity, traffic: Traffic) -> None:
+    def __init__(
+        self, worker: Worker[Value], changed: Turn, activity: Activity, traffic: Traffic, spiller: Spiller
+    ) -> None:
         self._worker = worker
         self._changed = changed
         self._activity = activity
         self._traffic = traffic
+        self._spiller = spiller
         self._orders: Orders | None = None  # until the node is built, and serves its peers
         # Layer -> hash of its initial state, for all that this node has built. It is told before any Ready over such a
         # layer (rule 23): the compute thread reports it before it hands the work back to the worker.
@@ -87,4 +91,5 @@ class Attendance:
                 mailbox=len(self._worker.post.mailbox),
                 outbox=len(self._worker.post.outbox),
                 finished=self._activity.finished,
+                spilled_bytes=self._spiller.bytes,
             )

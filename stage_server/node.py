@@ -9,6 +9,7 @@
 #     the bubble       what is done while the worker has no work
 #     the lending      lets other nodes read layers between two pieces of work
 #     the handing on   takes results that a card is still copying out to the worker
+#     the spiller      has tensors that nobody needs at present lie on disk, where memory is short
 #
 # One lock, ``Turn``, guards the worker and all of these but compute. The compute thread has it between two pieces of
 # work and gives it up for the work itself:
@@ -40,6 +41,7 @@ from culm.stage_server.faults import Faults, die
 from culm.stage_server.handing_on import HandingOn
 from culm.stage_server.last_words import work_of
 from culm.stage_server.lending import Lending
+from culm.stage_server.spiller import ALL, Allowance, Spiller
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.stream_bounds import RunShape
@@ -65,8 +67,11 @@ class Node:
         forfeit: Callable[[str], None],
         broken: Callable[[BaseException], None],
         run: RunShape,
+        allowance: Allowance = ALL,
     ) -> None:
-        """``forfeit``: called when what is held is of no use; ``broken``: when something unexpected has raised."""
+        """``forfeit``: called when what is held is of no use; ``broken``: when something unexpected has raised;
+        ``allowance``: for tensors that are kept until the commit.
+        """
         self._worker = worker
         self._compute = compute
         self._faults = faults
@@ -75,7 +80,8 @@ class Node:
         self._activity = Activity(job.resilience.redundant_bytes)
         compute.loading = self._activity.loading
         traffic = Traffic()
-        self.attendance = Attendance(worker, self._changed, self._activity, traffic)
+        self._spiller = Spiller(worker, self._changed, allowance)
+        self.attendance = Attendance(worker, self._changed, self._activity, traffic, self._spiller)
         self._bubble = Bubble(worker, compute, self._activity)
         self._lending = Lending(worker, compute, self._changed)
         self._exchange = Exchange(
@@ -126,6 +132,8 @@ class Node:
                 elif not isinstance(work, Load):
                     self._worker.finish(work, result.value, result.values, result.accumulated)
                     self._exchange.carry_out()
+                if isinstance(work, Run):
+                    self._spiller.look(work.operand, result.value)
                 if isinstance(work, Save):
                     self._exchange.checkpoints.write(work.step, result.copies)
                 if not self._activity.end(work, self._worker.version, result.kept_bytes):
@@ -134,6 +142,7 @@ class Node:
                     self._changed.notify_all()
             self._faults.after(work)
         self._handing_on.close()
+        self._spiller.close()
         self._exchange.close()
         log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
 

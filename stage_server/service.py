@@ -54,7 +54,7 @@ from culm.pipeline.version import PROTOCOL_VERSION
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
 from culm.stage_server.address import advertised
-from culm.stage_server.availability import availability
+from culm.stage_server.availability import allowance_for, availability
 from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import device_for
@@ -202,12 +202,13 @@ class StageServer:
         )
         compute = Compute(job, source, device)
         compute.warm_up()
-        available = availability(job, source, device, welcome, self._settings.memory_bytes)
+        available = availability(job, source, device, welcome, self._settings.memory_bytes, self._settings.spill_above)
         worker.at.term = welcome.term
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
         faults = Faults(self._settings.kill_at)
-        node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run)
+        allowance = allowance_for(available, device, self._settings.spill_folder)
+        node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run, allowance)
         node.receiver.serve(self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)

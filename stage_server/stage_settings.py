@@ -26,4 +26,6 @@ class StageSettings:
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     notices: str = "auto"  # where preemption notices come from: see culm.stage_server.notices.make_sources
     memory_bytes: int = 0  # that it may use; 0: what its machine, its container or its accelerator has
+    spill_above: int = 0  # bytes of kept tensors in memory before others go to disk; 0: what layers leave of memory
+    spill_folder: str = ""  # empty: the system's for temporary files
     drain_seconds: float = 25.0  # how long SIGTERM leaves for handing over; Kubernetes kills after 30

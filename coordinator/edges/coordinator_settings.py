@@ -51,6 +51,7 @@ class CoordinatorSettings:
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,
             chooses_copies=job.resilience.copies == "auto",
+            hosts_standbys=job.resilience.standby == "host" and job.job.device != "cpu",
             auto=job.resilience.redundancy == "auto",
             nodes=self.nodes,
             most_stages=job.pipeline.most_stages or 0,

@@ -22,8 +22,8 @@ from typing import Any
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
-from culm.coordinator.memory import LayerBytes
 from culm.coordinator.state import Ending, Node, Phase, Settings, State, Storage, Watch
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan
 from culm.pipeline.plan_codec import commit_from_text, commit_to_text, plan_from_text, plan_to_text
@@ -42,7 +42,7 @@ def to_document(state: State) -> Document:
         "plan": plan_to_text(state.plan) if state.plan else None,
         "layer_costs": list(state.layer_costs),
         "layer_seconds": list(state.layer_seconds),
-        "layer_bytes": [[each.state, each.gradient] for each in state.layer_bytes],
+        "layer_bytes": [[each.state, each.gradient, each.boundary] for each in state.layer_bytes],
         "fingerprint": state.fingerprint,
         "agreement": agreement_to(state.agreement),
         "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
@@ -93,7 +93,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         plan=plan,
         layer_costs=tuple(document["layer_costs"]),
         layer_seconds=tuple(document.get("layer_seconds", ())),
-        layer_bytes=tuple(LayerBytes(state, gradient) for state, gradient in document.get("layer_bytes", ())),
+        layer_bytes=tuple(LayerBytes(*each) for each in document.get("layer_bytes", ())),
         fingerprint=document["fingerprint"],
         agreement=agreement_from(document.get("agreement")),
         nodes=nodes,

@@ -12,8 +12,8 @@ from dataclasses import replace
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.failures import Work
-from culm.coordinator.memory import LayerBytes
 from culm.pipeline.checkpoints.manifest import File
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.messages import identity_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
@@ -81,6 +81,11 @@ def _failed(node: str, incarnation: int, failed: pb.Failed) -> reports.NodeFaile
     return reports.NodeFailed(node, incarnation, told(failed.why), work)
 
 
+def _layer_bytes(said: pb.Available) -> tuple[LayerBytes, ...]:
+    boundaries = said.layer_boundary_bytes or [0] * len(said.layer_state_bytes)
+    return tuple(map(LayerBytes, said.layer_state_bytes, said.layer_gradient_bytes, boundaries))
+
+
 def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports.Report | None:
     """The report in a message; None for a Join, which opens the stream, and for what this version does not know."""
     body = request.WhichOneof("body")
@@ -92,8 +97,9 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             layer_costs=tuple(float(x) for x in a.layer_parameters),
             layer_seconds=tuple(a.layer_seconds),
             unmeasured=told(a.unmeasured),
-            layer_bytes=tuple(map(LayerBytes, a.layer_state_bytes, a.layer_gradient_bytes)),
+            layer_bytes=_layer_bytes(a),
             memory_bytes=a.memory_bytes,
+            spill_above=a.spill_above,
             fingerprint=a.fingerprint,
             era=a.era,
             version=a.version,

@@ -150,6 +150,20 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "accelerator has. Several nodes on one machine should share it out",
     )
     stage.add_argument(
+        "--spill-above",
+        type=flags.whole(0, 2**60),
+        default=env("CULM_SPILL_ABOVE", "0"),
+        metavar="BYTES",
+        help="memory for tensors that are kept until the commit; what nobody needs at present goes to disk beyond it; "
+        "default: CULM_SPILL_ABOVE, else 0: what the layers leave of --memory",
+    )
+    stage.add_argument(
+        "--spill-folder",
+        default=env("CULM_SPILL_FOLDER", "/var/tmp"),
+        metavar="FOLDER",
+        help="where they go, on a disk; default: CULM_SPILL_FOLDER, else /var/tmp",
+    )
+    stage.add_argument(
         "--drain-seconds",
         type=flags.seconds,
         default=env("CULM_DRAIN_SECONDS", "25"),
@@ -298,5 +312,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
             notices=arguments.notices,
             drain_seconds=arguments.drain_seconds,
             memory_bytes=arguments.memory,
+            spill_above=arguments.spill_above,
+            spill_folder=arguments.spill_folder,
         )
     )

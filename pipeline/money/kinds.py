@@ -313,6 +313,16 @@ class TookOver(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Tight(Event):
+    """An heir has less memory than its work needs, since no other node with a copy has more."""
+
+    kind = "tight"
+    node: Node
+    needed_bytes: Annotated[int, "what it would need, in bytes"]
+    memory_bytes: Annotated[int, "what it may use, in bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Priced(Event):
     """What a node costs, from now on; the first price counts from its joining."""
 
@@ -353,7 +363,7 @@ class Used(Event):
 
 
 GROUPS: Mapping[str, tuple[type[Event], ...]] = {
-    "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow),
+    "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow, Tight),
     "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
     "Steps": (Committed, Skipped, Waiting, Silent, Stalled, Moving),
     "Checkpoints": (Checkpointed, CheckpointFault),

@@ -1,8 +1,8 @@
 """A simulated node's attendance: its order stream to a coordinator, what it reports there, and whom it obeys."""
 
 from culm.coordinator import reports
-from culm.coordinator.memory import LayerBytes
 from culm.pipeline.commit import Commit
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.world import Leader, Node, World
 from culm.stage_server.worker.effects import ReportCaughtUp, ReportReady, ReportResumed
@@ -101,8 +101,8 @@ class SimulatedAttendance:
             incarnation=node.incarnation,
             layer_costs=tuple(1.0 for _ in range(self._world.layers)),
             layer_seconds=self._world.layer_seconds(node.incarnation),
-            layer_bytes=(LayerBytes(state=12, gradient=4),) * self._world.layers,
-            memory_bytes=self._world.memory_bytes,
+            layer_bytes=(LayerBytes(state=12, gradient=4, boundary=1),) * self._world.layers,
+            memory_bytes=self._world.memory_of.get(node.name, self._world.memory_bytes),
             era=worker.era,
             version=worker.version,
             holds_state=plan is not None and bool(plan.layers_of(node.name)),

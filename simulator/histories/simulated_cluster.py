@@ -100,6 +100,8 @@ class Cluster:
         stops: int = 0,
         measured: bool = False,
         memory_bytes: int = 0,
+        memory_of: Mapping[str, int] = MappingProxyType({}),
+        spills: bool = False,
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
         wrong: Wrong = NOTHING,
@@ -119,7 +121,8 @@ class Cluster:
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
-        self.memory_bytes = memory_bytes  # that each node tells
+        self.memory_bytes, self.memory_of = memory_bytes, memory_of  # that each node tells
+        self.spills = spills
         self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
         self.held: dict[Node, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}

@@ -1,7 +1,11 @@
 """A simulated node: the real worker over the tiny arithmetic, with virtual streams and virtual time for its work."""
 
+from dataclasses import replace
+from functools import partial
+
 from culm.coordinator import reports
 from culm.pipeline.commit import Commit
+from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.simulated_attendance import SimulatedAttendance
@@ -22,6 +26,7 @@ from culm.stage_server.worker.effects import (
     Send,
     carry_out,
 )
+from culm.stage_server.worker.spilling import to_spill
 from culm.stage_server.worker.work import Run, Save, Work
 from culm.stage_server.worker.worker import Worker
 
@@ -57,6 +62,7 @@ class SimulatedNode:
         )
         self.arithmetic = self._compute.arithmetic
         self.executed = self._compute.executed
+        self._spilled: dict[Key, Number] = {}  # on disk
 
     def start(self) -> None:
         self.attendance.start()
@@ -116,9 +122,22 @@ class SimulatedNode:
         splits = isinstance(work, Run) and self.worker.at.schedule.splits_at(work.instruction.stage)
         done = self._compute.carry_out(work, splits)
         self.worker.finish(work, done.result, done.values, done.accumulated)
+        if self.world.spills:
+            self._spill()
         self.world.faults.after_work(self, work)
         self.go()
         self.world.check(self)
+
+    def _spill(self) -> None:
+        """Writes to disk what can go there. Meanwhile its step may end, or its duty go to another node."""
+        for key, value in to_spill(self.worker, lambda value: 1, self._spilled, 0):
+            self.world.clock.after(self.world.brief(), partial(self._spill_one, key, value))
+
+    def _spill_one(self, key: Key, value: Number) -> None:
+        self._spilled[key] = same = replace(value)
+        if self.alive:
+            self.worker.post.exchange(key, value, same)
+            self.world.check(self)
 
     # ---- effects ----------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,9 @@ class World(Protocol):
     respawn: bool
     bulk_seconds: float  # that a layer's reduced gradient takes beyond other messages
     zones: Mapping[str, str]  # of nodes
-    memory_bytes: int  # that each node tells
+    memory_bytes: int  # that each node tells, but for those that have another number
+    memory_of: Mapping[str, int]
+    spills: bool  # nodes write every tensor that they can to disk
     held: dict[Node, list[Callable[[], None]]]  # what reaches frozen nodes
     records: list[tuple[float, cmd.Record]]
     oracle: tuple[list[float], list[list[int]]]  # losses by step, and states by version and layer

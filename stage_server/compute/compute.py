@@ -17,7 +17,8 @@
 #
 # What comes in lies in the host's memory, and so does what goes out: ``Device`` moves it. What an instruction gives is
 # whole when its ``Result.copied`` has passed, which may be during the next one; all else is whole when ``do`` returns.
-# Graphs stay on the device, but those of redundant forwards (``Keeping``).
+# Graphs stay on the device, but those of redundant forwards (``Keeping``). So do layers, but with ``standby = "host"``
+# those that no duty of this node computes with (``HeldLayer.go_home``).
 
 import logging
 from collections.abc import Callable, Iterable
@@ -155,6 +156,13 @@ class Compute:
                 first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, work.stages)
                 self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, self._source.loss, splits)
         self._ranges, self._chain = ranges, work.stages
+        if self._job.resilience.standby == "host":
+            computed = {i for held in ranges.values() for i in held}
+            for index, layer in self._layers.items():
+                if index in computed:
+                    layer.come_here()
+                else:
+                    layer.go_home()
 
     def _build(self, index: int) -> HeldLayer:
         self.building = index

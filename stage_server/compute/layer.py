@@ -10,10 +10,14 @@
 #                               the reduced gradient carries those that changed, so every holder sets the same values
 #                               a commit that skips the step puts them back
 #
+# A layer lies on the device. One that its node only stands by for may lie in the host's memory instead (``go_home``).
+# It comes to the device for the moment of ``apply``: a processor's arithmetic has other bits than an accelerator's.
+#
 # So at any moment within a step the state "as at the step's beginning" is there: parameters and optimizer as they are,
 # and the buffers of ``_buffers_before``. That is what ``export`` and ``lend`` give away.
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -62,6 +66,8 @@ class HeldLayer:
         self._merged: dict[Block, Value] = {}
         self._buffer_places = _places_of_buffers(module)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
+        # The optimizer's state, as ``optimizer_state`` names it, while the layer lies in the host's memory; else None.
+        self._parked: list[tuple[str, torch.Tensor]] | None = None
         # Whether the optimizer writes into the gradients that it is given; None before its first step has shown it.
         self._writes_gradients: bool | None = None
 
@@ -71,6 +77,50 @@ class HeldLayer:
         module = source.build(index).to(device.place)
         parameters = [p for p in module.parameters() if p.requires_grad]
         return HeldLayer(index, module, source.optimizer(parameters) if parameters else None, device)
+
+    @property
+    def is_home(self) -> bool:
+        """Whether it lies in the host's memory, though it is computed with elsewhere."""
+        return self._parked is not None
+
+    def go_home(self) -> None:
+        """It lies in the host's memory from now on. Where the device computes in that nothing changes."""
+        if self.is_home or self.device.in_host:
+            return
+        self._move(self.device.home)
+        entries = optimizer_state.exported(self.optimizer) if self.optimizer is not None else ()
+        parked = [(name, self.device.home(tensor)) for name, tensor in entries]
+        self.device.copied().wait()
+        if self.optimizer is not None:
+            self.optimizer.state.clear()
+        self._parked = parked
+
+    def come_here(self) -> None:
+        """It lies on the device from now on."""
+        if self._parked is None:
+            return
+        self._move(self.device.here)
+        if self.optimizer is not None:
+            optimizer_state.install(self.optimizer, self._parked)
+        self._parked = None
+
+    def _move(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        # Parameters stay the objects that they are: the optimizer and the stage know them.
+        for _, parameter in self._parameters:
+            parameter.data = move(parameter.data)
+        for name, buffer in list(self.module.named_buffers()):
+            moved = move(buffer)
+            for module, key in self._buffer_places[name]:
+                module[key] = moved
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """For the moment: afterwards it lies where it did."""
+        was_home = self.is_home
+        self.come_here()
+        yield
+        if was_home:
+            self.go_home()
 
     def begin_step(self, pipeline: int) -> None:
         """The pipeline begins the step: without gradients, and with the buffers of the step's beginning."""
@@ -171,6 +221,10 @@ class HeldLayer:
             self._end_step()
             return
         self._keep_loans()
+        with self._on_device():
+            self._apply(gradient, scale)
+
+    def _apply(self, gradient: Value, scale: float) -> None:
         given = dict(gradient.tensors)
         for name, parameter in self._parameters:
             grad = given.get(f"grad.{name}")
@@ -245,7 +299,9 @@ class HeldLayer:
         for name, buffer in buffers.items():
             kind = "buffer" if name in own else "transient"
             tensors.append((f"{kind}.{name}", buffer.detach().clone()))
-        if self.optimizer is not None:
+        if self._parked is not None:
+            tensors.extend(self._parked)
+        elif self.optimizer is not None:
             tensors.extend(optimizer_state.exported(self.optimizer))
         return Value(tuple(tensors))
 
@@ -266,6 +322,10 @@ class HeldLayer:
     def install(self, state: Value) -> None:
         """Takes over a copy that ``export`` made elsewhere."""
         self._keep_loans()
+        with self._on_device():
+            self._install(state)
+
+    def _install(self, state: Value) -> None:
         own = dict(self.module.named_parameters(remove_duplicate=False))  # one may have two names
         buffers: dict[str, torch.Tensor] = {}
         optimizer: list[tuple[str, torch.Tensor]] = []

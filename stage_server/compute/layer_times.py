@@ -1,4 +1,4 @@
-"""How long each layer's forward and backward takes on this node: what the coordinator cuts the stages by."""
+"""How long each layer's forward and backward takes on this node, by which stages are cut; and what its output takes."""
 
 # One layer at a time is built, run on the job's first microbatch and dropped, so a model too large for this machine is
 # never whole on it. A layer's input is the output of the layer before. The whole is done twice: a machine that is busy
@@ -10,6 +10,7 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -34,29 +35,38 @@ LEAST_SECONDS = 1e-9  # so that every time is above zero, whatever the clock's r
 OutputLoss = Callable[[torch.Tensor], torch.Tensor]  # of the last layer's output
 
 
-def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[float, ...], str]:
-    """Seconds of each layer, or none and why: a layer that raises here may raise in the run, which tells more of it."""
+class Measured(NamedTuple):
+    """Of one layer and one microbatch."""
+
+    seconds: float  # its forward and backward; of the last layer with the loss
+    boundary: int  # bytes of its output, and of the gradient of that
+
+
+def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[Measured, ...], str]:
+    """Of each layer, or none and why: a layer that raises here may raise in the run, which tells more of it."""
     begun = time.perf_counter()
     try:
-        seconds = layer_seconds(job, source, device)
+        found = layers_measured(job, source, device)
     except RAISED as error:
         why = str(error) if isinstance(error, JobError) else described(error)
         log.warning("this node could not measure how long its layers take: %s", why)
         return (), why
-    log.info("measured how long each of %d layers takes, in %.1f s", len(seconds), time.perf_counter() - begun)
-    return seconds, ""
+    log.info("measured how long each of %d layers takes, in %.1f s", len(found), time.perf_counter() - begun)
+    return found, ""
 
 
-def layer_seconds(job: Job, source: ModelSource, device: Device) -> tuple[float, ...]:
-    """Seconds of each layer's forward and backward of a microbatch; the last one's with the loss."""
+def layers_measured(job: Job, source: ModelSource, device: Device) -> tuple[Measured, ...]:
     x, target = (part.to(device.place) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
     sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
-    return tuple(max(LEAST_SECONDS, min(times)) for times in zip(*sweeps, strict=True))
+    return tuple(
+        Measured(max(LEAST_SECONDS, min(each.seconds for each in layer)), max(each.boundary for each in layer))
+        for layer in zip(*sweeps, strict=True)
+    )
 
 
-def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, target: torch.Tensor) -> list[float]:
+def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, target: torch.Tensor) -> list[Measured]:
     """Every layer once. x and target: of a microbatch, as the first layer and the loss take them."""
-    found: list[float] = []
+    found: list[Measured] = []
     for index in range(source.layer_count):
         layer = source.build(index).to(device.place)
         last = index == source.layer_count - 1
@@ -66,8 +76,13 @@ def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, targe
         except RAISED as error:
             what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
-        found.append(seconds)
+        found.append(Measured(seconds, x.nbytes * (2 if _takes_gradient(x) else 1)))
     return found
+
+
+def _takes_gradient(x: torch.Tensor) -> bool:
+    """Whether a stage gives the gradient of such an input back."""
+    return x.is_floating_point() or x.is_complex()
 
 
 class _Timed:
@@ -89,7 +104,7 @@ class _Timed:
         return min(times), y
 
     def _pass(self, x: torch.Tensor, loss: OutputLoss | None) -> tuple[float, torch.Tensor]:
-        leaf = x.detach().requires_grad_(self._passes_back and (x.is_floating_point() or x.is_complex()))
+        leaf = x.detach().requires_grad_(self._passes_back and _takes_gradient(x))
         given = leaf.clone()  # the layer may write into its input, which the next pass needs again
         self._device.seed(self._seed)
         begun = self._now()

@@ -21,6 +21,7 @@ class Reading:
     mailbox: int
     outbox: int
     finished: int
+    spilled_bytes: int
 
 
 class NodeCollector(Collector):
@@ -45,6 +46,11 @@ class NodeCollector(Collector):
         done = CounterMetricFamily("culm_instructions", "Forwards and backwards finished.", labels=("node",))
         done.add_metric((node,), reading.finished)
         yield done
+        spilled = CounterMetricFamily(
+            "culm_spilled_bytes", "Bytes of kept tensors written to disk, for want of memory.", labels=("node",)
+        )
+        spilled.add_metric((node,), reading.spilled_bytes)
+        yield spilled
         yield _gauge("culm_version", "Steps applied to what the node holds.", node, reading.version)
         yield _gauge("culm_mailbox_tensors", "Tensors received and kept until their commit.", node, reading.mailbox)
         yield _gauge("culm_outbox_tensors", "Tensors produced and kept until their commit.", node, reading.outbox)

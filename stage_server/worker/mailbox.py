@@ -41,6 +41,11 @@ class Mailbox(Generic[V]):
     def get(self, key: Key) -> V:
         return self._values[key]
 
+    def exchange(self, key: Key, value: V, same: V) -> None:
+        """The same value from another place, if it is still here."""
+        if self._values.get(key) is value:
+            self._values[key] = same
+
     def reduced(self, step: int) -> set[Key]:
         """The keys of the reduced gradients of a step."""
         return {key for key in self._values if key.kind is REDUCED and key.step == step}

@@ -43,6 +43,11 @@ class Outbox(Generic[V]):
         """None if the step has committed or the stage has gone to another node."""
         return self._values.get(key)
 
+    def exchange(self, key: Key, value: V, same: V) -> None:
+        """The same value from another place, if it is still here."""
+        if self._values.get(key) is value:
+            self._values[key] = same
+
     def __contains__(self, key: Key) -> bool:
         return key in self._values
 

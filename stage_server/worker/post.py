@@ -229,6 +229,15 @@ class Post(Generic[V]):
         giver = flow.awaited(instruction, len(self._at.plan.stages))
         return self._at.result_of(giver) if giver is not None else None
 
+    def kept(self, key: Key) -> V | None:
+        """A tensor that was received or produced here; between two duties of this node it is both."""
+        return self.mailbox.get(key) if key in self.mailbox else self.outbox.get(key)
+
+    def exchange(self, key: Key, value: V, same: V) -> None:
+        """The same value from another place, such as the disk: readers do not notice (rule 4)."""
+        self.mailbox.exchange(key, value, same)
+        self.outbox.exchange(key, value, same)
+
     # ---- what ends --------------------------------------------------------------------------------------------------
 
     def forget_before(self, step: int, plan: Plan | None = None) -> None:

@@ -253,6 +253,7 @@ VARIABLES = {
     "CULM_ADVERTISE": ("a b", "stage"),
     "CULM_NOTICES": ("aws,,", "stage"),
     "CULM_MEMORY": ("all", "stage"),
+    "CULM_SPILL_ABOVE": ("-1", "stage"),
     "CULM_COORDINATOR": ("localhost:99999", "status"),
     "CULM_TLS_DIR": ("/nowhere/at/all", "status"),
 }

@@ -252,6 +252,8 @@ WRONG = [
     pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 4, **FOUR)),
     pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 3, layer_gradient_bytes=[9] * 3, **FOUR)),
     pb.AttendRequest(available=pb.Available(layer_state_bytes=[9] * 4, layer_gradient_bytes=[1 << 62] * 4, **FOUR)),
+    pb.AttendRequest(available=pb.Available(layer_boundary_bytes=[9] * 4, **FOUR)),
+    pb.AttendRequest(available=pb.Available(spill_above=1 << 62, **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[4], **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[0, 0], **FOUR)),
     pb.AttendRequest(available=pb.Available(last_commit=pb.Commit(step=1 << 60), **FOUR)),  # hung the coordinator

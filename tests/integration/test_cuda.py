@@ -31,6 +31,16 @@ def test_a_kill_on_an_accelerator_changes_no_bit(redundancy: str, tmp_path: Path
     assert outcome.sha256 == plain.sha256
 
 
+@needs_a_card
+def test_standbys_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
+    """One of them becomes the owner, and another one is seeded in its place."""
+    changes = ["job.device=cuda", "job.steps=12", "pipeline.stages=3", "resilience.standby=host"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", changes)
+    with LocalCluster(job, EXAMPLES, 4, [Kill("n1", 6, "1B2")], folder=tmp_path / "run") as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+    assert outcome.sha256 == run_plain(job).sha256
+
+
 KILLS = [
     [],
     [Kill("n1", 5, "1B1")],

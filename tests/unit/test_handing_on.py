@@ -27,6 +27,7 @@ from culm.stage_server.compute.device import CPU, Device
 from culm.stage_server.faults import Faults
 from culm.stage_server.handing_on import HandingOn
 from culm.stage_server.node import Node
+from culm.stage_server.spiller import ALL, Allowance
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.work import Apply, Arrange, Run
@@ -167,15 +168,15 @@ class Coordinator:
             node.order(pb.AttendResponse(commit=commit_to_proto(commit)))
 
 
-def weights_after(job: Job, device: Device) -> str:
-    """Of a node that runs all stages and pipelines, and so takes its own results."""
+def weights_after(job: Job, device: Device, allowance: Allowance = ALL) -> tuple[str, int]:
+    """Of a node that runs all stages and pipelines, and so takes its own results; and the bytes that went to disk."""
     source = ModelSource(job)
     compute = Compute(job, source, device)
     compute.warm_up()
     worker: Worker[Value] = Worker("n0", 1, job.schedule, job.job.steps)
     faults, broken = StopsAfter(job.job.steps), list[BaseException]()
     shape = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
-    node = faults.node = Node(worker, compute, faults, job, Patience(), pytest.fail, broken.append, shape)
+    node = faults.node = Node(worker, compute, faults, job, Patience(), pytest.fail, broken.append, shape, allowance)
     ranges = partition([1.0] * source.layer_count, job.pipeline.stages)
     stages = tuple(StagePlan(first, end, ("n0",) * job.pipeline.pipelines) for first, end in ranges)
     plan = Plan(term=1, generation=1, era=0, step=0, stages=stages, members={"n0": Member("n0", 1)})
@@ -187,7 +188,8 @@ def weights_after(job: Job, device: Device) -> str:
     node.run()
     leading.join()
     assert broken == []
-    return weights_sha256([(i, compute.layer(i).module.state_dict()) for i in range(source.layer_count)])
+    weights = weights_sha256([(i, compute.layer(i).module.state_dict()) for i in range(source.layer_count)])
+    return weights, node.attendance.reading().spilled_bytes
 
 
 @pytest.mark.parametrize("device", [CPU, Late()], ids=["cpu", "late"])
@@ -198,4 +200,4 @@ def test_a_run_has_the_plain_loops_bits(device: Device, schedule: str, stages: i
     changes = ["job.steps=4", "pipeline.pipelines=2", "pipeline.microbatches=3", "data.microbatch=8"]
     changes += [f"pipeline.stages={stages}", f"pipeline.schedule={schedule}", "train.clip_norm=0.5"]
     job = load_job(EXAMPLES / "digits_mlp.toml", changes)
-    assert weights_after(job, device) == run_plain(job).sha256
+    assert weights_after(job, device) == (run_plain(job).sha256, 0)

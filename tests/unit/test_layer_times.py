@@ -9,6 +9,7 @@ from culm.stage_server.availability import availability
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer_times import measured
 from tests.hostile.job_files import job_text
+from tests.hostile.jobs import CLASSES, WIDTH
 
 
 def job_of(layers: str = "tests.hostile.jobs:blocks") -> Job:
@@ -21,10 +22,17 @@ def hashes(source: ModelSource) -> list[str]:
 
 def test_every_layer_has_a_time() -> None:
     job = job_of()
-    seconds, why = measured(job, ModelSource(job), CPU)
-    assert len(seconds) == 4
-    assert min(seconds) > 0.0
+    found, why = measured(job, ModelSource(job), CPU)
+    assert len(found) == 4
+    assert min(layer.seconds for layer in found) > 0.0
     assert why == ""
+
+
+def test_an_output_counts_with_the_gradient_that_comes_back() -> None:
+    job = job_of()
+    found, _ = measured(job, ModelSource(job), CPU)
+    of_floats = 4 * job.data.microbatch
+    assert [layer.boundary for layer in found] == [2 * of_floats * width for width in (WIDTH, WIDTH, WIDTH, CLASSES)]
 
 
 def test_measuring_changes_no_layer() -> None:
@@ -51,5 +59,7 @@ def test_a_layer_that_raises_is_named_and_no_time_is_told() -> None:
 def test_only_who_is_asked_measures() -> None:
     job = job_of()
     source = ModelSource(job)
-    assert list(availability(job, source, CPU, pb.Welcome()).layer_seconds) == []
-    assert len(availability(job, source, CPU, pb.Welcome(measure=True)).layer_seconds) == 4
+    calm = availability(job, source, CPU, pb.Welcome())
+    assert (len(calm.layer_seconds), len(calm.layer_boundary_bytes)) == (0, 0)
+    asked = availability(job, source, CPU, pb.Welcome(measure=True))
+    assert (len(asked.layer_seconds), len(asked.layer_boundary_bytes)) == (4, 4)

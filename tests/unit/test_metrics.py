@@ -38,6 +38,7 @@ def test_a_node_tells_what_it_was_doing() -> None:
         mailbox=5,
         outbox=6,
         finished=84,
+        spilled_bytes=9,
     )
     registry = CollectorRegistry()
     registry.register(NodeCollector(lambda: reading))
@@ -52,6 +53,7 @@ def test_a_node_tells_what_it_was_doing() -> None:
         ("culm_sent_bytes_total", "n0", "n2"): 20,
         ("culm_received_bytes_total", "n0", "n3"): 30,
         ("culm_instructions_total", "n0"): 84,
+        ("culm_spilled_bytes_total", "n0"): 9,
         ("culm_version", "n0"): 7,
         ("culm_mailbox_tensors", "n0"): 5,
         ("culm_outbox_tensors", "n0"): 6,
