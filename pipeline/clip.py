@@ -12,6 +12,11 @@ from culm.pipeline import tree
 # Holders read this factor as "apply nothing of the step" (rule 18). ``clip_scale`` never gives it.
 SKIPPED = 0.0
 
+# A layer's squared norm is a sum over chunks of so many elements: each parameter's gradient, flattened, is cut into
+# them, and they are added in order. So the norm does not depend on the pieces in which a gradient is sent and added
+# up, as long as each is of whole chunks, nor on how it lies in memory. A parameter that is smaller is one chunk.
+NORM_CHUNK = 1 << 18
+
 
 def mean(losses: Sequence[float], pipelines: int = 1) -> float:
     """The mean of a step's losses, pipeline by pipeline; 0.0 of no losses.

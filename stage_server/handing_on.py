@@ -17,26 +17,36 @@ from queue import SimpleQueue
 
 from culm.pipeline.tensors.values import Value
 from culm.stage_server.compute.compute import Result
+from culm.stage_server.compute.device import Event
 from culm.stage_server.turn import Turn
-from culm.stage_server.worker.runner import Runner
-from culm.stage_server.worker.work import Run
+from culm.stage_server.worker.work import Reduce, Run
+from culm.stage_server.worker.worker import Worker
 
 
 class HandingOn:
     """One thread, from the first result that comes later on: a node that computes on the CPU has none."""
 
-    def __init__(self, runner: Runner[Value], changed: Turn, after_event: Callable[[], None]) -> None:
+    def __init__(self, worker: Worker[Value], changed: Turn, after_event: Callable[[], None]) -> None:
         """``after_event``: called with the node's lock held, once the worker has a result."""
-        self._runner = runner
+        self._worker = worker
         self._changed = changed
         self._after_event = after_event
-        self._waiting: SimpleQueue[tuple[Run[Value], Result] | None] = SimpleQueue()
+        # What to wait for, and what to tell the worker then.
+        self._waiting: SimpleQueue[tuple[Event, Callable[[], None]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def follow(self, work: Run[Value], result: Result) -> None:
         """The instruction is done; what it gave follows when its event has passed. Called with the lock held."""
-        self._runner.note(work)
-        self._waiting.put((work, result))
+        self._worker.runner.note(work)
+        self._follow(result.copied, lambda: self._worker.runner.hand_on(work, result.value, result.accumulated))
+
+    def follow_layer(self, work: Reduce, layer: int, value: Value, copied: Event) -> None:
+        """The same of a layer that leaves while the last backward of its block runs."""
+        self._worker.runner.summing.leaves(work, layer)
+        self._follow(copied, lambda: self._worker.has_left(work, layer, value))
+
+    def _follow(self, copied: Event, hand_on: Callable[[], None]) -> None:
+        self._waiting.put((copied, hand_on))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="hand on", daemon=True)
             self._thread.start()
@@ -47,10 +57,10 @@ class HandingOn:
 
     def _run(self) -> None:
         while (waiting := self._waiting.get()) is not None:
-            work, result = waiting
-            result.copied.wait()  # what it raises ends the node, as on every thread
+            copied, hand_on = waiting
+            copied.wait()  # what it raises ends the node, as on every thread
             with self._changed:
                 if self._changed.stopped:
                     return
-                self._runner.hand_on(work, result.value, result.accumulated)
+                hand_on()
                 self._after_event()

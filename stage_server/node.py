@@ -35,7 +35,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.attendance import Attendance
 from culm.stage_server.bubble import Bubble
 from culm.stage_server.compute.compute import Compute
-from culm.stage_server.compute.device import PASSED
+from culm.stage_server.compute.device import PASSED, Event
 from culm.stage_server.exchange import Exchange
 from culm.stage_server.faults import Faults, die
 from culm.stage_server.handing_on import HandingOn
@@ -48,7 +48,7 @@ from culm.stage_server.streams.stream_bounds import RunShape
 from culm.stage_server.turn import Turn
 from culm.stage_server.watching.activity import Activity
 from culm.stage_server.watching.traffic import Traffic
-from culm.stage_server.worker.work import Install, Load, Run, Save, Work
+from culm.stage_server.worker.work import Install, Load, Reduce, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.node")
@@ -79,6 +79,7 @@ class Node:
         self._guard = Guard(run, worker)
         self._activity = Activity(job.resilience.redundant_bytes)
         compute.loading = self._activity.loading
+        compute.leaving = self._leave
         traffic = Traffic()
         self._spiller = Spiller(worker, self._changed, allowance)
         self.attendance = Attendance(worker, self._changed, self._activity, traffic, self._spiller)
@@ -99,7 +100,7 @@ class Node:
             broken=broken,
         )
 
-        self._handing_on = HandingOn(worker.runner, self._changed, self._exchange.after_event)
+        self._handing_on = HandingOn(worker, self._changed, self._exchange.after_event)
 
     @property
     def receiver(self) -> Receiver:
@@ -145,6 +146,16 @@ class Node:
         self._spiller.close()
         self._exchange.close()
         log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
+
+    def _leave(self, work: Reduce, layer: int, value: Value, copied: Event) -> None:
+        """A layer's gradient goes on its way while the backward that completed it runs on. On the compute thread."""
+        with self._changed:
+            if copied is not PASSED:
+                self._handing_on.follow_layer(work, layer, value, copied)
+                return
+            self._worker.runner.summing.leaves(work, layer)
+            self._worker.has_left(work, layer, value)
+            self._exchange.carry_out()
 
     def _wait_for_work(self) -> Work[Value] | Load | None:
         """What to compute next; None once the node is to stop. Gives up the lock, which it holds, while it waits."""

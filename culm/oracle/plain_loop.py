@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
-from culm.pipeline.clip import fault_in, stop_in_words
+from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
@@ -22,7 +22,7 @@ from culm.pipeline.user_code.streams import seed_all, stream_seed
 # - a loss is divided by the number of the step's microbatches before its backward, and gradients add up in microbatch
 #   order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``;
 # - every pipeline starts a step from the same buffers, and those of the next step are pipeline 0's (rule 21);
-# - squared norms are taken in float64, parameter by parameter, and added up by layer;
+# - squared norms are taken in float64, parameter by parameter in chunks of ``NORM_CHUNK``, and added up by layer;
 # - the mean loss is a sum in microbatch order within a pipeline, then the tree, divided once.
 
 
@@ -105,14 +105,16 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
 
 
 def _squared_norm(layer: torch.nn.Module) -> float:
-    """Of the layer's gradient, in float64, parameter by parameter; not finite where an element is not."""
+    """Of the layer's gradient, in float64, chunk by chunk of each parameter; not finite where an element is not."""
     squared = 0.0
     for parameter in layer.parameters():
         if parameter.grad is not None:
-            grad = parameter.grad
-            real = torch.view_as_real(grad) if grad.is_complex() else grad
-            norm = torch.linalg.vector_norm(real, dtype=torch.float64).item()
-            squared += norm * norm
+            flat = parameter.grad.flatten()
+            for begin in range(0, len(flat), NORM_CHUNK):
+                chunk = flat[begin : begin + NORM_CHUNK]
+                real = torch.view_as_real(chunk) if chunk.is_complex() else chunk
+                norm = torch.linalg.vector_norm(real, dtype=torch.float64).item()
+                squared += norm * norm
     return squared
 
 

@@ -154,6 +154,9 @@ class Arithmetic:
         # Invariant: of the step in ``_step`` alone; ``_begin`` drops those of a step before.
         self._inputs: dict[tuple[Duty, int], list[int]] = {}  # by microbatch, a layer's each
         self._outputs: dict[tuple[Duty, int], int] = {}
+        self._under_way: dict[
+            tuple[Duty, int], tuple[int, int]
+        ] = {}  # backwards: the last layer that is done, gradient
         self._halves: dict[tuple[Duty, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
         self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
         self._buffers: dict[tuple[int, int], int] = {}  # by pipeline and layer: changed by forwards of the step
@@ -182,6 +185,7 @@ class Arithmetic:
         self._step[duty] = step
         self._inputs = {k: v for k, v in self._inputs.items() if k[0] != duty}
         self._outputs = {k: v for k, v in self._outputs.items() if k[0] != duty}
+        self._under_way = {k: v for k, v in self._under_way.items() if k[0] != duty}
         self._halves = {k: v for k, v in self._halves.items() if k[0] != duty}
         for layer in self.ranges[duty]:
             self._totals.pop((duty.pipeline, layer), None)
@@ -221,24 +225,29 @@ class Arithmetic:
     def backward(
         self, duty: Duty, step: int, microbatch: int, gradient: int | None, splits: bool, accumulates: bool
     ) -> int:
-        self._begin(duty, step)
-        inputs = self._inputs.pop((duty, microbatch))
-        output = self._outputs.pop((duty, microbatch))
-        held = self.ranges[duty]
-        g = output if gradient is None else gradient
-        for layer in reversed(held):
-            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
-            self._halves.setdefault((duty, microbatch), []).append((layer, g, inputs[layer - held.start]))
-            g = backward(self.states[layer], g)
-        g = self.rounded(g)
+        g = self.rounded(self.backward_to(duty, step, microbatch, gradient, self.ranges[duty].start))
+        del self._inputs[duty, microbatch], self._outputs[duty, microbatch], self._under_way[duty, microbatch]
         if not accumulates:
             del self._halves[duty, microbatch]
         elif not splits:
             self.accumulate(duty, microbatch)
         return g
 
+    def backward_to(self, duty: Duty, step: int, microbatch: int, gradient: int | None, first: int) -> int:
+        """Runs it down to this layer, from where it stands. Returns the gradient of the layer's input."""
+        self._begin(duty, step)
+        held, inputs = self.ranges[duty], self._inputs[duty, microbatch]
+        g = self._outputs[duty, microbatch] if gradient is None else gradient
+        done, g = self._under_way.get((duty, microbatch), (held.stop, g))
+        for layer in reversed(range(first, done)):
+            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
+            self._halves.setdefault((duty, microbatch), []).append((layer, g, inputs[layer - held.start]))
+            g = backward(self.states[layer], g)
+        self._under_way[duty, microbatch] = first, g
+        return g
+
     def accumulate(self, duty: Duty, microbatch: int) -> None:
-        """The second half of a backward."""
+        """The second half of a backward, as far as its first half has come."""
         for layer, gradient, x in self._halves.pop((duty, microbatch)):
             at = duty.pipeline, layer
             self._totals[at] = accumulate(self._totals.get(at, 0), gradient, x)
@@ -255,22 +264,20 @@ class Arithmetic:
         for m, loss in enumerate(accumulated.losses):
             self._losses[duty.pipeline, m] = loss
 
-    def merge(
-        self, duties: Sequence[Duty], block: Block, last: bool, microbatches: int
-    ) -> tuple[tuple[int, Number], ...]:
-        """Of one stage, over the block's duties: a value a layer. What was merged already is taken as it is."""
-        held = self.ranges[duties[0]]
-        losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if last else []
-        found = []
-        for layer in held:
-            pieces = {b: x for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
-            missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
-            pieces |= {tree.one(p): self._taken(p, layer) for p in missing}
-            value = replace(self.added_up(pieces, block), losses=tuple(losses) if layer == held.stop - 1 else ())
-            self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
-            self._blocks[block, layer] = value
-            found.append((layer, value))
-        return tuple(found)
+    def merge(self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int) -> Number:
+        """A layer's gradient over the block's duties of one stage. What was merged already is taken as it is.
+
+        ``last``: the stage is the model's last one, with whose last layer the losses ride.
+        """
+        pieces = {b: x for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
+        missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
+        pieces |= {tree.one(p): self._taken(p, layer) for p in missing}
+        rides = last and layer == self.ranges[duties[0]].stop - 1
+        losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if rides else []
+        value = replace(self.added_up(pieces, block), losses=tuple(losses))
+        self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
+        self._blocks[block, layer] = value
+        return value
 
     def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:
         """The block's value (rule 19)."""

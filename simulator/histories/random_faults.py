@@ -44,7 +44,7 @@ class Counts:
 
     disturb: int = 1  # nodes are killed or frozen, or lose a stream
     outages: int = 0  # of coordinators, Redis and the network
-    reducers: int = 0  # a node is killed when it has just summed up a layer, and sent that to some
+    reducers: int = 0  # a node is killed when it has just summed up a layer, or sent one while others are to follow
     changes: int = 0  # nodes are drained, or join
     warnings: int = 0  # of machines that may have to go
     links: int = 0  # two nodes do not reach each other for a while
@@ -105,6 +105,12 @@ class Faults:
                     self.freeze(node, for_good=True)
                 else:
                     self.kill(node)
+
+    def after_layer(self, node: Node) -> None:
+        """A layer has left while the backward of its stage runs on."""
+        if self._reducers and self._world.random.random() < 0.1:
+            self._reducers -= 1
+            self.kill(node)
 
     def kill(self, node: Node) -> None:
         """SIGKILL: part of what it sent still arrives; its neighbours and the coordinator see broken streams."""

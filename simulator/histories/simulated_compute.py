@@ -41,10 +41,10 @@ class SimulatedCompute:
             if work.duty in arithmetic.ranges:
                 arithmetic.resume(work.duty, work.step, work.accumulated)
         elif isinstance(work, Reduce):
-            duties = [duty for duty, _ in work.tenures]
-            if all(duty in arithmetic.ranges for duty in duties):
-                found = arithmetic.merge(duties, work.block, self._is_last(duties[0]), self._microbatches)
-                return Computed(values=self._whole(found, work.block) if work.leaves else ())
+            if self._has_all(work):
+                held = arithmetic.ranges[work.tenures[0][0]]
+                found = tuple((layer, self._merged(work, layer)) for layer in held if layer not in work.left)
+                return Computed(values=found if work.leaves else ())
         elif isinstance(work, Sum):
             total = arithmetic.added_up(dict(work.blocks), Block(0, self._pipelines))
             return Computed(values=((work.layer, arithmetic.whole(total)),))
@@ -52,10 +52,23 @@ class SimulatedCompute:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
 
-    def _whole(self, values: tuple[tuple[int, Number], ...], block: Block) -> tuple[tuple[int, Number], ...]:
-        if block != Block(0, self._pipelines):
-            return values
-        return tuple((layer, self.arithmetic.whole(value)) for layer, value in values)
+    def leave(self, run: Run[Number], work: Reduce, layer: int) -> Number | None:
+        """The backward that completes the block comes past this layer, which leaves. None: nothing is computed."""
+        duty, m = run.instruction.duty, run.instruction.microbatch
+        if not self._has_all(work):
+            return None
+        operand = run.operand.number if run.operand is not None else None
+        self.arithmetic.backward_to(duty, run.step, m, operand, layer)
+        self.arithmetic.accumulate(duty, m)
+        return self._merged(work, layer)
+
+    def _has_all(self, work: Reduce) -> bool:
+        return all(duty in self.arithmetic.ranges for duty, _ in work.tenures)
+
+    def _merged(self, work: Reduce, layer: int) -> Number:
+        duties = [duty for duty, _ in work.tenures]
+        value = self.arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), self._microbatches)
+        return self.arithmetic.whole(value) if work.block == Block(0, self._pipelines) else value
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
         duty, m = work.instruction.duty, work.instruction.microbatch

@@ -27,7 +27,7 @@ from culm.stage_server.worker.effects import (
     carry_out,
 )
 from culm.stage_server.worker.spilling import to_spill
-from culm.stage_server.worker.work import Run, Save, Work
+from culm.stage_server.worker.work import Reduce, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
 
 # The worker decides, as in a real node. Around it stand the parts that a real node has as well:
@@ -37,8 +37,9 @@ from culm.stage_server.worker.worker import Worker
 #     peers' streams <--> streams    <--tensors-->         -->  world         seeding, checkpoints, time
 #
 # One piece of work runs at a time, for a random while. It is computed at its end, so a node that is killed meanwhile
-# has not done it. Everything else takes no time: messages, plans and effects come between two pieces of work, as in a
-# real node's loop. A frozen node does nothing; what reaches it waits, and happens when it thaws, in that order.
+# has not done it. But while the last backward of a block runs its layers leave, each at a moment of its own. Everything
+# else takes no time: messages, plans and effects come between two pieces of work, as in a real node's loop. A frozen
+# node does nothing; what reaches it waits, and happens when it thaws, in that order.
 
 RUNS_AHEAD = 0.7  # how often a node that waits takes the time for a redundant forward, where it may
 
@@ -105,8 +106,33 @@ class SimulatedNode:
             if work is not None:
                 self.busy = True
                 seconds = self.world.duration(work) + self.world.start_up.stall(self, work)
+                if isinstance(work, Run) and work.completes is not None:
+                    self._leave_by_layer(work, work.completes, seconds)
                 self.world.clock.after(seconds, lambda: self._finish(work))
         carry_out(self.worker.drain(), self)
+
+    def _leave_by_layer(self, work: Run[Number], completes: Reduce, seconds: float) -> None:
+        """Layers are through one by one while the backward runs: some together, and some only with its end."""
+        plan = self.worker.plan
+        assert plan is not None
+        early = plan.stages[completes.stage].layers[1:]
+        moments = sorted(self.world.random.uniform(0.0, 1.2) for _ in early)
+        for layer, moment in zip(reversed(early), moments, strict=True):
+            if moment < 1.0:
+                self.world.clock.after(moment * seconds, lambda layer=layer: self._leave(work, completes, layer))  # type: ignore[misc]
+
+    def _leave(self, work: Run[Number], completes: Reduce, layer: int) -> None:
+        if not self.alive or self.deaf:
+            return
+        if self.frozen:
+            self.world.held.setdefault(self, []).append(lambda: self._leave(work, completes, layer))
+            return
+        if (value := self._compute.leave(work, completes, layer)) is not None:
+            self.worker.runner.summing.leaves(completes, layer)
+            self.worker.has_left(completes, layer, value)
+        carry_out(self.worker.drain(), self)
+        self.world.faults.after_layer(self)
+        self.world.check(self)
 
     def _finish(self, work: Work[Number]) -> None:
         if not self.alive:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from culm.pipeline import tree
+from culm.pipeline.clip import NORM_CHUNK
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 
@@ -53,10 +54,11 @@ def all_finite(gradients: list[torch.Tensor]) -> bool:
 
 
 def squared_norm(gradients: list[torch.Tensor]) -> float:
-    """Squared L2 norm over all elements, in float64, tensor by tensor in the order given."""
+    """Squared L2 norm over all elements, in float64: chunk by chunk, tensor by tensor in the order given."""
+    chunks = [chunk for gradient in gradients for chunk in torch.split(gradient.reshape(-1), NORM_CHUNK)]
+    real = (torch.view_as_real(chunk) if chunk.is_complex() else chunk for chunk in chunks)
+    norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in real]
     total = 0.0
-    for gradient in gradients:
-        real = torch.view_as_real(gradient) if gradient.is_complex() else gradient
-        norm = float(torch.linalg.vector_norm(real, dtype=torch.float64))
+    for norm in torch.stack(norms).tolist() if norms else ():  # a card is waited for once
         total += norm * norm
     return total

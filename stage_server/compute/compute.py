@@ -4,7 +4,7 @@
 #
 #     Arrange    builds layers and stages that the plan adds, drops those that it takes
 #     Load       takes a microbatch's samples from the dataset, and keeps them for the forward
-#     Run        one instruction of one stage: F, B or W
+#     Run        one instruction of one stage: F, B or W; a B that completes a block gives its layers as it goes
 #     Resume     an heir goes on from gradients that the lost owner has shipped
 #     Reduce     a block of pipelines' gradient of a stage, layer by layer
 #     Sum        a layer's gradient over all pipelines, of blocks from here and elsewhere
@@ -24,6 +24,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -31,6 +32,7 @@ from culm.pipeline import flow
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.copying import try_copying
@@ -38,7 +40,7 @@ from culm.stage_server.compute.device import PASSED, Device, Event, value_here, 
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.misfit import misfit
-from culm.stage_server.compute.stage import Stage, merged
+from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
 log = logging.getLogger("culm.compute")
@@ -79,6 +81,9 @@ class Compute:
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
+        # Called within a backward that completes a block, with a layer that is through, its value, and when that is
+        # whole. None: layers leave with the Reduce that follows.
+        self.leaving: Callable[[Reduce, int, Value, Event], None] | None = None
 
     def warm_up(self) -> None:
         """Takes steps of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
@@ -109,7 +114,7 @@ class Compute:
             return Result()
         if isinstance(work, Reduce):
             stages = [self._begin(duty, work.step) for duty, _ in work.tenures]
-            values = merged(stages, work.block, self._pipelines)
+            values = merged(stages, work.block, self._pipelines, work.left)
             return Result(values=self._home(values.items()) if work.leaves else ())
         if isinstance(work, Sum):
             held = self._layers[work.layer]
@@ -217,9 +222,27 @@ class Compute:
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)
         operand = self._device.here(operand) if operand is not None else None
-        gradient = runner.backward(m, operand, work.accumulates)
+        gradient = runner.backward(m, operand, work.accumulates, self._through(work.completes))
         value = Value.single(self._device.home(gradient)) if gradient is not None else Value(())
         return self._gave(work, runner, value)
+
+    def _through(self, work: Reduce | None) -> Callable[[HeldLayer], None] | None:
+        """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""
+        # A whole sum tells its norm. To have that from a card would be to wait for all that the card was given so far.
+        waits = work is not None and work.block == Block(0, self._pipelines) and not self._device.in_host
+        if work is None or self.leaving is None or waits:
+            return None
+        return partial(self._leave, work, self.leaving, [self._begin(duty, work.step) for duty, _ in work.tenures])
+
+    def _leave(
+        self,
+        work: Reduce,
+        leaving: Callable[[Reduce, int, Value, Event], None],
+        stages: list[Stage],
+        layer: HeldLayer,
+    ) -> None:
+        value = value_home(self._device, merged_layer(stages, layer, work.block, self._pipelines))
+        leaving(work, layer.index, value, self._device.copied())
 
     def _gave(self, work: Run[Value], runner: Stage, value: Value | None, kept_bytes: int = 0) -> Result:
         """An instruction is over when its device is done: that is what its time is taken for. What it gave follows."""

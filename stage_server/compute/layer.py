@@ -169,6 +169,10 @@ class HeldLayer:
     def _in_place_gradients(self) -> list[torch.Tensor | None]:
         return [p.grad for _, p in self._parameters]
 
+    def has_gradients(self) -> bool:
+        """Whether any are in place."""
+        return any(p.grad is not None for _, p in self._parameters)
+
     def has_changed_buffers(self) -> bool:
         """Whether forwards of the running step have changed any, of the pipeline that is in place."""
         before = self._buffers_before or {}

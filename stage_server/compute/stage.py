@@ -10,7 +10,7 @@
 # A graph is kept from a microbatch's forward to its backward. Those of redundant forwards are kept until the commit:
 # a standby that becomes the owner runs their backwards alone.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -20,6 +20,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import refuse_loss
 from culm.pipeline.user_code.streams import stream_seed
+from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.split import SplitBackward
 
@@ -44,10 +45,12 @@ class Stage:
         self._loss = loss
         self._seed = job.job.seed
         self._microbatches_of_step = job.pipeline.pipelines * job.pipeline.microbatches
+        self._last_microbatch = job.pipeline.microbatches - 1
         self.clips = job.train.clip_norm is not None
         self._step = 0
         # By microbatch, as all that follows: the input, and the output or the loss.
         self._graphs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._boundaries: list[Boundary] = []  # between the layers of the last microbatch's graph
         self._losses: dict[int, float] = {}  # of the last stage alone
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
         self._split = SplitBackward(self._parameters()) if splits else None
@@ -76,6 +79,7 @@ class Stage:
     def end_step(self) -> None:
         """The step is committed: graphs that were kept for an heir are of no use any more."""
         self._graphs.clear()
+        self._boundaries.clear()
         if self._split is not None:
             self._split.clear()
 
@@ -91,7 +95,10 @@ class Stage:
         # requires its gradient may not be written at all.
         h = given = x if self._writes_input is False else x.clone()
         version = given._version
-        for layer in self.layers:
+        boundaries: list[Boundary] = []
+        for place, layer in enumerate(self.layers):
+            if place and microbatch == self._last_microbatch and h.grad_fn is not None:
+                boundaries.append((place, h.grad_fn))
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             layer.device.seed(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
             try:
@@ -111,22 +118,32 @@ class Stage:
             refuse_loss(h, output)
             self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
         self._graphs[microbatch] = (x, h)
+        if boundaries:
+            self._boundaries = boundaries
         return h.detach()
 
     def _writes_now(self, layer: HeldLayer) -> JobError:
         what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"
         return JobError(what, "model.layers", "use the layer's inplace=False")
 
-    def backward(self, microbatch: int, gradient: torch.Tensor | None, accumulates: bool = True) -> torch.Tensor | None:
+    def backward(
+        self,
+        microbatch: int,
+        gradient: torch.Tensor | None,
+        accumulates: bool = True,
+        through: Callable[[HeldLayer], None] | None = None,
+    ) -> torch.Tensor | None:
         """Runs a microbatch backward, adds to the accumulated gradient and frees the graph.
 
         gradient: of the output, shaped like it; None at the last stage, or where the next stage has none. Returns the
         gradient of the input, or None where it has none. If the stage splits its backwards, nothing is accumulated
         before ``backward_of_parameters``. ``accumulates``: false leaves the accumulated gradient as it is.
+        ``through``: of the step's last microbatch, called for each layer but the first one that is through while layers
+        before it are not; never where backwards are split.
         """
         self._enter()
         if accumulates:
-            return self._backward(microbatch, gradient)
+            return self._backward(microbatch, gradient, through)
         kept = [(p, p.grad) for p in self._parameters()]
         for parameter, _ in kept:
             parameter.grad = None
@@ -136,14 +153,24 @@ class Stage:
             for parameter, grad in kept:
                 parameter.grad = grad
 
-    def _backward(self, microbatch: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    def _backward(
+        self,
+        microbatch: int,
+        gradient: torch.Tensor | None,
+        through: Callable[[HeldLayer], None] | None = None,
+    ) -> torch.Tensor | None:
         x, output = self._graphs.pop(microbatch)
         if self._last:
             gradient = self._share_of(output)
         if self._split is not None:
             return self._split.of_input(microbatch, x, output, gradient)
         if gradient is not None and output.requires_grad:
-            torch.autograd.backward(output, gradient)
+            if through is None or microbatch != self._last_microbatch:
+                torch.autograd.backward(output, gradient)
+            else:
+                backward_by_layer(output, gradient, self.layers, self._boundaries, through)
+        if microbatch == self._last_microbatch:
+            self._boundaries.clear()
         return x.grad if not self._first else None
 
     def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
@@ -188,15 +215,19 @@ class Stage:
             self._losses[m] = accumulated.losses[m]
 
 
-def merged(stages: Sequence[Stage], block: Block, pipelines: int) -> dict[int, Value]:
-    """A block's gradient of one stage, a value a layer; the losses ride with the model's last layer.
+def merged(
+    stages: Sequence[Stage], block: Block, pipelines: int, left: Collection[int] = frozenset()
+) -> dict[int, Value]:
+    """A block's gradient of one stage, a value a layer, but for layers that have left.
 
     ``stages``: it in every pipeline of the block, in their order. Over all pipelines it is the reduced gradient.
     """
-    last_layer, clips = stages[0].layers[-1], stages[0].clips
-    losses = tuple(loss for stage in stages for loss in stage.losses())
-    found = {}
-    for layer in stages[0].layers:
-        value = layer.merge(block, pipelines, losses if layer is last_layer else ())
-        found[layer.index] = layer.whole(value, clips) if block == Block(0, pipelines) else value
-    return found
+    layers = [layer for layer in stages[0].layers if layer.index not in left]
+    return {layer.index: merged_layer(stages, layer, block, pipelines) for layer in layers}
+
+
+def merged_layer(stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int) -> Value:
+    """The same of one layer; the losses ride with the model's last layer."""
+    rides = layer is stages[0].layers[-1]
+    value = layer.merge(block, pipelines, tuple(loss for stage in stages for loss in stage.losses()) if rides else ())
+    return layer.whole(value, stages[0].clips) if block == Block(0, pipelines) else value

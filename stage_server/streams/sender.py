@@ -50,8 +50,8 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.flow import maker_of
-from culm.pipeline.keys import ACCUMULATED, PARTIAL, REDUCED, Key
+from culm.pipeline.flow import CROSSES, maker_of
+from culm.pipeline.keys import PARTIAL, Key
 from culm.pipeline.messages import key_from_proto, key_to_proto
 from culm.pipeline.patience import DEFAULT, Patience
 from culm.pipeline.plan import Member, PlanOrder
@@ -274,9 +274,9 @@ class Sender:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             yield encode_chunk(payload, chunk)
             self._source.sent(self.peer, size)
-            if key.kind in (REDUCED, ACCUMULATED):
-                self._faults.at(key.step, "ship", key.stage)
-            else:
+            if key.kind in CROSSES:
                 self._faults.at(key.step, "send", maker_of(key))
+            else:
+                self._faults.at(key.step, "ship", key.stage)
         if total >= LARGE:
             self._source.went(total, time.monotonic() - began)

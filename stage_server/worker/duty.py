@@ -5,6 +5,7 @@
 #     a plan names this node the owner        tenure = the plan's generation
 #     ... within a step, after a lost node    takeover is set, forwards that were run ahead count as done
 #     an instruction has run                  it is in done
+#     its last backward runs                  layers that are through are merged into a block, and sent
 #     its last backward has run               its gradient is merged into blocks of pipelines, and the largest is sent
 #     its sum turns out to be needed anew     restart(): all of the step goes
 #     the plan names another owner            give_up(): tenure and done go; ahead stays for a node that stands by
@@ -49,9 +50,12 @@ class DutyStep(Generic[V]):
     # Whether backwards add to the gradients here. An heir's do not where every reducer has the pipeline already: then
     # single ones run, for results that a neighbour lacks. Invariant: True unless there is a takeover.
     sums: bool = True
-    # The largest block of pipelines that its gradient was merged into here; None: it was not merged yet.
+    # The largest block of pipelines that its gradient was merged into here, or is just being merged into; None: it was
+    # not merged yet.
     block: Block | None = None
     sent: bool = False  # the block was put out. Invariant: False where there is none
+    # Layers of which the block was put out while its last backward ran. Invariant: empty where there is no block.
+    left: frozenset[int] = frozenset()
 
     def note(self, instruction: Instruction) -> None:
         """It has run."""
@@ -83,13 +87,13 @@ class DutyStep(Generic[V]):
         self.ahead.clear()
         self.adopted = self.inherited = 0
         self.spoilt, self.sums = True, True
-        self.block, self.sent = None, False
+        self.block, self.sent, self.left = None, False, frozenset()
 
     def give_up(self) -> None:
         """The duty is another node's. What was run ahead for it stays, if this node goes on standing by."""
         self.tenure = self.takeover = self.block = None
         self.inherited = self.adopted = 0
-        self.sums, self.sent = True, False
+        self.sums, self.sent, self.left = True, False, frozenset()
         self.done.clear()
         self.count.clear()
 

@@ -27,7 +27,7 @@ Part = tuple[int, int, int]  # a stage, or what this node holds of it: stage, fi
 
 
 class Facts(Generic[V]):
-    """Each method reports what has become true since the last call."""
+    """Each method reports what has become true since the last call; ``progress`` after every event."""
 
     def __init__(
         self, position: Position, holdings: Holdings[V], post: Post[V], runner: Runner[V], effects: list[Effect]
@@ -43,6 +43,20 @@ class Facts(Generic[V]):
         self.ready: dict[Part, ReportReady] = {}
         # After the last commit, by first layer: seeded copies, as they were said under one plan.
         self.settled: dict[int, ReportCaughtUp] = {}
+
+    def progress(self) -> None:
+        """Asks for layers that are to be seeded, and reports what has become true."""
+        plan = self._at.plan
+        if plan is None:
+            return
+        if self._at.version < self._at.steps:
+            self._effects.extend(self._holdings.fetches(plan, self._at.node))
+            self.note_ready(plan)
+            return
+        # Seeding goes on, though no later gradient and no commit will come: a gap shows by nothing else (rule 17).
+        self._holdings.close_gaps()
+        self._effects.extend(self._holdings.fetches(plan, self._at.node))
+        self.note_settled(plan)
 
     def note_ready(self, plan: Plan) -> None:
         """Of every part whose reduced gradient and state are here."""

@@ -39,7 +39,7 @@ from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.summing import Summing
-from culm.stage_server.worker.work import Load, Reduce, Resume, Run, V
+from culm.stage_server.worker.work import Load, Resume, Run, V
 
 
 class Runner(Generic[V]):
@@ -90,6 +90,8 @@ class Runner(Generic[V]):
                 for other in [d for d in self.duties.owned() if block is not None and d.stage == duty.stage]:
                     if other != duty and self.duties[other].block == block:
                         self.duties[other].restart()
+                        # Its last backward may run still, on gradients that are dropped: it does not count.
+                        self.duties[other].tenure = plan.generation
                         fresh.append(other)
                 self.duties[duty].give_up()
                 self.resumes = [resume for resume in self.resumes if resume.duty != duty]
@@ -142,18 +144,6 @@ class Runner(Generic[V]):
 
     # ---- what to run ------------------------------------------------------------------------------------------------
 
-    def next_reduce(self) -> Reduce | None:
-        """A block of pipelines whose backwards are done at a stage, and which is not merged or not sent yet."""
-        owned = self.duties.owned()
-        for stage in dict.fromkeys(duty.stage for duty in owned):
-            mine = [duty for duty in owned if duty.stage == stage]
-            done = {duty.pipeline for duty in mine if self._is_complete(duty)}
-            if done:
-                expected = {duty.pipeline for duty in mine if duty.pipeline not in done and self._is_expected(duty)}
-                if (work := self.summing.next_reduce(stage, done, done | expected)) is not None:
-                    return work
-        return None
-
     def next_run(self) -> Run[V] | None:
         """What has its input, of all that is left to be done; None where nothing has, and ``awaited`` names one."""
         self.awaited = None
@@ -203,6 +193,7 @@ class Runner(Generic[V]):
             operand=self._post.mailbox.get(key) if key is not None else None,
             accumulates=step.sums and reduction.accumulates(instruction, step.inherited),
             ships=self._ships(instruction),
+            completes=self.summing.completed_by(instruction),
         )
 
     def next_redundant(self) -> Run[V] | None:
@@ -343,10 +334,6 @@ class Runner(Generic[V]):
         new = {i for i in order if reduction.accumulates(i, step.inherited)}
         return (new - step.done) | self._lost_results(duty, [i for i in order if i not in new])
 
-    def _is_expected(self, duty: Duty) -> bool:
-        """Whether the duty's gradient is going to be whole here, as far as is known."""
-        return self.duties[duty].takeover is None or self.summing.is_lacking(duty) is not False
-
     def _lost_results(self, duty: Duty, order: list[Instruction]) -> set[Instruction]:
         """What an heir redoes of work whose gradients it has: only what a consumer lacks, once it has been told."""
         step = self.duties[duty]
@@ -363,10 +350,6 @@ class Runner(Generic[V]):
         assert takeover is not None
         peers = {plan.owner_of(near) for near in flow.neighbours(duty, len(plan.stages))}
         return self._post.has_told(peers - {self._at.node}, takeover.since)
-
-    def _is_complete(self, duty: Duty) -> bool:
-        step = self.duties[duty]
-        return step.sums and reduction.is_complete(self._at.order(duty), step.done, step.inherited)
 
     def _ships(self, instruction: Instruction) -> int:
         """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""

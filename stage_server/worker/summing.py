@@ -9,14 +9,29 @@
 #
 # A stage's one owner is the reducer of all its layers, and its own block is the whole: nothing is sent before REDUCED.
 #
+# A backward comes to a stage's last layer first. So within the last backward of a block the layers that are through may
+# leave, one by one, while the layers before them still run:
+#
+#     Run 0B3, which completes [0,2)    layer 2 is through    PARTIAL [0,2) layer 2 -->
+#      │                                layer 1 is through    PARTIAL [0,2) layer 1 -->
+#     done                              Reduce [0,2)          PARTIAL [0,2) layer 0 -->
+#
+# The first layer always waits for the end, so nobody has a stage's whole gradient of a pipeline from a node whose last
+# backward is not done. A node that is lost in between has sent the gradient of some layers: an heir runs the pipeline
+# again for the others, and of those the reducers have the first value, or the same one (rule 20).
+#
+# This holds for the first stage alone, whose backward gives nothing that somebody waits for. It is the last one to end
+# its step; the gradients of the other stages travel meanwhile.
+#
 # A reducer that was named within a step, in place of a lost one, may not simply add up: the lost one may have sent its
 # sum to some holders. On equal hardware it would be the same sum; on other hardware holders would differ from then on.
 # So it waits until every holder has said, under the present plan, that it has none. One that has passes it on instead.
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Generic
 
-from culm.pipeline.instruction import Duty
+from culm.pipeline import flow
+from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.plan import Plan
 from culm.pipeline.tree import Block
 from culm.stage_server.worker import reduction
@@ -52,11 +67,36 @@ class Summing(Generic[V]):
 
     # ---- what leaves this node --------------------------------------------------------------------------------------
 
-    def next_reduce(self, stage: int, done: Collection[int], expected: Collection[int]) -> Reduce | None:
-        """The next block to merge of the stage's gradient. ``done``, ``expected``: see ``reduction.next_block``."""
-        steps = {p: self._duties[Duty(p, stage)] for p in done}
-        if all(step.sent for step in steps.values()) or self._post.holds_whole(stage):
+    def next_reduce(self) -> Reduce | None:
+        """A block of pipelines whose backwards are done at a stage, and which is not merged or not sent yet."""
+        owned = self._duties.owned()
+        for stage in dict.fromkeys(duty.stage for duty in owned):
+            if (work := self._next_reduce([duty for duty in owned if duty.stage == stage])) is not None:
+                return self._begin(work)
+        return None
+
+    def completed_by(self, instruction: Instruction) -> Reduce | None:
+        """The block that is whole once this is done, where it leaves then and its layers may leave before that."""
+        at, plan, duty = self._at, self._at.plan, instruction.duty
+        last = instruction.op == "B" and instruction.microbatch + 1 == at.microbatches
+        # Of other stages the one before waits for what this backward gives. Nothing is to be sent in its way.
+        if not last or plan is None or not flow.takes_samples(duty.stage) or len(plan.stages[duty.stage].layers) == 1:
             return None
+        if not self._is_complete(duty, instruction):
+            return None
+        work = self._next_reduce([d for d in self._duties.owned() if d.stage == duty.stage], duty)
+        leaves = work is not None and work.leaves and duty.pipeline in work.block.pipelines
+        return self._begin(work) if work is not None and leaves else None
+
+    def _next_reduce(self, mine: list[Duty], completed: Duty | None = None) -> Reduce | None:
+        """Of a stage; ``mine``: the duties of it that this node runs; ``completed``: one that counts as done."""
+        done = {duty.pipeline for duty in mine if duty == completed or self._is_complete(duty)}
+        if not done or self._post.holds_whole(stage := mine[0].stage):
+            return None
+        steps = {p: self._duties[Duty(p, stage)] for p in done}
+        if all(step.sent for step in steps.values()):
+            return None
+        expected = done | {duty.pipeline for duty in mine if duty.pipeline not in done and self._is_expected(duty)}
         merged = {step.block for step in steps.values() if step.block is not None}
         sent = {step.block for step in steps.values() if step.block is not None and step.sent}
         found = reduction.next_block(done, expected, merged, sent, self._pipelines)
@@ -64,20 +104,56 @@ class Summing(Generic[V]):
             return None
         block, leaves = found
         duties = [Duty(p, stage) for p in block.pipelines]
+        left = steps[block.first].left if steps[block.first].block == block else frozenset[int]()
         tenures = tuple((duty, self._tenure(duty)) for duty in duties)
-        return Reduce(stage=stage, step=self._at.version, block=block, leaves=leaves, tenures=tenures)
+        return Reduce(stage=stage, step=self._at.version, block=block, leaves=leaves, tenures=tenures, left=left)
+
+    def _begin(self, work: Reduce) -> Reduce:
+        """Its duties are in one block from now on: a plan that takes one of them finds them so, while the work runs."""
+        for duty, _ in work.tenures:
+            step = self._duties[duty]
+            if step.block != work.block:
+                step.block, step.sent, step.left = work.block, False, frozenset()
+        return work
+
+    def _is_complete(self, duty: Duty, last: Instruction | None = None) -> bool:
+        """Whether all that its gradient needs is done. ``last``: counts as done."""
+        step = self._duties[duty]
+        done = step.done if last is None else step.done | {last}
+        return step.sums and reduction.is_complete(self._at.order(duty), done, step.inherited)
+
+    def _is_expected(self, duty: Duty) -> bool:
+        """Whether the duty's gradient is going to be whole here, as far as is known."""
+        return self._duties[duty].takeover is None or self.is_lacking(duty) is not False
+
+    def leaves(self, work: Reduce, layer: int) -> None:
+        """A layer of the block is merged while the last backward runs. Its value comes to ``has_left``, maybe later."""
+        if self._is_current(work):
+            for duty, _ in work.tenures:
+                self._duties[duty].left |= {layer}
+
+    def has_left(self, work: Reduce, layer: int, value: V) -> None:
+        """The value of such a layer."""
+        if self._is_current(work):
+            self._put(work, layer, value)
 
     def reduced(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
         """Takes a block's gradient, a value a layer. Of duties that are no longer this node's it is dropped."""
-        if work.step != self._at.version or not all(self._duties.is_current(*each) for each in work.tenures):
+        if not self._is_current(work):
             return
         for duty, _ in work.tenures:
-            self._duties[duty].block, self._duties[duty].sent = work.block, work.leaves
+            self._duties[duty].sent = work.leaves
         for layer, value in values:
-            if work.block == Block(0, self._pipelines) and self._may_sum(work.stage, layer):
-                self._put_whole(work.stage, layer, value)
-            elif self._at.reduced(work.stage, layer) not in self._post.mailbox:
-                self._post.put_out(self._at.partial(work.stage, layer, work.block), value)
+            self._put(work, layer, value)
+
+    def _is_current(self, work: Reduce) -> bool:
+        return work.step == self._at.version and all(self._duties.is_current(*each) for each in work.tenures)
+
+    def _put(self, work: Reduce, layer: int, value: V) -> None:
+        if work.block == Block(0, self._pipelines) and self._may_sum(work.stage, layer):
+            self._put_whole(work.stage, layer, value)
+        elif self._at.reduced(work.stage, layer) not in self._post.mailbox:
+            self._post.put_out(self._at.partial(work.stage, layer, work.block), value)
 
     # ---- what this node adds up -------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ def _duties(worker: Worker[Any]) -> None:
         )
         assert step.adopted <= len(step.done), f"{at.node} adopted what it has not done of {duty}"
         block = step.block
+        assert block is not None or not step.left, f"{at.node} has sent layers of {duty} in no block (rule 19)"
         parts = [duties.get(Duty(p, duty.stage)) for p in block.pipelines] if block is not None else []
         whole = all(part is not None and part.block == block for part in parts)
         assert whole, f"{at.node} has {duty} in the block {block}, of which it does not have all (rule 19)"

@@ -36,6 +36,18 @@ class Arrange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reduce:
+    """Every backward of these pipelines is done at the stage: merge their gradients into the block's."""
+
+    stage: int
+    step: int
+    block: Block
+    leaves: bool  # give the block's gradient, a value a layer; else it stays, to be merged into a larger one
+    tenures: tuple[tuple[Duty, int], ...]  # of the block's duties, ascending; see Run
+    left: frozenset[int] = frozenset()  # layers that were merged and given while the last backward ran
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run(Generic[V]):
     """A forward or backward. ``operand`` is the activation or gradient it takes; None at the pipeline's ends."""
 
@@ -45,6 +57,9 @@ class Run(Generic[V]):
     operand: V | None
     accumulates: bool = True  # False: what it adds to parameter gradients is in what the lost owner shipped
     ships: int = 0  # after so many microbatches give what the parameter gradients have come to
+    # The block that leaves once this backward is done. Its layers may be given before that, one by one, as the backward
+    # comes to the layers before them: see ``Summing``.
+    completes: Reduce | None = None
 
     @property
     def redundant(self) -> bool:
@@ -59,17 +74,6 @@ class Resume(Generic[V]):
     step: int
     count: int
     accumulated: V
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduce:
-    """Every backward of these pipelines is done at the stage: merge their gradients into the block's."""
-
-    stage: int
-    step: int
-    block: Block
-    leaves: bool  # give the block's gradient, a value a layer; else it stays, to be merged into a larger one
-    tenures: tuple[tuple[Duty, int], ...]  # of the block's duties, ascending; see Run
 
 
 @dataclass(frozen=True, slots=True)

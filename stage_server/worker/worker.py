@@ -121,7 +121,7 @@ class Worker(Generic[V]):
         if ahead and before is not None and plan.order == before.order:
             # The plan that it obeys, told again on attaching as of a later step: nobody waited for this node meanwhile.
             self._skip_to(plan.step)
-            self._progress()
+            self.facts.progress()
         if self._is_stale(plan) or self._later.put_off(plan, at):
             return
         at.term, at.plan = max(at.term, plan.term), plan
@@ -149,7 +149,7 @@ class Worker(Generic[V]):
         self._arranging.order(held, at.version, anew, ranges, len(plan.stages), fresh, initial)
         self.post.send_again()
         self._take_early()
-        self._progress()
+        self.facts.progress()
 
     def _is_stale(self, plan: Plan) -> bool:
         at, member = self.at, plan.members.get(self.at.node)
@@ -171,7 +171,7 @@ class Worker(Generic[V]):
             self._skip_to(commit.step)
         at.commits.append(commit)
         self._take_early()
-        self._progress()
+        self.facts.progress()
 
     def _take_again(self, commit: Commit) -> None:
         """A commit that is known already; another plan than before may follow it."""
@@ -221,7 +221,7 @@ class Worker(Generic[V]):
             self.holdings.failed(peer, layers)
         if self.at.version >= self.at.steps:
             # Before the end another event follows, and with it another holder is asked. After the last commit none may.
-            self._progress()
+            self.facts.progress()
 
     def unread(self, era: int) -> None:
         """The checkpoint that the era begins from cannot be read so far: the other holders may have done so."""
@@ -234,7 +234,7 @@ class Worker(Generic[V]):
         """A tensor has arrived from a peer, which obeys the plan of this order."""
         self._arrive(Arrival(peer, incarnation, order, key, value))
         if key.kind is REDUCED:
-            self._progress()
+            self.facts.progress()
 
     def hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
         """A peer obeys this plan and asks what it need not send. Its leader's term counts here, too (rule 12)."""
@@ -306,7 +306,7 @@ class Worker(Generic[V]):
             return self._applying.work_of(at.commits[0], at.plan)
         if at.plan is None or at.version >= at.steps:
             return None
-        summing = self.runner.summing.next_sum() or self.runner.next_reduce()
+        summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
         # A duty may turn out to begin the step again: then compute drops what it has of it first.
         return summing or self.runner.next_run() or self._arranging.take()
 
@@ -346,7 +346,12 @@ class Worker(Generic[V]):
             self.facts.note_caught_up(at.plan, {layer for layer, _ in work.gradients})
         elif isinstance(work, Apply) and at.commits and at.commits[0].step == work.step == at.version:
             self._applied(at.commits.popleft(), work)
-        self._progress()
+        self.facts.progress()
+
+    def has_left(self, work: Reduce, layer: int, value: V) -> None:
+        """Takes what a layer gave that left while the last backward of its block runs."""
+        self.runner.summing.has_left(work, layer, value)
+        self.facts.progress()
 
     def _applied(self, commit: Commit, work: Apply[V]) -> None:
         plan, following = self.at.plan, commit.next_plan
@@ -369,20 +374,6 @@ class Worker(Generic[V]):
             self._saves.append(save)
 
     # ---- facts ------------------------------------------------------------------------------------------------------
-
-    def _progress(self) -> None:
-        """Asks for layers that are to be seeded, and reports what has become true."""
-        plan = self.at.plan
-        if plan is None:
-            return
-        if self.at.version < self.at.steps:
-            self._effects.extend(self.holdings.fetches(plan, self.at.node))
-            self.facts.note_ready(plan)
-            return
-        # Seeding goes on, though no later gradient and no commit will come: a gap shows by nothing else (rule 17).
-        self.holdings.close_gaps()
-        self._effects.extend(self.holdings.fetches(plan, self.at.node))
-        self.facts.note_settled(plan)
 
     def repeat_facts(self) -> tuple[ReportReady, ...]:
         """All that was reported of the running step, for a coordinator that may have missed it (rule 6)."""

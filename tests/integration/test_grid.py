@@ -52,6 +52,7 @@ PLACES = [
     (3, "receive"),
     (4, "p1/1B2"),
     (5, "ship"),
+    (3, "ship"),  # of the first stage: the last backward of its pipeline runs still
     (0, "sum"),
     (1, "sum"),
     (0, "ready"),

@@ -276,6 +276,51 @@ def reducer_that_was_too_late() -> WorkerPlay:
     return play
 
 
+def layer_by_layer() -> WorkerPlay:
+    """While its last backward runs n1 sends the layers that are through; the first one leaves when it is done."""
+    play = WorkerPlay("n1", width=3)
+    play.takes_plan(play.plan(1, "n0*/n1"), "the run begins")
+    play.computes(4)
+    play.begins()
+    play.is_through(2)
+    play.is_through(1)
+    play.ends()
+    play.computes()
+    return play
+
+
+def lost_between_layers() -> WorkerPlay:
+    """n0 is lost when two layers of its pipeline have left. n1, which reduces them, runs the pipeline again for the
+    third one.
+    """
+    play = WorkerPlay("n1", width=3)
+    play.takes_plan(play.plan(1, "n0/n1*/n2"), "the run begins")
+    play.computes()
+    for layer in (2, 1):
+        play.receives("n0", partial(0, 0, 0, layer, Block(0, 1)))
+    play.takes_plan(play.plan(2, "n1*/n1/n2"), "n0 is lost, n1 runs the first pipeline in its place")
+    play.computes()
+    for layer in range(3):
+        play.receives("n2", partial(0, 0, 0, layer, Block(2, 3)))
+    play.computes()
+    return play
+
+
+def block_taken_apart() -> WorkerPlay:
+    """A plan takes one of two pipelines while the last backward of the other runs, for which both were being merged.
+    That one begins the step again.
+    """
+    play = WorkerPlay("n1", width=2)
+    play.takes_plan(play.plan(1, "n1/n1/n0*"), "the run begins")
+    play.computes(8)
+    play.begins()
+    play.is_through(1)
+    play.takes_plan(play.plan(2, "n0*/n1/n0"), "n0 is to run the first pipeline")
+    play.ends()
+    play.computes()
+    return play
+
+
 SCENES: tuple[Callable[[], WorkerPlay], ...] = (
     calm_step,
     seeded_standby,
@@ -294,6 +339,9 @@ SCENES: tuple[Callable[[], WorkerPlay], ...] = (
     peer_that_inherits,
     reducer_in_mid_step,
     reducer_that_was_too_late,
+    layer_by_layer,
+    lost_between_layers,
+    block_taken_apart,
 )
 
 

@@ -36,12 +36,17 @@ def layers_of(layers: Sequence[int]) -> str:
 
 
 class WorkerPlay:
-    """Two microbatches, and stages of one layer each: stage 2 is layer 2. Every peer is in its first incarnation."""
+    """Two microbatches, and stages of one layer each: stage 2 is layer 2. Every peer is in its first incarnation.
 
-    def __init__(self, name: str, steps: int = 4, eager: bool = False) -> None:
+    ``width``: layers of each stage, where they are more.
+    """
+
+    def __init__(self, name: str, steps: int = 4, eager: bool = False, width: int = 1) -> None:
         self.worker: Worker[Number] = Worker(name, 1, Schedule(2), steps, eager=eager)
         self.lines: list[str] = []
         self._peers: set[str] = {name}
+        self._width = width
+        self._running: Run[Number] | None = None
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
@@ -65,7 +70,8 @@ class WorkerPlay:
             standing_by = tuple(Standby(b.removesuffix("(seeding)"), hot="(seeding)" not in b) for b in standbys)
             owners = tuple(owner.replace("*", "").split("/"))
             reducers = tuple(name.removesuffix("*") for name in owner.split("/") if name.endswith("*"))
-            made.append(StagePlan(s, s + 1, owners, standing_by, reducers))
+            width = self._width
+            made.append(StagePlan(s * width, (s + 1) * width, owners, standing_by, reducers * width))
         names = {n for stage in made for n in stage.holders()} | {self.worker.node}
         return Plan(
             term=term,
@@ -160,6 +166,29 @@ class WorkerPlay:
         if (awaited := self.worker.awaited) is not None:
             self._note(f"waits for {named(awaited)}")
 
+    def begins(self) -> None:
+        """The next piece of work, which is an instruction."""
+        work = self.worker.next_work()
+        assert isinstance(work, Run)
+        self._running = work
+        self._note(f"begins {work.instruction} of step {work.step}")
+
+    def is_through(self, layer: int) -> None:
+        """The backward that runs goes on to the layers before this one."""
+        assert self._running is not None
+        assert self._running.completes is not None
+        self._note(f"is through with layer {layer}")
+        self.worker.runner.summing.leaves(self._running.completes, layer)
+        self.worker.has_left(self._running.completes, layer, Number(1, squared_norm=1.0))
+        self._after()
+
+    def ends(self) -> None:
+        """The instruction that runs."""
+        assert self._running is not None
+        self._note(f"ends {self._running.instruction} of step {self._running.step}")
+        self.worker.finish(self._running, Number(1))
+        self._after()
+
     def computes_ahead(self) -> None:
         """What it has time for while it waits: a forward of a stage that it stands by for."""
         work = self.worker.next_redundant()
@@ -173,7 +202,9 @@ class WorkerPlay:
         result = Number(1) if isinstance(work, Run) else None
         values: tuple[tuple[int, Number], ...] = ()
         if isinstance(work, Reduce | Sum):
-            values = ((work.stage, Number(1, squared_norm=1.0, losses=(1.0, 1.0))),)
+            first = work.stage * self._width
+            layers = [work.layer] if isinstance(work, Sum) else sorted({*range(first, first + self._width)} - work.left)
+            values = tuple((layer, Number(1, squared_norm=1.0, losses=(1.0, 1.0))) for layer in layers)
         self.worker.finish(work, result, values)
         self._after()
 
@@ -249,6 +280,7 @@ def _said(work: Work[Number]) -> str:
             return f"makes room for {layers_of(work.layers)} and gets ready for duties: {ready}"
         case Reduce():
             of = f" over pipelines {work.block}" if work.block.end > 1 else ""
+            of += f", but for {layers_of(sorted(work.left))}" if work.left else ""
             return f"adds up the gradient of stage {work.stage} of step {work.step}{of}"
         case Sum():
             return f"adds up layer {work.layer} of step {work.step} over all pipelines"

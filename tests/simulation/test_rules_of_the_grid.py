@@ -11,7 +11,7 @@ from culm.simulator.histories.arithmetic import Arithmetic, Number, added
 from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.network import Channel
 from culm.stage_server.worker.mailbox import Mailbox
-from culm.stage_server.worker.runner import Runner
+from culm.stage_server.worker.summing import Summing
 from culm.stage_server.worker.worker import Worker
 from tests.simulation.test_grid import history_of_the_grid
 
@@ -59,7 +59,7 @@ class WithoutCover(Worker[Number]):
         self.post.mailbox = CountsBlocks()
 
 
-class ExpectsAll(Runner[Number]):
+class ExpectsAll(Summing[Number]):
     def _is_expected(self, duty: Any) -> bool:
         return True
 
@@ -69,7 +69,7 @@ class WaitsForItsOwn(Worker[Number]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.runner.__class__ = ExpectsAll
+        self.runner.summing.__class__ = ExpectsAll
 
 
 def history(seed: int, arithmetic: type[Arithmetic] | None = None, **rule: Any) -> Cluster:

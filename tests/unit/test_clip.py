@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
-from culm.stage_server.compute.blocks import all_finite
+from culm.pipeline.clip import NORM_CHUNK, SKIPPED, clip_scale, fault_in, mean
+from culm.stage_server.compute.blocks import all_finite, squared_norm
 
 NAN, INF = math.nan, math.inf
 
@@ -53,3 +53,25 @@ def test_infinities_of_both_signs_and_sums_that_overflow() -> None:
     assert all_finite([torch.full((9,), 3e38), torch.full((9,), -3e38, dtype=torch.float64)])
     assert all_finite([torch.full((70000,), 60000.0, dtype=torch.float16)])
     assert all_finite([])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_a_norm_is_a_sum_over_chunks_of_each_tensor(dtype: torch.dtype) -> None:
+    """So it does not depend on the pieces in which a gradient comes, as long as each is of whole chunks."""
+    gradients = [torch.randn(700, 1000, dtype=dtype), torch.randn(40, 50, dtype=dtype), torch.randn((), dtype=dtype)]
+    expected = 0.0
+    for gradient in gradients:
+        for chunk in torch.split(gradient.flatten(), NORM_CHUNK):
+            real = torch.view_as_real(chunk) if dtype.is_complex else chunk
+            expected += float(torch.linalg.vector_norm(real, dtype=torch.float64)) ** 2
+    assert squared_norm(gradients) == expected
+    pieces = [*torch.split(gradients[0].flatten(), 2 * NORM_CHUNK), *gradients[1:]]
+    assert squared_norm(pieces) == expected
+    assert squared_norm([]) == 0.0
+
+
+def test_a_norm_does_not_depend_on_how_a_gradient_lies_in_memory() -> None:
+    gradient = torch.randn(400, 900)
+    turned = gradient.t().contiguous().t()
+    assert turned.stride() != gradient.stride()
+    assert squared_norm([turned]) == squared_norm([gradient])

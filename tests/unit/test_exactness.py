@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline import tree
 from culm.pipeline.checkpoints.digest import weights_sha256
-from culm.pipeline.clip import clip_scale
+from culm.pipeline.clip import NORM_CHUNK, clip_scale
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.partition import partition
 from culm.pipeline.schedule import timetable
@@ -87,6 +87,15 @@ def layers(count: int) -> list[Any]:
 
 def plain_layers(count: int) -> list[Any]:
     return [*[partial(nn.Linear, 8, 8)] * (count - 1), partial(nn.Linear, 8, 4)]
+
+
+def wide_layers(count: int) -> list[Any]:
+    """The gradients of two weights have more elements than one chunk of a norm."""
+    return [
+        partial(nn.Linear, 8, NORM_CHUNK // 8 + 100),
+        partial(nn.Linear, NORM_CHUNK // 8 + 100, 8),
+        *plain_layers(count),
+    ]
 
 
 def careless_layers(count: int) -> list[Any]:
@@ -210,6 +219,12 @@ def test_the_calm_pipeline_is_the_plain_loop(
 ) -> None:
     job = make_job(stages, microbatches, optimizer, clip, count=7)
     gives_the_plain_loops_bits(job)
+
+
+def test_norms_of_large_layers_are_the_plain_loops() -> None:
+    job = make_job(2, 2, ADAMW, True, count=1)
+    model = job.model.model_copy(update={"layers": "tests.unit.test_exactness:wide_layers"})
+    gives_the_plain_loops_bits(job.model_copy(update={"model": model}))
 
 
 @pytest.mark.parametrize("layers", ["layers", "varied_layers", "careless_layers"])

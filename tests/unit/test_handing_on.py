@@ -69,7 +69,7 @@ class Hub:
         self.heard: SimpleQueue[None] = SimpleQueue()
         self.raised: list[BaseException] = []
         self.changed = Turn(self.raised.append)
-        self.handing_on = HandingOn(self.worker.runner, self.changed, lambda: self.heard.put(None))
+        self.handing_on = HandingOn(self.worker, self.changed, lambda: self.heard.put(None))
         self.gates = [Gate(), Gate()]
         for gate in self.gates:
             self.follow(gate)
