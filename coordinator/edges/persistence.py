@@ -59,6 +59,11 @@ def to_document(state: State) -> Document:
     }
 
 
+def _layer_bytes_from(numbers: list[int]) -> LayerBytes:
+    state, gradient, boundary = (*numbers, 0)[:3]  # an older store has two numbers
+    return LayerBytes(state, gradient, boundary)
+
+
 def from_document(document: Document, settings: Settings, term: int, now: float, leader: int = 0) -> State:
     """The state under a new term; the plan's members count as detached since now and may come back."""
     plan = plan_from_text(document["plan"]) if document["plan"] else None
@@ -93,7 +98,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         plan=plan,
         layer_costs=tuple(document["layer_costs"]),
         layer_seconds=tuple(document.get("layer_seconds", ())),
-        layer_bytes=tuple(LayerBytes(*each) for each in document.get("layer_bytes", ())),
+        layer_bytes=tuple(map(_layer_bytes_from, document.get("layer_bytes", ()))),
         fingerprint=document["fingerprint"],
         agreement=agreement_from(document.get("agreement")),
         nodes=nodes,

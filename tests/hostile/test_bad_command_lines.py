@@ -227,6 +227,7 @@ SERVICES: dict[str, Case] = {
     "a stage's seconds to drain": ("stage --drain-seconds nan", "--drain-seconds"),
     "a stage's memory": ("stage --memory 16GB", "--memory"),
     "a stage's memory below nothing": ("stage --memory -1", "--memory"),
+    "a stage's memory for kept tensors": ("stage --spill-above 1GB", "--spill-above"),
     "a stage's seconds to connect": ("stage --connect-timeout -1", "--connect-timeout"),
     "nobody there: stage": (f"stage --coordinator {NOWHERE} --connect-timeout 0.1", NOWHERE),
 }
@@ -301,7 +302,7 @@ def test_every_command_and_every_flag_is_tried() -> None:
     lines = " ".join(line for line, _ in CASES.values()) + " " + " ".join(line for _, line in VARIABLES.values())
     for command in MODULES:
         assert command in lines, command
-    any_text = {"--region", "--provider", "--model"}
+    any_text = {"--region", "--provider", "--model", "--spill-folder"}
     tried = {word.partition("=")[0] for line, _ in CASES.values() for word in line.split()}
     for parser in all_parsers(make_parser()):
         for action in parser._actions:
