@@ -14,6 +14,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from heapq import heapify, heapreplace
 
 from culm.coordinator.zones import Zones
 from culm.pipeline import tree
@@ -59,9 +60,12 @@ def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str
     for name, cost in zip(slots, costs, strict=True):
         if name:
             carried[name] += cost
+    least = [(cost, i) for i, cost in enumerate(carried.values())]
+    heapify(least)
     for slot in sorted((i for i, name in enumerate(slots) if not name), key=lambda i: (-costs[i], i)):
-        slots[slot] = min(distinct, key=lambda name: (carried[name], distinct.index(name)))
-        carried[slots[slot]] += costs[slot]
+        cost, i = least[0]
+        slots[slot] = distinct[i]
+        heapreplace(least, (cost + costs[slot], i))
     return tuple(slots)
 
 
