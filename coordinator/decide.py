@@ -68,6 +68,7 @@ from culm.coordinator.reports import (
     Left,
     NodeFailed,
     PeerLost,
+    Priced,
     Ready,
     Report,
     Resumed,
@@ -130,6 +131,7 @@ def _available(state: State, report: Available, now: float) -> Decision:
         nodes={**state.nodes, report.node: node},
         layer_costs=state.layer_costs or report.layer_costs,
         layer_bytes=state.layer_bytes or report.layer_bytes,
+        output_bytes=state.output_bytes or report.output_bytes,
         fingerprint=state.fingerprint or report.fingerprint,
         agreement=agreement.joined(state.agreement, report.identity, state.settings.same_hardware),
     )
@@ -229,6 +231,13 @@ def _resumed(state: State, report: Resumed, now: float) -> Decision:
     return replace(state, lost_owners=tuple(owners)), tuple(commands)
 
 
+def _priced(state: State, report: Priced) -> Decision:
+    """Decides nothing: the next look at the shape goes by it."""
+    here = {(n.node, n.incarnation) for n in state.nodes.values()}
+    told = {key[0]: price for key, price in report.prices.items() if key in here}
+    return replace(state, nodes={**state.nodes, **{n: replace(state.nodes[n], price=p) for n, p in told.items()}}), ()
+
+
 def _peer_lost(state: State, report: PeerLost, now: float) -> Decision:
     return chain(membership.peer_lost(state, report, now), now)
 
@@ -268,6 +277,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Built: _built,
     Heartbeat: lambda s, e, n: heartbeats.heard(s, Heard(((n, e),))),
     Heard: lambda s, e, n: heartbeats.heard(s, e),
+    Priced: lambda s, e, n: _priced(s, e),
     Ready: _ready,
     CaughtUp: _caught_up,
     Resumed: _resumed,
@@ -311,6 +321,7 @@ def validate(state: State) -> None:
     """Raises AssertionError, in words, if the state breaks an invariant. Run after every report in tests."""
     plan = state.plan
     assert len(state.layer_seconds) in (0, len(state.layer_costs)), "a cut goes by the times of all layers, or of none"
+    assert len(state.output_bytes) in (0, len(state.layer_costs)), "all layers' outputs are known, or none's"
     assert len(state.layer_bytes) in (0, len(state.layer_costs)), "memory is asked for all layers, or for none"
     assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
     last = state.last_commit

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
+from culm.coordinator.node_prices import Prices
 from culm.coordinator.state import Layers, Phase, State
 from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
@@ -44,6 +45,11 @@ def members_of(state: State) -> Mapping[str, Member]:
 def zones_of(state: State) -> Zones:
     """Where each node says that it is; empty where it does not know."""
     return {n.node: n.zone for n in state.nodes.values()}
+
+
+def prices_of(state: State) -> Prices:
+    """What each node costs, as far as it is known."""
+    return {n.node: n.price for n in state.nodes.values()}
 
 
 def reason_of(reasons: Sequence[str]) -> str:

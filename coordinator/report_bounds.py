@@ -91,13 +91,15 @@ def _available(state: State, said: pb.Available) -> str:
         return f"a layer has {max(said.layer_parameters)} parameters; {MOST_PARAMETERS} at most are accepted"
     if len(said.layer_seconds) not in (0, count):
         return f"it tells how long {len(said.layer_seconds)} layers take, of {count}"
+    if len(said.layer_output_bytes) not in (0, count):
+        return f"it tells what {len(said.layer_output_bytes)} layers pass on, of {count}"
     if odd := [seconds for seconds in said.layer_seconds if not 0.0 < seconds <= MOST_SECONDS]:
         return f"a layer takes {odd[0]} s; more than 0 and {MOST_SECONDS:g} at most are accepted"
     if len(said.layer_state_bytes) != len(said.layer_gradient_bytes) or len(said.layer_state_bytes) not in (0, count):
         return f"it tells the bytes of {len(said.layer_state_bytes)} layers, of {count}"
-    most = max([said.memory_bytes, *said.layer_state_bytes, *said.layer_gradient_bytes])
+    most = max([said.memory_bytes, *said.layer_state_bytes, *said.layer_gradient_bytes, *said.layer_output_bytes])
     if most > MOST_BYTES:
-        return f"it tells of {most} bytes of memory; {MOST_BYTES} at most are accepted"
+        return f"it tells of {most} bytes; {MOST_BYTES} at most are accepted"
     if said.version > steps or _is_ahead(state, said):
         return f"it is at version {said.version}, but {state.committed} of {steps} steps are committed"
     if len(said.layers) > count or len(set(said.layers)) != len(said.layers) or max(said.layers, default=0) >= count:

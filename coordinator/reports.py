@@ -1,7 +1,8 @@
 """What the coordinator is told: by nodes, operators, its clock, its store and its storage. Plain frozen data."""
 
 # Most reports are a node's word. An operator's are Fetched and, beside nodes' own, Draining; Condemned is a demo's or a
-# test's. StreamBroken, Checkpointed, Examined and Tick come from the coordinator's own edges, as a CheckpointFault may.
+# test's. StreamBroken, Checkpointed, Examined, Priced and Tick come from the coordinator's own edges, as a
+# CheckpointFault may.
 #
 # Reports of one node come in the order in which it sent them, as long as its stream stands. So it is Joined before all
 # else, and Built before any Ready over the same layers. When a stream breaks the newest reports may be lost: a node
@@ -16,6 +17,7 @@ from enum import StrEnum
 
 from culm.coordinator.failures import Work
 from culm.coordinator.memory import LayerBytes
+from culm.coordinator.node_prices import NodePrice
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
@@ -48,6 +50,7 @@ class Available:
     incarnation: int
     layer_costs: tuple[float, ...]  # parameters of each layer: they decide where the model is cut, or times do
     layer_seconds: tuple[float, ...] = ()  # of each layer's forward and backward, if it was asked to measure them
+    output_bytes: tuple[int, ...] = ()  # of a microbatch, that each layer passes on, if it has measured
     unmeasured: str = ""  # why it could not
     layer_bytes: tuple[LayerBytes, ...] = ()  # of each layer on whoever holds it
     memory_bytes: int = 0  # that the node may use; 0: it does not know
@@ -93,6 +96,13 @@ class Heartbeat:
     bytes_per_second: float = 0.0  # at which large tensors went lately; 0.0: none did
     # Beside running_seconds, not part of it: storage that stalls says nothing about the node.
     loading_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What the price table knows of nodes, as of now. Of a node that it does not know nothing is told."""
+
+    prices: Mapping[tuple[str, int], NodePrice]  # by node and incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +312,7 @@ Report = (
     | Built
     | Heartbeat
     | Heard
+    | Priced
     | Ready
     | CaughtUp
     | Fetched

@@ -18,6 +18,7 @@ from enum import StrEnum
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
 from culm.coordinator.memory import LayerBytes
+from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -106,6 +107,7 @@ class Node:
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
     bytes_per_second: float = 0.0  # at which large ones went lately
     machine: Machine = field(default_factory=Machine)  # what it runs on
+    price: NodePrice = FREE  # as far as the price table knows it
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
     leaves_at: float | None = None  # when its machine may be gone. Invariant: None unless ``draining``
@@ -215,6 +217,7 @@ class State:
     layer_costs: tuple[float, ...] = ()  # parameters of each
     layer_seconds: tuple[float, ...] = ()  # by which the model is cut, once known: see culm.coordinator.cutting
     layer_bytes: tuple[LayerBytes, ...] = ()
+    output_bytes: tuple[int, ...] = ()  # of a microbatch, that each passes on; empty: nobody has measured them
     fingerprint: str = ""
     agreement: Agreement = field(default_factory=Agreement)
     # -- who is there

@@ -193,6 +193,7 @@ class Available(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     LAYER_STATE_BYTES_FIELD_NUMBER: _builtins.int
     LAYER_GRADIENT_BYTES_FIELD_NUMBER: _builtins.int
+    LAYER_OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     """Hash of the job's code on this node. All nodes must agree."""
     era: _builtins.int
@@ -240,6 +241,10 @@ class Available(_message.Message):
 
     @_builtins.property
     def layer_gradient_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def layer_output_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Bytes that each layer passes on of a microbatch; told with the seconds, and not otherwise."""
+
     def __init__(
         self,
         *,
@@ -259,10 +264,11 @@ class Available(_message.Message):
         memory_bytes: _builtins.int = ...,
         layer_state_bytes: _abc.Iterable[_builtins.int] | None = ...,
         layer_gradient_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        layer_output_bytes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_commit", b"last_commit", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_gradient_bytes", b"layer_gradient_bytes", "layer_parameters", b"layer_parameters", "layer_seconds", b"layer_seconds", "layer_state_bytes", b"layer_state_bytes", "layers", b"layers", "memory_bytes", b"memory_bytes", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "unmeasured", b"unmeasured", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "fingerprint", b"fingerprint", "holds_state", b"holds_state", "last_commit", b"last_commit", "layer_gradient_bytes", b"layer_gradient_bytes", "layer_output_bytes", b"layer_output_bytes", "layer_parameters", b"layer_parameters", "layer_seconds", b"layer_seconds", "layer_state_bytes", b"layer_state_bytes", "layers", b"layers", "memory_bytes", b"memory_bytes", "outline_of_layer", b"outline_of_layer", "outlines", b"outlines", "parts", b"parts", "plan", b"plan", "unmeasured", b"unmeasured", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,7 +23,8 @@ def availability(job: Job, source: ModelSource, device: Device, welcome: pb.Welc
         available.layer_state_bytes.append(state)
         available.layer_gradient_bytes.append(gradient)
     if welcome.measure:
-        seconds, why = measured(job, source, device)
+        seconds, passed, why = measured(job, source, device)
         available.layer_seconds.extend(seconds)
+        available.layer_output_bytes.extend(passed)
         available.unmeasured = told(why)
     return available

@@ -7,7 +7,8 @@
 # If the store forgets the document:
 #
 #     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, layer_bytes, fingerprint,
-#                               most of agreement; layer_seconds, if one that measured them is still there
+#                               most of agreement; layer_seconds and output_bytes, if one that measured them is
+#                               still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
 #
@@ -43,6 +44,7 @@ def to_document(state: State) -> Document:
         "layer_costs": list(state.layer_costs),
         "layer_seconds": list(state.layer_seconds),
         "layer_bytes": [[each.state, each.gradient] for each in state.layer_bytes],
+        "output_bytes": list(state.output_bytes),
         "fingerprint": state.fingerprint,
         "agreement": agreement_to(state.agreement),
         "fenced": sorted([node, incarnation] for node, incarnation in state.fenced),
@@ -94,6 +96,7 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         layer_costs=tuple(document["layer_costs"]),
         layer_seconds=tuple(document.get("layer_seconds", ())),
         layer_bytes=tuple(LayerBytes(state, gradient) for state, gradient in document.get("layer_bytes", ())),
+        output_bytes=tuple(document.get("output_bytes", ())),
         fingerprint=document["fingerprint"],
         agreement=agreement_from(document.get("agreement")),
         nodes=nodes,

@@ -91,6 +91,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             incarnation=incarnation,
             layer_costs=tuple(float(x) for x in a.layer_parameters),
             layer_seconds=tuple(a.layer_seconds),
+            output_bytes=tuple(a.layer_output_bytes),
             unmeasured=told(a.unmeasured),
             layer_bytes=tuple(map(LayerBytes, a.layer_state_bytes, a.layer_gradient_bytes)),
             memory_bytes=a.memory_bytes,

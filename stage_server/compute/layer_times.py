@@ -1,5 +1,7 @@
-"""How long each layer's forward and backward takes on this node: what the coordinator cuts the stages by."""
+"""How long each layer's forward and backward takes on this node, and how many bytes it passes on."""
 
+# The coordinator cuts the stages by the times, and knows by the bytes what activations between zones cost.
+#
 # One layer at a time is built, run on the job's first microbatch and dropped, so a model too large for this machine is
 # never whole on it. A layer's input is the output of the layer before. The whole is done twice: a machine that is busy
 # for a moment slows other layers then.
@@ -34,29 +36,38 @@ LEAST_SECONDS = 1e-9  # so that every time is above zero, whatever the clock's r
 OutputLoss = Callable[[torch.Tensor], torch.Tensor]  # of the last layer's output
 
 
-def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[float, ...], str]:
-    """Seconds of each layer, or none and why: a layer that raises here may raise in the run, which tells more of it."""
+def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[float, ...], tuple[int, ...], str]:
+    """Seconds of each layer, and bytes that it passes on; or none and why.
+
+    A layer that raises here may raise in the run, which tells more of it.
+    """
     begun = time.perf_counter()
     try:
-        seconds = layer_seconds(job, source, device)
+        seconds, passed = layer_seconds(job, source, device)
     except RAISED as error:
         why = str(error) if isinstance(error, JobError) else described(error)
         log.warning("this node could not measure how long its layers take: %s", why)
-        return (), why
+        return (), (), why
     log.info("measured how long each of %d layers takes, in %.1f s", len(seconds), time.perf_counter() - begun)
-    return seconds, ""
+    return seconds, passed, ""
 
 
-def layer_seconds(job: Job, source: ModelSource, device: Device) -> tuple[float, ...]:
-    """Seconds of each layer's forward and backward of a microbatch; the last one's with the loss."""
+def layer_seconds(job: Job, source: ModelSource, device: Device) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Of each layer: seconds of its forward and backward of a microbatch, the last one's with the loss; its output's
+    bytes.
+    """
     x, target = (part.to(device.place) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
     sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
-    return tuple(max(LEAST_SECONDS, min(times)) for times in zip(*sweeps, strict=True))
+    times = [[seconds for seconds, _ in sweep] for sweep in sweeps]
+    fastest = tuple(max(LEAST_SECONDS, min(of_layer)) for of_layer in zip(*times, strict=True))
+    return fastest, tuple(size for _, size in sweeps[0])
 
 
-def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, target: torch.Tensor) -> list[float]:
+def _sweep(
+    job: Job, source: ModelSource, device: Device, x: torch.Tensor, target: torch.Tensor
+) -> list[tuple[float, int]]:
     """Every layer once. x and target: of a microbatch, as the first layer and the loss take them."""
-    found: list[float] = []
+    found: list[tuple[float, int]] = []
     for index in range(source.layer_count):
         layer = source.build(index).to(device.place)
         last = index == source.layer_count - 1
@@ -66,7 +77,7 @@ def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, targe
         except RAISED as error:
             what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
-        found.append(seconds)
+        found.append((seconds, x.numel() * x.element_size()))
     return found
 
 

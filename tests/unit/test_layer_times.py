@@ -21,8 +21,10 @@ def hashes(source: ModelSource) -> list[str]:
 
 def test_every_layer_has_a_time() -> None:
     job = job_of()
-    seconds, why = measured(job, ModelSource(job), CPU)
+    seconds, passed, why = measured(job, ModelSource(job), CPU)
     assert len(seconds) == 4
+    assert len(passed) == 4
+    assert min(passed) > 0
     assert min(seconds) > 0.0
     assert why == ""
 
@@ -43,8 +45,8 @@ def test_a_layer_may_write_into_its_input() -> None:
 
 def test_a_layer_that_raises_is_named_and_no_time_is_told() -> None:
     job = job_of("tests.hostile.jobs:misfit_inside")
-    seconds, why = measured(job, ModelSource(job), CPU)
-    assert seconds == ()
+    seconds, passed, why = measured(job, ModelSource(job), CPU)
+    assert (seconds, passed) == ((), ())
     assert "layer 1 (Linear) raised RuntimeError" in why
 
 
