@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
+from culm.coordinator.crossing import StepBytes
 from culm.coordinator.node_prices import Prices
 from culm.coordinator.state import Layers, Phase, State
 from culm.coordinator.zones import Zones
@@ -50,6 +51,12 @@ def zones_of(state: State) -> Zones:
 def prices_of(state: State) -> Prices:
     """What each node costs, as far as it is known."""
     return {n.node: n.price for n in state.nodes.values()}
+
+
+def sizes_of(state: State) -> StepBytes:
+    """What a step sends is as large as this."""
+    microbatches = state.settings.microbatches
+    return StepBytes(state.layer_costs, tuple(float(microbatches * size) for size in state.output_bytes))
 
 
 def reason_of(reasons: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from heapq import heapify, heapreplace
 
-from culm.coordinator.zones import Zones
 from culm.pipeline import tree
 from culm.pipeline.plan import StagePlan, Stages
 
@@ -36,14 +35,6 @@ def laid_out(
         owners = tuple(grid[replica][s] for replica in replica_of)
         found.append(StagePlan(first, end, owners, (), reducers(owners, costs[first:end])))
     return tuple(found)
-
-
-def by_zone(nodes: Sequence[str], zones: Zones) -> list[str]:
-    """Nodes of one zone in a row, the largest zone first: a replica lies in one zone, and replicas in several."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        groups.setdefault(zones.get(node, ""), []).append(node)
-    return [node for group in sorted(groups.values(), key=len, reverse=True) for node in group]
 
 
 def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str] = ()) -> tuple[str, ...]:
