@@ -17,10 +17,21 @@ from statistics import median
 
 from culm.coordinator import cutting, draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
-from culm.coordinator.decisions import TARGET_LOST, Decision, commit_record, done, reason_of, with_plan, zones_of
+from culm.coordinator.decisions import (
+    TARGET_LOST,
+    Decision,
+    commit_record,
+    done,
+    prices_of,
+    reason_of,
+    sizes_of,
+    with_plan,
+    zones_of,
+)
 from culm.coordinator.placement import release, settle
-from culm.coordinator.repartition import Situation, propose
+from culm.coordinator.repartition import propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
+from culm.coordinator.step_cost import Situation
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
@@ -242,7 +253,11 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         step_seconds=median(state.watch.recent) if state.watch.recent else 0.0,
         bytes_per_second=min((x for n in usable if (x := state.nodes[n].bytes_per_second)), default=0.0),
         layer_bytes=state.layer_bytes,
+        passed=tuple(sizes_of(state).passed),
         memory={n: state.nodes[n].memory_bytes for n in usable},
+        by_value=settings.by_value,
+        prices=prices_of(state),
+        samples=settings.samples_per_step,
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

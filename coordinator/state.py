@@ -47,6 +47,7 @@ class Settings:
     microbatches: int  # of each pipeline
     steps: int
     pipelines: int = 1
+    by_value: bool = False  # whether a shape is chosen by dollars for a step, in place of its length
     measured: bool = False  # whether the model is cut by times that nodes measure
     clip_norm: float | None = None
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy

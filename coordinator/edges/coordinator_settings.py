@@ -42,6 +42,7 @@ class CoordinatorSettings:
             stages=job.pipeline.stages,
             microbatches=job.pipeline.microbatches,
             pipelines=job.pipeline.pipelines,
+            by_value=job.pipeline.shape_by == "value",
             measured=job.pipeline.cut == "measured",
             steps=job.job.steps,
             samples_per_step=job.samples_per_step,
