@@ -23,13 +23,16 @@ from culm.coordinator.decisions import (
     budget_of,
     commit_record,
     done,
+    prices_of,
     reason_of,
+    sizes_of,
     with_plan,
     zones_of,
 )
 from culm.coordinator.placement import release, settle
-from culm.coordinator.repartition import Situation, propose
+from culm.coordinator.repartition import propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
+from culm.coordinator.step_cost import Situation
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Plan, Stages
@@ -250,7 +253,11 @@ def _target(state: State, plan: Plan, stages: Stages, facts: Layers, now: float)
         zones=zones_of(state),
         step_seconds=median(state.watch.recent) if state.watch.recent else 0.0,
         bytes_per_second=min((x for n in usable if (x := state.nodes[n].bytes_per_second)), default=0.0),
+        passed=tuple(sizes_of(state).passed),
         budget=budget_of(state),
+        by_value=settings.by_value,
+        prices=prices_of(state),
+        samples=settings.samples_per_step,
     )
     proposal = propose(stages, situation)
     return proposal if proposal is not None else ((), "")

@@ -68,6 +68,7 @@ from culm.coordinator.reports import (
     Left,
     NodeFailed,
     PeerLost,
+    Priced,
     Ready,
     Report,
     Resumed,
@@ -229,6 +230,13 @@ def _resumed(state: State, report: Resumed, now: float) -> Decision:
     return replace(state, lost_owners=tuple(owners)), tuple(commands)
 
 
+def _priced(state: State, report: Priced) -> Decision:
+    """Decides nothing: the next look at the shape goes by it."""
+    here = {(n.node, n.incarnation) for n in state.nodes.values()}
+    told = {key[0]: price for key, price in report.prices.items() if key in here}
+    return replace(state, nodes={**state.nodes, **{n: replace(state.nodes[n], price=p) for n, p in told.items()}}), ()
+
+
 def _peer_lost(state: State, report: PeerLost, now: float) -> Decision:
     return chain(membership.peer_lost(state, report, now), now)
 
@@ -268,6 +276,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Built: _built,
     Heartbeat: lambda s, e, n: heartbeats.heard(s, Heard(((n, e),))),
     Heard: lambda s, e, n: heartbeats.heard(s, e),
+    Priced: lambda s, e, n: _priced(s, e),
     Ready: _ready,
     CaughtUp: _caught_up,
     Resumed: _resumed,

@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
+from culm.coordinator.crossing import StepBytes
 from culm.coordinator.memory import Budget
+from culm.coordinator.node_prices import Prices
 from culm.coordinator.state import Layers, Phase, State
 from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
@@ -49,14 +51,29 @@ def zones_of(state: State) -> Zones:
 
 def budget_of(state: State) -> Budget:
     """What layers take of a node's memory, and what each node has."""
+    layers = state.layer_bytes
+    if state.settings.on_accelerators:
+        layers = tuple(replace(each, boundary=0) for each in layers)
     return Budget(
-        layers=state.layer_bytes,
+        layers=layers,
         microbatches=state.settings.microbatches,
         told={n.node: n.memory_bytes for n in state.nodes.values()},
         kept={n.node: n.spill_above for n in state.nodes.values()},
         hosted=state.settings.hosts_standbys,
         target=state.plan.target if state.plan is not None else (),
     )
+
+
+def prices_of(state: State) -> Prices:
+    """What each node costs, as far as it is known."""
+    return {n.node: n.price for n in state.nodes.values()}
+
+
+def sizes_of(state: State) -> StepBytes:
+    """What a step sends is as large as this."""
+    # A boundary is counted with its gradient, and passed in one way here.
+    passed = tuple(state.settings.microbatches * each.boundary / 2 for each in state.layer_bytes)
+    return StepBytes(state.layer_costs, passed if any(passed) else ())
 
 
 def reason_of(reasons: Sequence[str]) -> str:

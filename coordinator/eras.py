@@ -18,10 +18,20 @@ from dataclasses import replace
 
 from culm.coordinator import cutting, draining, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
-from culm.coordinator.decisions import Decision, budget_of, done, reason_of, with_plan, zones_of
+from culm.coordinator.crossing import in_words
+from culm.coordinator.decisions import (
+    Decision,
+    budget_of,
+    done,
+    prices_of,
+    reason_of,
+    sizes_of,
+    with_plan,
+    zones_of,
+)
 from culm.coordinator.placement import place
 from culm.coordinator.state import Phase, State
-from culm.coordinator.zones import Zones, in_words
+from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Stages
 
@@ -56,7 +66,8 @@ def begin_era(state: State, now: float) -> Decision:
     reason = f"{_counted(settings.stages, 'stage')} on {_counted(len(nodes), 'node')}, from step {state.committed}"
     if state.origin.folder:
         reason += f", which is in {state.origin}"
-    cut, crossing = cutting.in_words(state, stages), in_words(stages, zones, state.layer_costs)
+    cut = cutting.in_words(state, stages)
+    crossing = in_words(stages, zones, sizes_of(state), prices_of(state))
     reason = reason_of([reason, *filter(None, [cut, crossing, without])])
     state, plan, records = with_plan(state, stages, reason, now)
     reading = f"the nodes read {state.origin}"
@@ -80,6 +91,7 @@ def _placed(state: State, nodes: Sequence[str], least: int, zones: Zones, copies
             zones=zones,
             pipelines=settings.pipelines,
             parameters=state.layer_costs,
+            passed=sizes_of(state).passed,
         )
         small = budget.too_small(stages)
         if not small:

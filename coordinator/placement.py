@@ -19,8 +19,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from culm.coordinator import replicas
+from culm.coordinator.layout import laid_out_in_zones
 from culm.coordinator.memory import UNBOUND, Budget
 from culm.coordinator.standbys import PAIR, Burdens, repair, separate, spread, trimmed, with_stage, with_standbys
+from culm.coordinator.zone_places import Weights
 from culm.coordinator.zones import NO_ZONES, Zones, apart, ring
 from culm.pipeline.partition import partition
 from culm.pipeline.plan import StagePlan, Stages, Standby
@@ -36,18 +38,20 @@ def place(
     zones: Zones = NO_ZONES,
     pipelines: int = 1,
     parameters: Sequence[float] = (),
+    passed: Sequence[float] = (),
 ) -> Stages:
     """The placement that a run, or an era, begins with: as many replicas of all stages as the nodes make.
 
     The layers' ``costs`` decide where the model is cut, their ``parameters`` who adds up what; without these the costs.
+    ``passed``: as in ``crossing.StepBytes``. Replicas lie in zones as ``zone_places`` has it.
     With one replica the owners are a ring that crosses the zones; in natural order where there is one zone. With fewer
     nodes than stages neighbours double up. Every holder starts from the same initial state, so every standby is hot at
     once.
     """
     ranges = partition(costs, stages)
     if (rows := replicas.count(len(nodes), stages, pipelines)) > 1:
-        order = replicas.by_zone(natural_order(nodes), zones)
-        grid = [order[r * stages : (r + 1) * stages] for r in range(rows)]
+        weights = Weights.of(ranges, rows, pipelines, parameters or costs, passed)
+        grid = laid_out_in_zones(natural_order(nodes), rows, zones, weights, {})
     else:
         order = ring(natural_order(nodes), zones, min(len(nodes), stages), copies > 1)
         # Neighbours in the chain, not every so many stages: what one node runs in a row crosses no link.

@@ -1,25 +1,26 @@
 """Another shape for the nodes there are: when it pays, and which. Pure, with a reason in words."""
 
-# A step's length is estimated as what 1F1B takes: the first microbatch passes all stages, and the busiest node then
-# works through the others. A new cut has to earn what moving costs, in the time that is likely left until the next node
-# is lost and the shape changes anyhow:
+# A new shape has to earn what moving costs, in the time that is likely left until the next node is lost and the shape
+# changes anyhow:
 #
 #     saved = gain * seconds until the next lost node
 #     spent = SLOWDOWN * seconds that the moved state needs on the link
 #
-# Units cancel: costs are relative, so the gain is a fraction, and seconds come from the link and from how often nodes
-# are lost. Gradients have to cross links in every step: the more replicas, the more bytes. What a byte costs is known
-# once steps have been timed and links measured; where links are slow a shape of more stages wins.
+# Units cancel: what is to be least (``step_cost``) is relative, so the gain is a fraction, and seconds come from the
+# link and from how often nodes are lost. The gain is what is left of it if measures are off by a tenth, in whichever
+# direction speaks against the change. So measures that vary move nothing, and no two shapes follow each other in turn.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from culm.coordinator import replicas
-from culm.coordinator.gradient_bytes import most_sent
-from culm.coordinator.memory import UNBOUND, Budget
-from culm.coordinator.standbys import with_standbys
-from culm.coordinator.zones import Zones
-from culm.pipeline.partition import partition
+from culm.coordinator import replicas, shapes
+from culm.coordinator.crossing import crossing, in_words, listed
+from culm.coordinator.node_prices import per_second
+from culm.coordinator.shapes import Shape
+from culm.coordinator.step_cost import Estimate, Rates, Situation, estimate, least_cost, noisy_rates, rates
+from culm.coordinator.zone_places import most_apart
+from culm.coordinator.zones import in_several_zones, several
 from culm.pipeline.plan import Stages
 
 STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
@@ -28,167 +29,162 @@ STATE_BYTES = 12  # of a parameter with two optimizer moments, in float32
 SLOWDOWN = 0.1
 # A gain below this is within what the estimate cannot tell: it knows nothing of transfer, caches or other guests.
 WORTHWHILE = 0.05
-# Of a step, at least: a link that was slow for a moment must not make all of the step the link's.
-LEAST_COMPUTING = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """What the decision depends on. ``slowness``: seconds for the same cost, against the fastest node."""
-
-    layer_costs: tuple[float, ...]  # in any unit: seconds, or parameters
-    layer_parameters: tuple[float, ...]  # they decide what moving costs
-    microbatches: int  # of a step, all pipelines together
-    pipelines: int
-    most_stages: int
-    nodes: tuple[str, ...]  # that can be given work, in the order in which they are to be used
-    copies: int
-    seed_bytes_per_second: float
-    seconds_to_next_lost: float
-    slowness: Mapping[str, float]
-    zones: Zones = field(default_factory=dict)
-    # What a step takes under the present shape, in seconds, and the slowest link. Without either sending costs nothing.
-    step_seconds: float = 0.0
-    bytes_per_second: float = 0.0
-    budget: Budget = UNBOUND  # of the nodes' memory
+# Nodes in all shapes that are laid out for one decision, those of the best bounds first: a commit waits for it.
+MOST_PLACES = 8_000
 
 
 def propose(stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
     """A better shape than the present one and why it pays, or None.
 
-    Nodes keep the stages that they hold, as far as they can, so that most layers stay where they are.
+    Nodes keep the stages that they hold, as far as they can, so that most layers stay where they are. Where no shape is
+    better the present one may be laid out anew, so that the owners of its stages are in several zones.
     """
-    order = list(dict.fromkeys([*(owner for stage in stages for owner in stage.owners), *situation.nodes]))
-    order = [name for name in order if name in set(situation.nodes)]
-    most = min(len(order), situation.most_stages, len(situation.layer_costs))
-    if most == 0:
+    order = list(dict.fromkeys([*(owner for stage in stages for owner in stage.distinct_owners), *situation.nodes]))
+    there = set(situation.nodes)
+    order = [name for name in order if name in there]
+    if not order or not min(situation.most_stages, len(situation.layer_costs)):
         return None
-    of_byte = cost_of_byte(stages, situation)
-    before = step_cost(stages, situation, of_byte)
-    if before * (1.0 - WORTHWHILE) < least_cost(order, situation):
+    return _better(order, stages, situation) or _apart_again(order, stages, situation)
+
+
+def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
+    """A shape whose steps are shorter, or cheaper, by so much that moving pays."""
+    present = estimate(stages, situation)
+    nominal = rates(present, situation)
+    if nominal.total(present) * (1.0 - WORTHWHILE) < least_cost(order, situation):
         return None  # to cut in vain at every commit takes longer the more stages there are
-    # One pipeline takes all stages that it can get; several may be better off with more replicas of fewer stages.
-    counts = [most] if situation.pipelines == 1 else range(1, most + 1)
-    shapes = [_shape(order, count, stages, situation) for count in counts]
-    better, too_large = _that_fits(shapes, stages, situation, of_byte)
-    if not better:
+    found = _best(order, stages, situation, nominal)
+    if found is None:
         return None
-    after = step_cost(better, situation, of_byte)
-    gain = 1.0 - after / before if before else 0.0
+    better = found.stages
+    after = estimate(better, situation)
+    gain = min(1.0 - off.total(after) / off.total(present) for off in noisy_rates(present, situation))
     if gain < WORTHWHILE:
         return None
-    held = _held(stages)
-    moved = sum(
+    moved = _moved(better, stages, situation)
+    saved, spent = gain * situation.seconds_to_next_lost, SLOWDOWN * moved / situation.seed_bytes_per_second
+    if saved <= spent:
+        return None
+    shorter = 1.0 - nominal.length(after) / nominal.length(present)
+    takes = f"a step takes {100 * shorter:.0f} % less"
+    if nominal.of_dollar:
+        cheaper = 1.0 - nominal.total(after) / nominal.total(present)
+        takes = f"a step costs {100 * cheaper:.0f} % less, and takes {100 * abs(shorter):.0f} % "
+        takes += "less" if shorter >= 0.0 else "more"
+    words = [
+        f"{_shape_in_words(better)} in place of {_shape_in_words(stages)}: {takes}, "
+        f"which saves {saved:.0f} s until the next node is expected to be lost",
+        f"moving {moved / 1e6:.0f} MB costs {spent:.1f} s",
+        found.too_large,
+        in_words(better, situation.zones, situation.sizes, situation.prices),
+        _price_in_words(better, stages, situation, nominal),
+    ]
+    return better, "; ".join(filter(None, words))
+
+
+def _apart_again(order: Sequence[str], stages: Stages, situation: Situation) -> tuple[Stages, str] | None:
+    """As many replicas of the same stages, whose owners a single outage does not take together any more.
+
+    Lost nodes leave them so, or nodes of another zone come later. Every such move keeps more stages apart, so moves
+    come to an end.
+    """
+    rows = max(len(stage.distinct_owners) for stage in stages)
+    rows = min(rows, replicas.count(len(order), len(stages), situation.pipelines))
+    if rows == 1 or not several({n: situation.zones.get(n, "") for n in order}):
+        return None
+    zones = Counter(situation.zones.get(n, "") for n in order)
+    in_one = [s for s, stage in enumerate(stages) if not in_several_zones(stage.distinct_owners, situation.zones)]
+    if len(stages) - len(in_one) >= most_apart(zones, len(stages)):
+        return None
+    ranges = tuple((stage.first_layer, stage.end_layer) for stage in stages)
+    laid = shapes.laid_out(Shape(rows, ranges, Estimate(0.0)), order, stages, situation)
+    moved = _moved(laid, stages, situation)
+    seconds = moved / situation.seed_bytes_per_second
+    present = estimate(stages, situation)
+    nominal = rates(present, situation)
+    worse = nominal.total(estimate(laid, situation)) > nominal.total(present) * (1.0 + WORTHWHILE)
+    if worse or seconds >= situation.seconds_to_next_lost:
+        return None
+    if situation.budget.too_small(laid, stages):
+        return None
+    words = [
+        f"owners move, since one zone has all those of these stages: {listed(in_one)}",
+        f"moving {moved / 1e6:.0f} MB takes {seconds:.1f} s",
+        in_words(laid, situation.zones, situation.sizes, situation.prices),
+    ]
+    return laid, "; ".join(words)
+
+
+def _moved(better: Stages, before: Stages, situation: Situation) -> float:
+    """Bytes that nodes are seeded with."""
+    held = shapes.held_layers(before)
+    nothing: frozenset[int] = frozenset()
+    return STATE_BYTES * sum(
         situation.layer_parameters[layer]
         for stage in better
         for node in stage.holders()
         for layer in stage.layers
-        if layer not in held.get(node, ())
+        if layer not in held.get(node, nothing)
     )
-    seconds = moved * STATE_BYTES / situation.seed_bytes_per_second
-    saved, spent = gain * situation.seconds_to_next_lost, SLOWDOWN * seconds
-    if saved <= spent:
-        return None
-    reason = (
-        f"{_in_words(better)} in place of {_in_words(stages)}: a step takes {100 * gain:.0f} % less, "
-        f"which saves {saved:.0f} s until the next node is expected to be lost; "
-        f"moving {moved * STATE_BYTES / 1e6:.0f} MB costs {spent:.1f} s{too_large}"
-    )
-    return better, reason
 
 
-def _that_fits(shapes: Sequence[Stages], before: Stages, situation: Situation, of_byte: float) -> tuple[Stages, str]:
+@dataclass(frozen=True, slots=True)
+class _Found:
+    stages: Stages
+    too_large: str  # a better shape, and why it is not taken; empty: there is none
+
+
+def _best(order: Sequence[str], before: Stages, situation: Situation, nominal: Rates) -> _Found | None:
     """The best shape that fits the memory, beside what is held until then; and of a better one why it does not."""
-    too_large = ""
-    for shape in sorted(shapes, key=lambda shape: (step_cost(shape, situation, of_byte), -len(shape))):
-        small = situation.budget.too_small(shape, before)
-        if not small:
-            return shape, too_large
-        what = f"{_in_words(shape)} would be faster and does not fit"
-        too_large = too_large or f"; {what}: {situation.budget.in_words(small, shape, before)}"
-    return (), too_large
+    best: Stages = ()
+    least = float("inf")
+    small: list[tuple[float, str]] = []  # shapes that do not fit: what they would take, and the reason
+    places = 0
+    for shape in _most_promising(shapes.of_nodes(len(order), situation), nominal):
+        if nominal.total(shape.bound) > least or places > MOST_PLACES:
+            break
+        if small and not shape.fits(situation):
+            continue
+        laid = shapes.laid_out(shape, order, before, situation)
+        places += sum(len(stage.distinct_owners) for stage in laid)
+        takes = nominal.total(estimate(laid, situation))
+        if takes >= least:
+            continue
+        lacking = situation.budget.too_small(laid, before)
+        if lacking:
+            what = f"{_shape_in_words(laid)} would be {'cheaper' if nominal.of_dollar else 'faster'} and does not fit"
+            small.append((takes, f"{what}: {situation.budget.in_words(lacking, laid, before)}"))
+        else:
+            best, least = laid, takes
+    # Of equals the first one was tried first: the one with more stages.
+    better = min((each for each in small if each[0] <= least), default=None)
+    return _Found(best, better[1] if better is not None else "") if best else None
 
 
-def _in_words(stages: Stages) -> str:
+def _most_promising(found: Iterable[Shape], nominal: Rates) -> list[Shape]:
+    """The best bound first; of equals more stages, which hold less each."""
+    return sorted(found, key=lambda shape: (nominal.total(shape.bound), -len(shape.ranges), -shape.replicas))
+
+
+def _shape_in_words(stages: Stages) -> str:
     rows = max(len(stage.distinct_owners) for stage in stages)
     stages_in_words = f"{len(stages)} stage{'s' * (len(stages) != 1)}"
     return f"{rows} replicas of {stages_in_words}" if rows > 1 else stages_in_words
 
 
-def cost_of_byte(stages: Stages, situation: Situation) -> float:
-    """What it costs to send a byte of gradients, in units of cost; 0.0 while no link was measured, or no step timed.
-
-    The present step tells how long a unit of cost takes: what is left of it beside the time of its gradients.
-    """
-    if not situation.step_seconds or not situation.bytes_per_second:
-        return 0.0
-    sending = most_sent(stages, situation.layer_parameters) / situation.bytes_per_second
-    computing = max(situation.step_seconds - sending, LEAST_COMPUTING * situation.step_seconds)
-    return step_cost(stages, situation) / computing / situation.bytes_per_second
-
-
-def step_cost(stages: Stages, situation: Situation, of_byte: float = 0.0) -> float:
-    """A step's length in units of cost: the busiest node works through all its microbatches, one passes all stages.
-
-    Then gradients are sent, at ``of_byte`` each byte.
-    """
-    work: dict[str, float] = {}  # in a step
-    each: dict[str, float] = {}  # of the microbatch that passes: it is in the sum over all stages
-    total = 0.0
-    microbatches = situation.microbatches / situation.pipelines
-    for stage in stages:
-        cost = sum(situation.layer_costs[x] for x in stage.layers)
-        for owner in stage.distinct_owners:
-            own = cost * situation.slowness.get(owner, 1.0)
-            work[owner] = work.get(owner, 0.0) + own * microbatches * stage.owners.count(owner)
-            each[owner] = each.get(owner, 0.0) + own
-        total += cost * max(situation.slowness.get(owner, 1.0) for owner in stage.distinct_owners)
-    sending = of_byte * most_sent(stages, situation.layer_parameters) if of_byte else 0.0
-    return max(work[owner] - each[owner] for owner in work) + total + sending
-
-
-def least_cost(owners: Sequence[str], situation: Situation) -> float:
-    """What no shape of these nodes falls short of: layers that could be divided among them at will, but for one."""
-    slowness = [situation.slowness.get(name, 1.0) for name in owners]
-    total, fastest = sum(situation.layer_costs), min(slowness)
-    if situation.pipelines > 1:  # a layer may be on every node, and no microbatch has to pass from one to another
-        return situation.microbatches * total / sum(1.0 / x for x in slowness)
-    slowness = slowness[: min(len(owners), situation.most_stages, len(situation.layer_costs))]
-    busiest = max(total / sum(1.0 / x for x in slowness), min(slowness) * max(situation.layer_costs))
-    return (situation.microbatches - 1) * busiest + fastest * total
-
-
-def _shape(order: Sequence[str], count: int, before: Stages, situation: Situation) -> Stages:
-    """So many stages on these nodes, in as many replicas as they make."""
-    rows = replicas.count(len(order), count, situation.pipelines)
-    if rows == 1:
-        slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
-        ranges = partition(situation.layer_costs, count, slowness)
-        owners = order[:count]
-        alone = replicas.laid_out([owners], ranges, situation.pipelines, situation.layer_parameters)
-        return with_standbys(alone, situation.copies, situation.nodes, situation.zones)
-    ranges = partition(situation.layer_costs, count)
-    # Whoever holds most of a stage's layers owns it, as long as the stage has owners to come.
-    held = _held(before)
-    wanted = [
-        (-sum(situation.layer_parameters[x] for x in held.get(name, ()) if first <= x < end), i, s)
-        for i, name in enumerate(order)
-        for s, (first, end) in enumerate(ranges)
-    ]
-    columns: list[list[str]] = [[] for _ in ranges]
-    placed: set[str] = set()
-    for _, i, s in sorted(wanted):
-        if order[i] not in placed and len(columns[s]) < rows:
-            columns[s].append(order[i])
-            placed.add(order[i])
-    grid = [[column[row] for column in columns] for row in range(rows)]
-    return replicas.laid_out(grid, ranges, situation.pipelines, situation.layer_parameters)
-
-
-def _held(stages: Stages) -> dict[str, set[int]]:
-    """The layers that each node has at the committed version."""
-    held: dict[str, set[int]] = {}
-    for stage in stages:
-        for node in stage.required():
-            held.setdefault(node, set()).update(stage.layers)
-    return held
+def _price_in_words(better: Stages, before: Stages, situation: Situation, nominal: Rates) -> str:
+    """What a step costs, and cost before; empty while it is not known."""
+    paid = per_second(situation.prices)
+    if not paid or not nominal.of_second:
+        return ""
+    costs = []
+    for stages in (better, before):
+        seconds = nominal.length(estimate(stages, situation)) / nominal.of_second
+        crosses = crossing(stages, situation.zones, situation.sizes, situation.prices).dollars
+        costs.append(seconds * paid + crosses)
+    priced = sum(price.per_hour > 0.0 for price in situation.prices.values())
+    nodes = f"all {priced} nodes paid" if priced == len(situation.prices) else f"{priced} nodes paid, others free"
+    text = f"a step costs {costs[0]:.3g} $ in place of {costs[1]:.3g}, {nodes}"
+    if situation.samples:
+        text += f": {1e6 * costs[0] / situation.samples:.3g} $ for a million samples"
+    return text

@@ -14,8 +14,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from heapq import heapify, heapreplace
 
-from culm.coordinator.zones import Zones
 from culm.pipeline import tree
 from culm.pipeline.plan import StagePlan, Stages
 
@@ -37,14 +37,6 @@ def laid_out(
     return tuple(found)
 
 
-def by_zone(nodes: Sequence[str], zones: Zones) -> list[str]:
-    """Nodes of one zone in a row, the largest zone first: a replica lies in one zone, and replicas in several."""
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        groups.setdefault(zones.get(node, ""), []).append(node)
-    return [node for group in sorted(groups.values(), key=len, reverse=True) for node in group]
-
-
 def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str] = ()) -> tuple[str, ...]:
     """Which of a stage's owners adds up each of its layers; none where one node owns it in every pipeline.
 
@@ -59,9 +51,12 @@ def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str
     for name, cost in zip(slots, costs, strict=True):
         if name:
             carried[name] += cost
+    least = [(cost, i) for i, cost in enumerate(carried.values())]
+    heapify(least)
     for slot in sorted((i for i, name in enumerate(slots) if not name), key=lambda i: (-costs[i], i)):
-        slots[slot] = min(distinct, key=lambda name: (carried[name], distinct.index(name)))
-        carried[slots[slot]] += costs[slot]
+        cost, i = least[0]
+        slots[slot] = distinct[i]
+        heapreplace(least, (cost + costs[slot], i))
     return tuple(slots)
 
 

@@ -100,7 +100,7 @@ def _available(state: State, said: pb.Available) -> str:
     of_layers = (*said.layer_state_bytes, *said.layer_gradient_bytes, *said.layer_boundary_bytes)
     most = max([said.memory_bytes, said.spill_above, *of_layers])
     if most > MOST_BYTES:
-        return f"it tells of {most} bytes of memory; {MOST_BYTES} at most are accepted"
+        return f"it tells of {most} bytes; {MOST_BYTES} at most are accepted"
     if said.version > steps or _is_ahead(state, said):
         return f"it is at version {said.version}, but {state.committed} of {steps} steps are committed"
     if len(said.layers) > count or len(set(said.layers)) != len(said.layers) or max(said.layers, default=0) >= count:

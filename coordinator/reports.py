@@ -1,7 +1,8 @@
 """What the coordinator is told: by nodes, operators, its clock, its store and its storage. Plain frozen data."""
 
 # Most reports are a node's word. An operator's are Fetched and, beside nodes' own, Draining; Condemned is a demo's or a
-# test's. StreamBroken, Checkpointed, Examined and Tick come from the coordinator's own edges, as a CheckpointFault may.
+# test's. StreamBroken, Checkpointed, Examined, Priced and Tick come from the coordinator's own edges, as a
+# CheckpointFault may.
 #
 # Reports of one node come in the order in which it sent them, as long as its stream stands. So it is Joined before all
 # else, and Built before any Ready over the same layers. When a stream breaks the newest reports may be lost: a node
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from culm.coordinator.failures import Work
+from culm.coordinator.node_prices import NodePrice
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
@@ -94,6 +96,13 @@ class Heartbeat:
     bytes_per_second: float = 0.0  # at which large tensors went lately; 0.0: none did
     # Beside running_seconds, not part of it: storage that stalls says nothing about the node.
     loading_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What the price table knows of nodes, as of now. Of a node that it does not know nothing is told."""
+
+    prices: Mapping[tuple[str, int], NodePrice]  # by node and incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +312,7 @@ Report = (
     | Built
     | Heartbeat
     | Heard
+    | Priced
     | Ready
     | CaughtUp
     | Fetched

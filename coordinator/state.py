@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
+from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -46,11 +47,13 @@ class Settings:
     microbatches: int  # of each pipeline
     steps: int
     pipelines: int = 1
+    by_value: bool = False  # whether a shape is chosen by dollars for a step, in place of its length
     measured: bool = False  # whether the model is cut by times that nodes measure
     clip_norm: float | None = None
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     auto: bool = False  # which redundancy is chosen at run time
+    on_accelerators: bool = False  # whose memory holds the layers; boundary tensors lie in the host's
     hosts_standbys: bool = False  # whether standbys lie in the host's memory, beside an accelerator's
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     most_stages: int = 0  # 0: as many as the job asks for
@@ -108,6 +111,7 @@ class Node:
     sent_bytes: Mapping[str, int] = field(default_factory=dict)  # of tensors, by peer
     bytes_per_second: float = 0.0  # at which large ones went lately
     machine: Machine = field(default_factory=Machine)  # what it runs on
+    price: NodePrice = FREE  # as far as the price table knows it
     draining: str = ""  # why it is to go
     warning: str = ""  # why it may have to go soon
     leaves_at: float | None = None  # when its machine may be gone. Invariant: None unless ``draining``

@@ -1,4 +1,4 @@
-"""Zones: which nodes a single outage takes together, a ring that crosses them, and what crossing costs."""
+"""Zones: which nodes a single outage takes together, and a ring of nodes that crosses them."""
 
 # A stage's standby is its predecessor in the ring. So for a stage and its standby to be apart every neighbour in the
 # ring has to be in another zone, and then activations cross at every boundary: no order of such a ring is cheaper.
@@ -9,12 +9,9 @@
 # An odd ring leaves one pair in one zone: ``standbys.with_standbys`` gives that stage a standby from elsewhere. Where
 # a node does not say its zone it may be in any: it is apart from nobody, for all that is known.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from types import MappingProxyType
-
-from culm.pipeline.plan import Stages
 
 Zones = Mapping[str, str]  # node -> zone; a node whose zone is empty or missing may be in any
 NO_ZONES: Zones = MappingProxyType({})
@@ -30,6 +27,11 @@ def apart(zones: Zones, one: str, other: str) -> bool:
 def several(zones: Zones) -> bool:
     """Whether there is any other zone to go to."""
     return len({z for z in zones.values() if z}) > 1
+
+
+def in_several_zones(nodes: Iterable[str], zones: Zones) -> bool:
+    """Whether no single outage takes all of the nodes, as far as their zones are known."""
+    return len({zones[node] for node in nodes if zones.get(node)}) > 1
 
 
 def ring(nodes: Sequence[str], zones: Zones, count: int, crossing: bool) -> list[str]:
@@ -52,47 +54,3 @@ def ring(nodes: Sequence[str], zones: Zones, count: int, crossing: bool) -> list
     # Every second place first: two of a zone meet only if it has more than half of all.
     places = [*range(0, count, 2), *range(1, count, 2)]
     return [node for _, node in sorted(zip(places, listed, strict=True))]
-
-
-@dataclass(frozen=True, slots=True)
-class Crossing:
-    """What a step sends between zones under a placement.
-
-    ``boundaries`` of ``all_boundaries`` between stages, of every pipeline, are crossed by every microbatch's activation
-    and its gradient; ``gradient_bytes`` of parameter gradients go to copies in other zones. ``together``: stages whose
-    copies share a zone, for all that is known.
-    """
-
-    boundaries: int
-    all_boundaries: int
-    gradient_bytes: int
-    together: tuple[int, ...]
-
-
-def crossing(stages: Stages, zones: Zones, parameters: Sequence[float]) -> Crossing:
-    """Counts what crosses; ``parameters[i]`` is the number of layer i's parameters."""
-    pairs = [pair for p in range(len(stages[0].owners)) for pair in pairwise(stage.owners[p] for stage in stages)]
-    sent, together = 0.0, []
-    for s, stage in enumerate(stages):
-        copies = [*stage.distinct_owners, *(b.node for b in stage.standbys)]
-        away = [node for node in copies[1:] if apart(zones, copies[0], node)]
-        sent += len(away) * GRADIENT_BYTES * sum(parameters[x] for x in stage.layers)
-        if len(copies) > 1 and not away:
-            together.append(s)
-    return Crossing(sum(apart(zones, *pair) for pair in pairs), len(pairs), round(sent), tuple(together))
-
-
-def in_words(stages: Stages, zones: Zones, parameters: Sequence[float]) -> str:
-    """Who is apart and what that costs, for the reason of a placement; empty where there is one zone."""
-    if not several({n: zones.get(n, "") for stage in stages for n in stage.holders()}):
-        return ""
-    counted = crossing(stages, zones, parameters)
-    held = "every standby is in another zone than its stage's owner"
-    if counted.together:
-        held = f"owner and standby may be in one zone at these stages: {', '.join(map(str, counted.together))}"
-    if not any(stage.standbys for stage in stages):
-        held = "stages of one zone follow one another"
-    return (
-        f"{held}; between zones a step sends {counted.gradient_bytes / 1e6:.1f} MB of parameter gradients, "
-        f"and activations at {counted.boundaries} of {counted.all_boundaries} boundaries"
-    )

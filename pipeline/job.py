@@ -113,6 +113,9 @@ class PipelineSection(_Section):
 
     ``cut``: what is about equal for all stages: their "parameters", or with "measured" the time of their forwards and
     backwards, which the first nodes measure before they take part. No bit depends on it.
+
+    ``shape_by``: what the choice of replicas and stages makes least: the time of a step with "speed"; with "value" its
+    price, which is that time on all nodes, and what the step sends between zones. No bit depends on it.
     """
 
     stages: Few
@@ -122,6 +125,7 @@ class PipelineSection(_Section):
     lead: Few = 2
     schedule: Literal["1f1b", "zb-h1"] = "1f1b"
     cut: Literal["parameters", "measured"] = "parameters"
+    shape_by: Literal["speed", "value"] = "speed"
 
     @model_validator(mode="after")
     def _grows(self) -> Self:

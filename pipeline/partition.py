@@ -12,6 +12,17 @@ def partition(
     for the node that runs stage k. Of several best cuts the one with the earliest boundaries is taken, so that every
     caller cuts alike. Raises ValueError if there are fewer layers than stages.
     """
+    return _read(_last_cuts(costs, stages, slowness), stages)
+
+
+def partitions(costs: Sequence[float], most: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """What ``partition`` gives for 1, 2, .. ``most`` stages of equal nodes, for the work of the last one."""
+    cut = _last_cuts(costs, most)
+    return tuple(_read(cut, stages) for stages in range(1, most + 1))
+
+
+def _last_cuts(costs: Sequence[float], stages: int, slowness: Sequence[float] | None = None) -> list[list[int]]:
+    """``[k][i]``: where the last of k stages begins that the first i layers are best cut into."""
     n = len(costs)
     if stages < 1 or stages > n:
         raise ValueError(f"{n} layers cannot make {stages} stages: ask for 1 to {n}")
@@ -36,8 +47,13 @@ def partition(
                 worst = max(best[k - 1][j], last)
                 if worst <= best[k][i]:
                     best[k][i], cut[k][i] = worst, j
+    return cut
+
+
+def _read(cut: Sequence[Sequence[int]], stages: int) -> tuple[tuple[int, int], ...]:
+    """The ranges of all layers in so many stages."""
     ranges: list[tuple[int, int]] = []
-    end = n
+    end = len(cut[0]) - 1
     for k in range(stages, 0, -1):
         first = cut[k][end]
         ranges.append((first, end))

@@ -31,8 +31,7 @@ def availability(
         found, why = measured(job, source, device)
         available.layer_seconds.extend(layer.seconds for layer in found)
         available.unmeasured = told(why)
-        if device.in_host:  # else boundary tensors lie in another memory than the layers
-            available.layer_boundary_bytes.extend(layer.boundary for layer in found)
+        available.layer_boundary_bytes.extend(layer.boundary for layer in found)
     return available
 
 

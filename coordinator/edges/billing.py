@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from culm.coordinator.commands import Record
+from culm.coordinator.node_prices import NodePrice
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.errors import JobError
 from culm.pipeline.money import kinds
@@ -62,6 +63,19 @@ class Billing:
         """What is known and not yet on record of how the nodes' time went."""
         for node in state.nodes.values():
             yield from self._usage(node)
+
+    def news(self, state: State, ledger: Ledger) -> Mapping[tuple[str, int], NodePrice]:
+        """The prices on record that the state does not know, by node and incarnation."""
+        found = {}
+        for node in state.nodes.values():
+            life = ledger.life_of(node.node)
+            if life is None or life.incarnation != node.incarnation or not life.priced:
+                continue
+            zones, regions = life.per_gb.get("zones", 0.0), life.per_gb.get("regions", 0.0)
+            price = NodePrice(life.per_hour, zones, regions, node.machine.region)
+            if price != node.price:
+                found[node.node, node.incarnation] = price
+        return found
 
     def _usage(self, node: Node) -> Iterator[Record]:
         times = {use: getattr(node.times, use) for use in USES}

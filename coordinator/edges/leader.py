@@ -272,6 +272,8 @@ class Leader:
             records = self._billing.usage(state) if done else self._billing.records(state, ledger, time.monotonic())
             for record in records:
                 self._record(record)
+            if not done and (news := self._billing.news(self._state, ledger)):
+                self._state, _ = advance(self._state, reports.Priced(news), time.monotonic())
         except Exception as error:
             self._figures.set_aside("what the nodes say of their work", error)
 

@@ -7,7 +7,8 @@
 # If the store forgets the document:
 #
 #     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, layer_bytes, fingerprint,
-#                               most of agreement; layer_seconds, if one that measured them is still there
+#                               most of agreement; layer_seconds and what layers put out, if one that measured them
+#                               is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
 #

@@ -14,7 +14,19 @@ from multiprocessing import get_context
 from culm.commands.run import end_on_sigterm, read_job
 from culm.pipeline.errors import JobError
 from culm.simulator.markets.account import Row
-from culm.simulator.markets.advice import Draw, Outlook, Way, best, longest, outlook, short_list, simulate, ways, why
+from culm.simulator.markets.advice import (
+    Draw,
+    Outlook,
+    Way,
+    best,
+    longest,
+    outlook,
+    placed,
+    short_list,
+    simulate,
+    ways,
+    why,
+)
 from culm.simulator.markets.job_profile import Cluster, Profile, of_job, read_profile
 from culm.terminal import flags
 from culm.terminal.market_flags import add_market_arguments, read_market, read_prices
@@ -78,15 +90,17 @@ def plan(arguments: argparse.Namespace) -> int:
     found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
     listed = [x for x in found if x.markets == arguments.seeds]
     chosen = best(listed, arguments.deadline)
+    lies = placed(profile, cluster, chosen.way, draw(0)) if chosen is not None else ""
     if arguments.json:
         told = {
             "seeds": arguments.seeds,
             "ways": [asdict(x) for x in found],
             "best": asdict(chosen) if chosen else None,
+            "zones": lies,
         }
         print(json.dumps(told))
     else:
-        _show(listed, chosen)
+        _show(listed, chosen, lies)
     return 0 if chosen is not None else 1
 
 
@@ -128,7 +142,8 @@ def _all(
     return outlooks
 
 
-def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
+def _show(found: Sequence[Outlook], chosen: Outlook | None, lies: str) -> None:
+    """``lies``: how the chosen way lies in zones, in words."""
     from rich.console import Console
     from rich.table import Table
 
@@ -164,6 +179,8 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None) -> None:
         f"${chosen.cost:.2f}; a run goes back to a checkpoint "
         f"in {chosen.rollback_risk * chosen.markets:.0f} of {chosen.markets} markets."
     )
+    if lies:
+        console.print(f"  In zones: {lies}.", markup=False)
     for reason in why(chosen, found):
         console.print(f"  {reason}", markup=False)
 

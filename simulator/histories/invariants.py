@@ -1,9 +1,12 @@
 """What has to hold after every event of a simulated history, by the number of the rule (docs/rules.md)."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from culm.coordinator import state as co
 from culm.coordinator.decide import validate
+from culm.coordinator.membership import usable
+from culm.coordinator.zone_places import most_apart
 from culm.pipeline.terms import ERAS_BITS
 from culm.simulator.histories.world import Node, Storage, World
 from culm.stage_server.worker.validate import validate as validate_worker
@@ -21,6 +24,7 @@ from culm.stage_server.worker.validate import validate as validate_worker
 #     16         a run that failed though the job is not at fault                   start_up.check_verdict
 #     17         weights nowhere, nodes kept or let go too early                    after_the_end
 #     18         something made as large as a message said                          hostile_peer
+#     zones      a new shape whose owners of a stage could be apart, and are not      check_zones
 #     all        a loss or a state that differs at the end; a history that is stuck Cluster.run
 #
 # Rules without a line show by their consequences: a lost or repeated tensor changes a number, or a history is stuck.
@@ -62,3 +66,22 @@ def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:
         return  # no era of this coordinator's own making
     over = [c for c in before.checkpoints if c.step > state.origin.step and storage.is_whole(c)]
     assert not over, f"an era begins from {state.origin} though {over[-1]} is whole (rule 14)"
+
+
+def check_zones(before: co.State, state: co.State, zones: Mapping[str, str]) -> None:
+    """Raises AssertionError if stages of several owners that were just chosen are not as far apart as can be.
+
+    Stages that an era begins with, or a target. What lost nodes leave is as it comes. ``zones``: of the nodes.
+    """
+    plan, old = state.plan, before.plan
+    if plan is None or plan.term != state.term or plan.generation == before.generation:
+        return
+    begins = old is None or old.era != plan.era
+    chosen = plan.stages if begins else plan.target if old is None or plan.target != old.target else ()
+    if any(len(stage.distinct_owners) == 1 for stage in chosen):
+        return
+    # Of the nodes that were there a beginning may have passed over some, for lack of memory.
+    nodes = {n for stage in chosen for n in stage.distinct_owners} if begins else usable(state)
+    apart = sum(len({zones[n] for n in stage.distinct_owners if zones.get(n)}) > 1 for stage in chosen)
+    most = most_apart(Counter(zones.get(n, "") for n in nodes), len(chosen))
+    assert apart >= most, f"of {len(chosen)} stages {apart} have owners in two zones, and {most} could have"

@@ -6,7 +6,7 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.pipeline.plan import Plan
-from culm.simulator.histories.invariants import check_coordinator, check_rollback
+from culm.simulator.histories.invariants import check_coordinator, check_rollback, check_zones
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.histories.world import Node, World
 from culm.simulator.network import Channel
@@ -64,6 +64,7 @@ class Leader:
         self.state, commands = self.world.decide(self.state, report, self.world.clock.now)
         check_coordinator(self.world, self.state)
         check_rollback(before, self.state, self.world.storage)
+        check_zones(before, self.state, self.world.zones)
         for command in commands:
             self._carry_out(command)
 

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, quantiles
 
+from culm.coordinator.crossing import StepBytes, in_words
+from culm.coordinator.node_prices import NodePrice
+from culm.coordinator.placement import place
 from culm.coordinator.replicas import count as replicas_of
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.job_profile import Cluster, Profile
+from culm.simulator.markets.job_profile import Cluster, Profile, costs_of
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 
@@ -116,6 +119,29 @@ def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Cha
         checkpoint_steps=way.checkpoint_steps,
     )
     return CulmRun(changes, cut, cluster, choice).run(seconds)
+
+
+def placed(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change]) -> str:
+    """How the first machines of a market are laid out in their zones, in the coordinator's words; empty: in one."""
+    coming = [change for change in changes if change.kind == "add"][: way.machines]
+    if len(coming) < way.stages:
+        return ""
+    zones = {change.node: change.zone for change in coming}
+    parameters = costs_of(profile.layers)
+    passed = tuple(float(profile.microbatches * layer.activation_bytes) for layer in profile.layers)
+    sizes = StepBytes(parameters, passed if any(passed) else ())
+    stages = place(
+        list(zones),
+        parameters,
+        way.stages,
+        copies=1 if way.redundancy == "off" else 2,
+        zones=zones,
+        pipelines=profile.pipelines,
+        parameters=parameters,
+        passed=sizes.passed,
+    )
+    price = NodePrice(per_gb_zones=cluster.per_gb_between_zones)
+    return in_words(stages, zones, sizes, dict.fromkeys(zones, price))
 
 
 def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from culm.coordinator.repartition import Situation, step_cost
+from culm.coordinator.step_cost import Situation, step_cost
 from culm.pipeline.plan import StagePlan, Stages
 from culm.pipeline.times import TimeSplit
 

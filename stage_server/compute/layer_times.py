@@ -1,5 +1,7 @@
-"""How long each layer's forward and backward takes on this node, by which stages are cut; and what its output takes."""
+"""How long each layer's forward and backward takes on this node, and how large its output is."""
 
+# The coordinator cuts the stages by the times, and knows by the bytes what activations between zones cost.
+#
 # One layer at a time is built, run on the job's first microbatch and dropped, so a model too large for this machine is
 # never whole on it. A layer's input is the output of the layer before. The whole is done twice: a machine that is busy
 # for a moment slows other layers then.

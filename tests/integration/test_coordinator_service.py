@@ -267,6 +267,23 @@ def test_a_successor_goes_on_from_the_last_commit() -> None:
     run(after, store)
 
 
+def test_decisions_know_what_a_node_costs_also_under_a_successor() -> None:
+    store = MemoryStore()
+
+    async def scenario(running: Cluster) -> None:
+        node = FakeNode("n0", running.stub.Attend())
+        machine = pb.Machine(provider="aws", instance_type="p3.2xlarge", region="us-east-1", market="spot")
+        join = pb.Join(node="n0", incarnation=1, address="n0:1", protocol_version=PROTOCOL_VERSION, machine=machine)
+        await node.say(join=join)
+        await node.hear("welcome")
+        price = running.leader.state.nodes["n0"].price
+        assert (price.per_hour, price.per_gb_zones, price.region) == (0.91, 0.02, "us-east-1")
+        await running.leader.close()
+
+    run(scenario, store)
+    run(scenario, store)
+
+
 def test_a_commit_that_was_on_record_but_not_in_the_state_is_not_recorded_again() -> None:
     store = MemoryStore()
 

@@ -10,9 +10,10 @@ from culm.coordinator import cutting
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
 from culm.coordinator.placement import place
-from culm.coordinator.repartition import propose, step_cost
+from culm.coordinator.repartition import propose
 from culm.coordinator.reports import Available, Joined
 from culm.coordinator.state import Settings, State
+from culm.coordinator.step_cost import step_cost
 from culm.pipeline.identity import changes, keys_of
 from culm.pipeline.job import load_job
 from culm.pipeline.plan import Stages

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from culm.coordinator.placement import place, promote
-from culm.coordinator.repartition import Situation, step_cost
+from culm.coordinator.step_cost import Situation, step_cost
 from culm.pipeline.choice import Left, choose
 from culm.pipeline.flow import awaited
 from culm.pipeline.instruction import Duty, Instruction

@@ -51,8 +51,8 @@ def test_a_layer_may_write_into_its_input() -> None:
 
 def test_a_layer_that_raises_is_named_and_no_time_is_told() -> None:
     job = job_of("tests.hostile.jobs:misfit_inside")
-    seconds, why = measured(job, ModelSource(job), CPU)
-    assert seconds == ()
+    found, why = measured(job, ModelSource(job), CPU)
+    assert found == ()
     assert "layer 1 (Linear) raised RuntimeError" in why
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.pipeline.partition import partition
+from culm.pipeline.partition import partition, partitions
 
 
 def test_equal_layers_are_shared_out_evenly() -> None:
@@ -31,3 +31,8 @@ def test_no_cut_has_a_cheaper_worst_stage(costs: list[int], data: st.DataObject)
 
     best = min(worst(cuts) for cuts in combinations(range(1, len(costs)), stages - 1))
     assert max(sum(costs[a:b]) for a, b in ranges) == best
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_all_numbers_of_stages_at_once_are_each_cut_alike(costs: list[int]) -> None:
+    assert partitions(costs, len(costs)) == tuple(partition(costs, n) for n in range(1, len(costs) + 1))

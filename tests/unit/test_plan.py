@@ -9,7 +9,7 @@ import pytest
 from culm.__main__ import main
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job
-from culm.simulator.markets.advice import Outlook, Way, best, outlook, short_list, simulate, ways, why
+from culm.simulator.markets.advice import Outlook, Way, best, outlook, placed, short_list, simulate, ways, why
 from culm.simulator.markets.job_profile import Cluster, Layer, Profile, profile_to_json, read_profile
 from culm.simulator.markets.random_market import Zone, shifted, zoned
 from culm.simulator.markets.trace import Change
@@ -245,6 +245,23 @@ def test_a_job_of_several_pipelines_gets_a_shape(tmp_path: Path, capsys: pytest.
     told = " ".join(capsys.readouterr().out.split())
     assert "Rent 8: 4 replicas of 2 stages and 0 spare(s)" in told
     assert "a shape is replicas x stages" in told
+
+
+def test_the_chosen_way_is_laid_out_in_the_markets_zones() -> None:
+    """As the coordinator would lay it out: a replica in each zone, over which only parameter gradients cross."""
+    layers = (Layer(0.01, 0.02, 1_000_000, 10_000),) * 6
+    profile = replace(PROFILE, layers=layers, pipelines=4)
+    market = [Change(at=0.0, kind="add", node=f"m{i}", zone="ab"[i % 2]) for i in range(8)]
+    way = Way(6, 3, "lazy", 0, replicas=2)
+    assert placed(profile, Cluster(per_gb_between_zones=0.02), way, market) == (
+        "the copies of every stage are in two zones or more; 2 of 2 replicas lie in one zone each; "
+        "between zones a step sends 48.0 MB of parameter gradients, and activations at 0 of 8 boundaries; "
+        "that costs 0.00096 $ a step"
+    )
+    crossing = placed(profile, Cluster(), Way(3, 3, "lazy", 0), market)
+    # Four pipelines of 8 microbatches, 10 kB there and back, over both boundaries.
+    assert crossing.endswith("and activations at 8 of 8 boundaries (1.3 MB)")
+    assert placed(profile, Cluster(), way, market[:2]) == "", "too few machines come"
 
 
 def test_zones_may_differ_in_price_and_hazard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

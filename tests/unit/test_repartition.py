@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.placement import place
-from culm.coordinator.repartition import Situation, propose, step_cost
+from culm.coordinator.repartition import propose
+from culm.coordinator.step_cost import Situation, step_cost
 
 CALM = Situation(
     layer_costs=(1e6,) * 12,

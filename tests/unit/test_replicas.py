@@ -4,8 +4,9 @@ import pytest
 
 from culm.coordinator import replicas
 from culm.coordinator.placement import hand_over, place, promote, settle
-from culm.coordinator.repartition import Situation, propose
+from culm.coordinator.repartition import propose
 from culm.coordinator.standbys import repair
+from culm.coordinator.step_cost import Situation
 from culm.pipeline.plan import StagePlan
 
 COSTS = (4.0, 1.0, 1.0, 2.0)

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.coordinator.crossing import StepBytes, crossing, in_words
 from culm.coordinator.placement import place, promote, settle
 from culm.coordinator.standbys import repair
-from culm.coordinator.zones import Zones, apart, crossing, in_words, several
+from culm.coordinator.zones import Zones, apart, several
 from culm.pipeline.plan import Stages
 from culm.pipeline.text import natural_order
 
 COSTS = (1e6,) * 24
+SIZES = StepBytes(COSTS)
 
 
 def pairs(stages: Stages) -> list[tuple[str, str]]:
@@ -50,8 +52,8 @@ def test_without_redundancy_the_zones_follow_one_another() -> None:
     zones = zoned(*"abab")
     stages = place(zones, COSTS, 4, copies=1, zones=zones)
     assert [stage.owner for stage in stages] == ["n0", "n2", "n1", "n3"]
-    assert crossing(stages, zones, COSTS).boundaries == 1
-    assert in_words(stages, zones, COSTS) == (
+    assert crossing(stages, zones, SIZES).boundaries == 1
+    assert in_words(stages, zones, SIZES) == (
         "stages of one zone follow one another; between zones a step sends 0.0 MB of parameter gradients, "
         "and activations at 1 of 3 boundaries"
     )
@@ -59,14 +61,14 @@ def test_without_redundancy_the_zones_follow_one_another() -> None:
 
 def test_the_reason_counts_what_crosses() -> None:
     zones = zoned(*"aabb")
-    assert in_words(place(zones, COSTS, 4, copies=2, zones=zones), zones, COSTS) == (
+    assert in_words(place(zones, COSTS, 4, copies=2, zones=zones), zones, SIZES) == (
         "every standby is in another zone than its stage's owner; "
         "between zones a step sends 96.0 MB of parameter gradients, and activations at 3 of 3 boundaries"
     )
     together = place(zones, COSTS, 4, copies=2)
-    assert crossing(together, zones, COSTS).together == (1, 3)
-    assert "owner and standby may be in one zone at these stages: 1, 3" in in_words(together, zones, COSTS)
-    assert in_words(together, zoned(*"aaaa"), COSTS) == ""
+    assert crossing(together, zones, SIZES).together == (1, 3)
+    assert "owner and standby may be in one zone at these stages: 1, 3" in in_words(together, zones, SIZES)
+    assert in_words(together, zoned(*"aaaa"), SIZES) == ""
 
 
 def test_repair_takes_a_spare_first_and_then_another_zone() -> None:
