@@ -8,10 +8,11 @@ import pytest
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.memory import Budget, tight
 from culm.coordinator.placement import place, promote
-from culm.coordinator.repartition import Situation, propose
+from culm.coordinator.repartition import propose
 from culm.coordinator.reports import Available, Joined, Left
 from culm.coordinator.standbys import repair
 from culm.coordinator.state import Phase, Settings, State
+from culm.coordinator.step_cost import Situation
 from culm.pipeline.job import parse_job
 from culm.pipeline.layer_bytes import LayerBytes, at_boundaries, of_layers
 from culm.pipeline.plan import Stages
