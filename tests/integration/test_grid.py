@@ -80,7 +80,7 @@ def test_a_run_through_ten_shapes_changes_no_bit(tmp_path: Path) -> None:
     """Of ten nodes all but one are lost, one after the other; the shape follows each time, and no bit changes."""
     changes = ["pipeline.stages=2", "pipeline.most_stages=4", "pipeline.pipelines=10", "pipeline.microbatches=1"]
     job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=110", "data.microbatch=4"])
-    places = ("forward", "ready", "backward", "send", "commit", "receive", "forward", "ready", "backward")
+    places = ("forward", "ready", "backward", "ship", "commit", "receive", "forward", "ready", "backward")
     kills = [Kill(f"n{i}", 10 + 10 * i, place) for i, place in enumerate(places)]
     shapes: list[str] = []
 
