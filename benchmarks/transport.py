@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 WAYS = ("culm", "stream", "gloo")
 SIZES = (1, 4, 16, 64)  # MiB
 TOTAL = 768  # MiB a measure
-ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}  # as nodes have it
+# As nodes have it.
+ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_ARENA_MAX": "2"}
 
 
 def measure(way: str, mib: int) -> tuple[float, float]:

@@ -375,13 +375,13 @@ class StageServer:
 
 def main(settings: StageSettings) -> int:
     """Runs a stage server until it is told to stop. Exit codes as for every ``culm`` command."""
+    keep_pages()
     try:
         server = StageServer(settings)
         Faults(settings.kill_at)
     except (OSError, ValueError) as error:
         print(f"culm stage: {error}", file=sys.stderr)
         return 2
-    keep_pages()
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.excepthook = lambda raised: server.broken(raised.exc_value or SystemExit())
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())
