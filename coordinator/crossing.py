@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from culm.coordinator.node_prices import FREE, NO_PRICES, NodePrice, Prices
+from culm.coordinator.replicas import by_bucket
 from culm.coordinator.zones import GRADIENT_BYTES, Zones, apart, in_several_zones, several
 from culm.pipeline.plan import StagePlan, Stages
 
@@ -102,9 +103,9 @@ def _of_gradients(stage: StagePlan, zones: Zones, parameters: Sequence[float], p
     whole, known = _Part(), _Part()
     price_of: dict[str, NodePrice] = {}
     added_up: dict[str, float] = {}
-    for layer in stage.layers:
-        reducer = stage.reducer_of(layer)
-        added_up[reducer] = added_up.get(reducer, 0.0) + GRADIENT_BYTES * parameters[layer]
+    for place, size in enumerate(by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)):
+        reducer = stage.reducer_at(place)
+        added_up[reducer] = added_up.get(reducer, 0.0) + GRADIENT_BYTES * size
     owners = set(stage.distinct_owners)
     for node in stage.holders():
         zone, price = zones.get(node, ""), prices.get(node, FREE)

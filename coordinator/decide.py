@@ -351,8 +351,9 @@ def validate(state: State) -> None:
             assert node in plan.members, f"{node} holds stage {s} but is no member"
             assert node in state.nodes, f"stage {s} is with {node}, which is lost"
             assert plan.members[node].incarnation == state.nodes[node].incarnation, f"{node} is another incarnation now"
-        reducers = len(stage.layers) if len(stage.distinct_owners) > 1 else 0
-        assert len(stage.reducers) == reducers, f"stage {s} has {len(stage.reducers)} reducers of {reducers} (rule 20)"
-        assert set(stage.reducers) <= set(stage.owners), f"stage {s} has reducers that do not own it (rule 20)"
+        reducers = stage.bucket_count if len(stage.distinct_owners) > 1 else 0
+        named = stage.buckets.reducers
+        assert len(named) == reducers, f"stage {s} has {len(named)} reducers of {reducers} (rule 20)"
+        assert set(named) <= set(stage.owners), f"stage {s} has reducers that do not own it (rule 20)"
         exposed = state.settings.redundancy and len(stage.required()) < 2
         assert exposed == (s in state.exposed_since), f"stage {s}: exposure is not on record"

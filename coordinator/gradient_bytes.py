@@ -1,15 +1,18 @@
 """How many bytes of gradients each node sends in a step, by who owns and who holds what. Pure."""
 
 # Of a stage with R owners each sends a block's gradient to the reducers, which is all of it but for what it adds up
-# itself, and a reducer sends its part of the sum to every other holder. With S standbys an owner sends on average
+# itself, and a reducer sends its part of the sum to every other holder. So with S standbys an owner that adds up the
+# part r of a stage sends
 #
-#     (R - 1) / R  of the stage's bytes as PARTIAL, in one block
-#     (R - 1 + S) / R  as REDUCED
+#     1 - r              of the stage's bytes as PARTIAL, in one block
+#     r (R - 1 + S)      as REDUCED
 #
-# With R = 1 that is the stage once for each standby. Owners of several blocks send more, by what the tree asks for.
+# The slots divide the stage's buckets evenly: with r = 1 / R that is 2 (R - 1) / R and S / R, and with R = 1 the stage
+# once for each standby. Owners of several blocks send more, by what the tree asks for.
 
 from collections.abc import Sequence
 
+from culm.coordinator.replicas import by_bucket
 from culm.coordinator.zones import GRADIENT_BYTES
 from culm.pipeline.plan import Stages
 
@@ -18,9 +21,11 @@ def most_sent(stages: Stages, parameters: Sequence[float]) -> float:
     """By the node that sends most. ``parameters[i]`` is the number of layer i's parameters."""
     sent: dict[str, float] = {}
     for stage in stages:
-        size = GRADIENT_BYTES * sum(parameters[layer] for layer in stage.layers)
-        owners = len(stage.distinct_owners)
-        each = size * (2 * (owners - 1) + len(stage.standbys)) / owners
-        for owner in stage.distinct_owners:
-            sent[owner] = sent.get(owner, 0.0) + each
+        sizes = by_bucket(parameters[stage.first_layer : stage.end_layer], stage.buckets.counts)
+        added_up = dict.fromkeys(stage.distinct_owners, 0.0)
+        for place, size in enumerate(sizes):
+            added_up[stage.reducer_at(place)] += size
+        others = len(stage.holders()) - 1
+        for owner, own in added_up.items():
+            sent[owner] = sent.get(owner, 0.0) + GRADIENT_BYTES * (sum(sizes) - own + own * others)
     return max(sent.values())

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from heapq import heapify, heapreplace
 
-from culm.pipeline import tree
-from culm.pipeline.plan import StagePlan, Stages
+from culm.pipeline import buckets, tree
+from culm.pipeline.plan import Buckets, StagePlan, Stages
 
 
 def count(nodes: int, stages: int, pipelines: int) -> int:
@@ -33,15 +33,22 @@ def laid_out(
     found = []
     for s, (first, end) in enumerate(ranges):
         owners = tuple(grid[replica][s] for replica in replica_of)
-        found.append(StagePlan(first, end, owners, (), reducers(owners, costs[first:end])))
+        counts = buckets.counts(costs[first:end], pipelines)
+        slots = Buckets(counts, reducers(owners, by_bucket(costs[first:end], counts)))
+        found.append(StagePlan(first, end, owners, (), slots))
     return tuple(found)
 
 
-def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str] = ()) -> tuple[str, ...]:
-    """Which of a stage's owners adds up each of its layers; none where one node owns it in every pipeline.
+def by_bucket(costs: Sequence[float], counts: Sequence[int]) -> list[float]:
+    """The costs of each layer's buckets. ``counts``: how many each has; empty where each is one."""
+    return [cost / each for cost, each in zip(costs, counts or [1] * len(costs), strict=True) for _ in range(each)]
 
-    ``before``: who did; of these only those that are gone are replaced. The largest layers are given out first, each
-    to the owner that has least so far.
+
+def reducers(owners: Sequence[str], costs: Sequence[float], before: Sequence[str] = ()) -> tuple[str, ...]:
+    """Which of a stage's owners adds up each of its buckets; none where one node owns it in every pipeline.
+
+    ``costs``: of the buckets. ``before``: who did; of these only those that are gone are replaced. The largest are
+    given out first, each to the owner that has least so far.
     """
     distinct = list(dict.fromkeys(owners))
     if len(distinct) == 1:
@@ -85,9 +92,9 @@ def moved(
             owners[p] = min(candidates, key=lambda name: (lacking[name], load[name], candidates.index(name)))
             load[owners[p]] += 1
     standbys = tuple(b for b in stage.standbys if b.node not in owners and b.node not in gone)
-    return StagePlan(
-        stage.first_layer, stage.end_layer, tuple(owners), standbys, reducers(owners, costs, stage.reducers)
-    )
+    counts = stage.buckets.counts
+    slots = Buckets(counts, reducers(owners, by_bucket(costs, counts), stage.buckets.reducers))
+    return StagePlan(stage.first_layer, stage.end_layer, tuple(owners), standbys, slots)
 
 
 def costs_of(stage: StagePlan, costs: Sequence[float]) -> Sequence[float]:

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from culm.pipeline import tree
 
@@ -24,12 +24,12 @@ def mean(losses: Sequence[float], pipelines: int = 1) -> float:
     They are added as gradients are: those of a pipeline one after the other, then the tree (rule 19).
     """
     each = len(losses) // pipelines
-    sums = [_in_order(losses[p * each : (p + 1) * each]) for p in range(pipelines)]
+    sums = [in_order(losses[p * each : (p + 1) * each]) for p in range(pipelines)]
     return tree.total(sums, operator.add) / len(losses) if losses else 0.0
 
 
-def _in_order(numbers: Sequence[float]) -> float:
-    """Python's ``sum`` rounds differently from 3.12 on."""
+def in_order(numbers: Iterable[float]) -> float:
+    """Their sum, one after the other: Python's ``sum`` rounds differently from 3.12 on."""
     total = 0.0
     for number in numbers:
         total += number
@@ -44,7 +44,7 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float
     """
     if clip_norm is None:
         return 1.0
-    total = _in_order(squared_norms)
+    total = in_order(squared_norms)
     # 1e-6 as in torch's clip_grad_norm_. A huge norm may divide down to 0.0, which holders would read as SKIPPED.
     return min(1.0, clip_norm / (math.sqrt(total) + 1e-6)) or math.ulp(0.0)
 

@@ -6,7 +6,7 @@ The only module that knows that stages stand in a row:
                [stage 0] <--- GRADIENT --- [stage 1] <--- GRADIENT --- [stage 2]
 
 A pipeline's tensors stay in that pipeline. Across pipelines a stage's owners add up its gradient: PARTIAL goes from an
-owner to the layer's reducer, REDUCED from the reducer to every other holder. ACCUMULATED goes to a standby.
+owner to the bucket's reducer, REDUCED from the reducer to every other holder. ACCUMULATED goes to a standby.
 """
 
 from culm.pipeline.instruction import Duty, Instruction
@@ -87,10 +87,10 @@ def is_producer(node: str, key: Key, plan: Plan) -> bool:
     if key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
         return False
     stage = plan.stages[key.stage]
-    if key.kind in (PARTIAL, REDUCED) and key.index not in stage.layers:
+    if key.kind in (PARTIAL, REDUCED) and key.index not in plan.buckets(key.stage):
         return False
     if key.kind is REDUCED:
-        return node == stage.reducer_of(key.index)
+        return node == plan.reducer_of(key.stage, key.index)
     if key.kind is PARTIAL:
         return all(owner == node for owner in stage.owners[key.pipeline : key.end])
     return node == stage.owners[key.pipeline]
@@ -105,10 +105,10 @@ def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
         return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()
     if kind is REDUCED:
         # Whoever has it gives it to a reducer that lacks it: one that was named after the lost one had sent it.
-        receivers, reducer = plan.receivers(stage, key.index), plan.stages[stage].reducer_of(key.index)
+        receivers, reducer = plan.receivers(stage, plan.layer_of(key.index)), plan.reducer_of(stage, key.index)
         return receivers if node == reducer else (reducer,) if node in receivers else ()
     if kind is PARTIAL:
-        return (plan.stages[stage].reducer_of(key.index),) if is_producer(node, key, plan) else ()
+        return (plan.reducer_of(stage, key.index),) if is_producer(node, key, plan) else ()
     if kind is ACCUMULATED:
         # Of several owners' standbys none is known to be the heir: a peer comes first if it has less to do.
         standby = plan.stages[stage].hot_standby() if len(plan.stages[stage].distinct_owners) == 1 else None
@@ -120,10 +120,10 @@ def is_taken(key: Key, sender: str, receiver: str, plan: Plan) -> bool:
     """Whether the receiver takes the key's value from this sender (rule 3)."""
     if is_producer(sender, key, plan):
         return receiver in consumers(key, plan, sender)
-    if key.kind is not REDUCED or key.stage >= len(plan.stages) or key.index not in plan.stages[key.stage].layers:
+    if key.kind is not REDUCED or key.stage >= len(plan.stages) or key.index not in plan.buckets(key.stage):
         return False
-    reducer = plan.stages[key.stage].reducer_of(key.index)
-    return receiver == reducer and sender in plan.receivers(key.stage, key.index)
+    reducer = plan.reducer_of(key.stage, key.index)
+    return receiver == reducer and sender in plan.receivers(key.stage, plan.layer_of(key.index))
 
 
 def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
@@ -133,7 +133,9 @@ def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
         near = (_after(duty, len(plan.stages)), _before(duty))
         peers.update((plan.owner_of(each), None) for each in near if each is not None)
     for stage, layer in plan.held_layers(node):
-        reducer = plan.stages[stage].reducer_of(layer)
-        peers.update(dict.fromkeys(plan.receivers(stage, layer) if node == reducer else (reducer,)))
+        reducers = {plan.reducer_of(stage, bucket): None for bucket in plan.buckets_of(stage, layer)}
+        peers.update(reducers)
+        if node in reducers:
+            peers.update(dict.fromkeys(plan.receivers(stage, layer)))
     peers.pop(node, None)
     return tuple(peers)

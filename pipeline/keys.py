@@ -28,17 +28,17 @@ ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a 
 #     kind          pipeline   index                 given by                             needed by
 #     ACTIVATION    its own    microbatch            a stage's forward                    the next stage's owner
 #     GRADIENT      its own    microbatch            a stage's backward                   the owner of the stage before
-#     PARTIAL       first..end layer                 an owner of all of the block         the layer's reducer
-#     REDUCED       ACROSS     layer                 the layer's reducer                  every other holder
+#     PARTIAL       first..end bucket                an owner of all of the block         the bucket's reducer
+#     REDUCED       ACROSS     bucket                the bucket's reducer                 every other holder
 #     ACCUMULATED   its own    microbatches in it    the owner, every so many of them     the hot standby
 
 
 class Key(NamedTuple):
     """Names one tensor of the run; its value never changes.
 
-    ``index`` is a microbatch; for PARTIAL and REDUCED a bucket, which is one layer by its index in the model; for
-    ACCUMULATED the number of microbatches that are in it. ``pipeline`` is ACROSS for REDUCED; for PARTIAL it is the
-    first one of a block, and ``end`` the block's end.
+    ``index`` is a microbatch; for PARTIAL and REDUCED a bucket, as they are numbered through the model: a layer, or a
+    part of one (``culm.pipeline.buckets``); for ACCUMULATED the number of microbatches that are in it. ``pipeline`` is
+    ACROSS for REDUCED; for PARTIAL it is the first one of a block, and ``end`` the block's end.
     """
 
     era: int
@@ -64,20 +64,20 @@ class Key(NamedTuple):
         return f"{self.kind.name}({where},{self.index})@{self.era}.{self.step}"
 
 
-def reduced(era: int, step: int, stage: int, layer: int) -> Key:
-    """The key of the reduced gradient of one of the stage's layers."""
-    return Key(era, step, ACROSS, REDUCED, stage, layer)
+def reduced(era: int, step: int, stage: int, bucket: int) -> Key:
+    """The key of the reduced gradient of one of the stage's buckets."""
+    return Key(era, step, ACROSS, REDUCED, stage, bucket)
 
 
-def partial(era: int, step: int, stage: int, layer: int, block: Block) -> Key:
-    """The key of a block's gradient of one of the stage's layers."""
-    return Key(era, step, block.first, PARTIAL, stage, layer, block.end)
+def partial(era: int, step: int, stage: int, bucket: int, block: Block) -> Key:
+    """The key of a block's gradient of one of the stage's buckets."""
+    return Key(era, step, block.first, PARTIAL, stage, bucket, block.end)
 
 
 def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
     """The keys that nobody wants once this one is here.
 
-    Of a duty's ACCUMULATED in a step the latest is enough; of a layer's gradient the whole sum.
+    Of a duty's ACCUMULATED in a step the latest is enough; of a bucket's gradient the whole sum.
     """
     if key.kind is ACCUMULATED:
         # Keys of one duty and step differ in their index alone, so the smaller key has fewer microbatches in it.

@@ -1,9 +1,10 @@
 """The plan: who runs what. The only thing, besides commits, that the coordinator publishes."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +30,15 @@ class Standby:
     hot: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Into what a stage's gradient is cut, and who adds it up: see ``culm.pipeline.buckets``."""
+
+    counts: tuple[int, ...] = ()  # by layer: how many buckets it has; empty where each is one
+    # By bucket: the owner that adds up what all of them have. Invariant: each is an owner; empty where there is one.
+    reducers: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """One stage: layers ``first_layer`` to ``end_layer`` (exclusive), its owner in each pipeline, its standbys."""
@@ -37,8 +47,7 @@ class StagePlan:
     end_layer: int
     owners: tuple[str, ...]  # by pipeline
     standbys: tuple[Standby, ...] = ()  # invariant: none of them is an owner, and none comes twice
-    # By layer: the owner that adds up what all of them have. Invariant: each is an owner; empty where there is one.
-    reducers: tuple[str, ...] = ()
+    buckets: Buckets = Buckets()
 
     @property
     def layers(self) -> range:
@@ -55,13 +64,27 @@ class StagePlan:
         (owner,) = self.distinct_owners
         return owner
 
-    def reducer_of(self, layer: int) -> str:
-        """Who adds up the layer's gradient, and sends it to all other holders."""
-        return self.reducers[layer - self.first_layer] if self.reducers else self.owner
+    @cached_property
+    def _places(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.buckets.counts or (1,) * len(self.layers), initial=0))
+
+    @property
+    def bucket_count(self) -> int:
+        """Of all its layers."""
+        return self._places[-1]
+
+    def places_of(self, layer: int) -> range:
+        """A layer's buckets, counted from the stage's first one."""
+        return range(self._places[layer - self.first_layer], self._places[layer - self.first_layer + 1])
+
+    def reducer_at(self, place: int) -> str:
+        """Who adds up the bucket, counted from the stage's first one, and sends it to all other holders."""
+        return self.buckets.reducers[place] if self.buckets.reducers else self.owner
 
     def run_by(self, node: str, standbys: tuple[Standby, ...]) -> "StagePlan":
         """The same layers, which this node runs in every pipeline."""
-        return StagePlan(self.first_layer, self.end_layer, (node,) * len(self.owners), standbys)
+        buckets = replace(self.buckets, reducers=())
+        return StagePlan(self.first_layer, self.end_layer, (node,) * len(self.owners), standbys, buckets)
 
     def holders(self) -> tuple[str, ...]:
         """Every node with a copy, hot or being seeded, owners first."""
@@ -201,10 +224,50 @@ class Plan:
         to_hold = [self.target[t].layers for t in self._to_hold.get(node, ())]
         return frozenset(chain(*held, *to_hold))
 
+    @cached_property
+    def _first_buckets(self) -> tuple[int, ...]:
+        """By stage, and the number of all."""
+        return tuple(accumulate((stage.bucket_count for stage in self.stages), initial=0))
+
+    def buckets(self, stage: int) -> range:
+        """The buckets of the stage's layers. They are numbered through the model, whatever its stages are."""
+        return range(self._first_buckets[stage], self._first_buckets[stage + 1])
+
+    def buckets_of(self, stage: int, layer: int) -> range:
+        """Those of one of the stage's layers."""
+        first, places = self._first_buckets[stage], self.stages[stage].places_of(layer)
+        return range(first + places.start, first + places.stop)
+
+    def layer_of(self, bucket: int) -> int:
+        """The layer that the bucket is of."""
+        return bisect_right(self._layer_starts, bucket) - 1
+
+    def place_of(self, bucket: int) -> tuple[int, int]:
+        """Its layer, and its place among the layer's buckets."""
+        layer = self.layer_of(bucket)
+        return layer, bucket - self._layer_starts[layer]
+
+    @cached_property
+    def _layer_starts(self) -> tuple[int, ...]:
+        return tuple(numbers.start for numbers in self.bucket_numbers)
+
+    @cached_property
+    def bucket_numbers(self) -> tuple[range, ...]:
+        """By layer of the model: the numbers of its buckets."""
+        return tuple(self.buckets_of(s, layer) for s, stage in enumerate(self.stages) for layer in stage.layers)
+
+    def reducer_of(self, stage: int, bucket: int) -> str:
+        """Who adds up the bucket, of one of the stage's layers, and sends it to all other holders."""
+        return self.stages[stage].reducer_at(bucket - self._first_buckets[stage])
+
     def held_layers(self, node: str) -> list[tuple[int, int]]:
         """``(stage, layer)`` of the same, ascending."""
         mine = self.layers_of(node)
         return [(s, x) for s, stage in enumerate(self.stages) for x in stage.layers if x in mine]
+
+    def held_buckets(self, node: str) -> list[tuple[int, int]]:
+        """``(stage, bucket)`` of these layers, ascending."""
+        return [(s, bucket) for s, layer in self.held_layers(node) for bucket in self.buckets_of(s, layer)]
 
     def parts_of(self, node: str) -> list[tuple[int, range]]:
         """What the node reports on: ``(stage, layers)`` of stages that it holds, and its parts of stages to be."""
@@ -230,7 +293,8 @@ class Plan:
     def saved_by(self, node: str) -> tuple[int, ...]:
         """What the node writes into a checkpoint: layers that it stands by for, so that their owners compute on."""
         held = [self.stages[s] for s in self.held_by(node)]
-        return tuple(layer for s in held for layer in s.layers if node == (s.hot_standby() or s.reducer_of(layer)))
+        writers = ((x, s.hot_standby() or s.reducer_at(s.places_of(x).start)) for s in held for x in s.layers)
+        return tuple(layer for layer, writer in writers if writer == node)
 
     def exposed(self) -> tuple[int, ...]:
         """Stages of which there is one copy that counts."""

@@ -91,7 +91,10 @@ def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: i
         holders = [*dict.fromkeys(stage.owners), *(standby.node for standby in stage.standbys)]
         if len(stage.owners) != pipelines:
             return f"stage {s} has {len(stage.owners)} owners; each of the {pipelines} pipelines needs one"
-        reducers = 0 if len(set(stage.owners)) == 1 else stage.end_layer - stage.first_layer
+        layers_of_stage = stage.end_layer - stage.first_layer
+        if len(stage.buckets) not in (0, layers_of_stage) or not all(0 < each <= pipelines for each in stage.buckets):
+            return f"stage {s} has {list(stage.buckets)[:8]} buckets; each layer has one to {pipelines}"
+        reducers = 0 if len(set(stage.owners)) == 1 else sum(stage.buckets) or layers_of_stage
         if len(stage.reducers) != reducers or not set(stage.reducers) <= set(stage.owners):
             return f"stage {s} has {len(stage.reducers)} reducers; it needs {reducers}, each of them an owner"
         if len(set(holders)) != len(holders):

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from culm.pipeline.commit import Commit
 from culm.pipeline.origin import Origin
-from culm.pipeline.plan import Member, Plan, Redundancy, StagePlan, Stages, Standby
+from culm.pipeline.plan import Buckets, Member, Plan, Redundancy, StagePlan, Stages, Standby
 from culm.protos import coordinator_pb2 as pb
 
 
@@ -23,7 +23,8 @@ def stages_to_proto(stages: Stages) -> list[pb.StagePlan]:
             end_layer=stage.end_layer,
             owners=stage.owners,
             standbys=[pb.Standby(node=b.node, hot=b.hot) for b in stage.standbys],
-            reducers=stage.reducers,
+            reducers=stage.buckets.reducers,
+            buckets=stage.buckets.counts,
         )
         for stage in stages
     ]
@@ -36,7 +37,7 @@ def _stages_from_proto(stages: Iterable[pb.StagePlan]) -> Stages:
             s.end_layer,
             tuple(s.owners),
             tuple(Standby(b.node, b.hot) for b in s.standbys),
-            tuple(s.reducers),
+            Buckets(tuple(s.buckets), tuple(s.reducers)),
         )
         for s in stages
     )

@@ -1005,6 +1005,7 @@ class StagePlan(_message.Message):
     OWNERS_FIELD_NUMBER: _builtins.int
     STANDBYS_FIELD_NUMBER: _builtins.int
     REDUCERS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
     first_layer: _builtins.int
     end_layer: _builtins.int
     """Exclusive."""
@@ -1016,7 +1017,11 @@ class StagePlan(_message.Message):
     def standbys(self) -> _containers.RepeatedCompositeFieldContainer[Global___Standby]: ...
     @_builtins.property
     def reducers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """By layer: the owner that adds up its gradient over all owners. Empty where the stage has one owner."""
+        """By bucket: the owner that adds up its gradient over all owners. Empty where the stage has one owner."""
+
+    @_builtins.property
+    def buckets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By layer: into how many buckets its gradient is cut. Empty where each is one."""
 
     def __init__(
         self,
@@ -1026,10 +1031,11 @@ class StagePlan(_message.Message):
         owners: _abc.Iterable[_builtins.str] | None = ...,
         standbys: _abc.Iterable[Global___Standby] | None = ...,
         reducers: _abc.Iterable[_builtins.str] | None = ...,
+        buckets: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_layer", b"end_layer", "first_layer", b"first_layer", "owners", b"owners", "reducers", b"reducers", "standbys", b"standbys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "end_layer", b"end_layer", "first_layer", b"first_layer", "owners", b"owners", "reducers", b"reducers", "standbys", b"standbys"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -153,11 +153,11 @@ class Synced(_message.Message):
     """The era that these steps are counted in."""
     @_builtins.property
     def covers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cover]:
-        """Of the next step, for a sender that owns the layer's stage: what the receiver, as the layer's reducer, has of it."""
+        """Of the next step, for a sender that owns the bucket's stage: what the receiver, as the bucket's reducer, has of it."""
 
     @_builtins.property
     def reduced(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the next step, for a sender that is the layers' reducer: layers whose whole sum the receiver has."""
+        """Of the next step, for a sender that is the buckets' reducer: buckets whose whole sum the receiver has."""
 
     def __init__(
         self,
@@ -179,24 +179,24 @@ Global___Synced: _TypeAlias = Synced  # noqa: Y015
 
 @_typing.final
 class Cover(_message.Message):
-    """Which pipelines are in what has come to a layer's reducer."""
+    """Which pipelines are in what has come to a bucket's reducer."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    LAYER_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
     PIPELINES_FIELD_NUMBER: _builtins.int
-    layer: _builtins.int
+    bucket: _builtins.int
     @_builtins.property
     def pipelines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
-        layer: _builtins.int = ...,
+        bucket: _builtins.int = ...,
         pipelines: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["layer", b"layer", "pipelines", b"pipelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "pipelines", b"pipelines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

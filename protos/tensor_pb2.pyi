@@ -78,8 +78,8 @@ class Key(_message.Message):
     stage: _builtins.int
     """The stage that produces the tensor."""
     index: _builtins.int
-    """A microbatch (ACTIVATION, GRADIENT), a bucket, which is one layer by its index (PARTIAL, REDUCED), or how many
-    microbatches are added up (ACCUMULATED).
+    """A microbatch (ACTIVATION, GRADIENT), a bucket (PARTIAL, REDUCED), or how many microbatches are added up (ACCUMULATED).
+    Buckets are layers, or parts of them, numbered through the model.
     """
     end: _builtins.int
     """PARTIAL only: the end (exclusive) of the block of pipelines."""
@@ -140,31 +140,35 @@ class ValueHeader(_message.Message):
 
     TENSORS_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
-    SQUARED_NORM_FIELD_NUMBER: _builtins.int
+    SQUARED_NORMS_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
-    squared_norm: _builtins.float
-    """Of a sum over all pipelines: the squared L2 norm of the bucket's gradient. Without a clip_norm 0, or NaN if it is not
-    finite.
-    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
+    def squared_norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of a sum over all pipelines: the squared L2 norms of the bucket's chunks, in order. Without a clip_norm none, or one
+        NaN if an element is not finite.
+        """
+
+    @_builtins.property
     def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of the model's last layer only, in REDUCED, PARTIAL and ACCUMULATED: the loss of each microbatch in it, in order."""
+        """Of the model's last layer only, in REDUCED, PARTIAL (of its first bucket) and ACCUMULATED: the loss of each microbatch
+        in it, in order.
+        """
 
     def __init__(
         self,
         *,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
         total_bytes: _builtins.int = ...,
-        squared_norm: _builtins.float = ...,
+        squared_norms: _abc.Iterable[_builtins.float] | None = ...,
         losses: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "squared_norm", b"squared_norm", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "squared_norms", b"squared_norms", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from culm.pipeline.tensors.values import Value
-from culm.stage_server.compute.compute import Result
+from culm.stage_server.compute.compute import Result, Values
 from culm.stage_server.compute.device import Event
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.work import Reduce, Run
@@ -40,10 +40,10 @@ class HandingOn:
         self._worker.runner.note(work)
         self._follow(result.copied, lambda: self._worker.runner.hand_on(work, result.value, result.accumulated))
 
-    def follow_layer(self, work: Reduce, layer: int, value: Value, copied: Event) -> None:
+    def follow_layer(self, work: Reduce, layer: int, values: Values, copied: Event) -> None:
         """The same of a layer that leaves while the last backward of its block runs."""
         self._worker.runner.summing.leaves(work, layer)
-        self._follow(copied, lambda: self._worker.has_left(work, layer, value))
+        self._follow(copied, lambda: self._worker.has_left(work, values))
 
     def _follow(self, copied: Event, hand_on: Callable[[], None]) -> None:
         self._waiting.put((copied, hand_on))

@@ -34,7 +34,7 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.attendance import Attendance
 from culm.stage_server.bubble import Bubble
-from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.compute import Compute, Values
 from culm.stage_server.compute.device import PASSED, Event
 from culm.stage_server.exchange import Exchange
 from culm.stage_server.faults import Faults, die
@@ -147,14 +147,14 @@ class Node:
         self._exchange.close()
         log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
 
-    def _leave(self, work: Reduce, layer: int, value: Value, copied: Event) -> None:
+    def _leave(self, work: Reduce, layer: int, values: Values, copied: Event) -> None:
         """A layer's gradient goes on its way while the backward that completed it runs on. On the compute thread."""
         with self._changed:
             if copied is not PASSED:
-                self._handing_on.follow_layer(work, layer, value, copied)
+                self._handing_on.follow_layer(work, layer, values, copied)
                 return
             self._worker.runner.summing.leaves(work, layer)
-            self._worker.has_left(work, layer, value)
+            self._worker.has_left(work, values)
             self._exchange.carry_out()
 
     def _wait_for_work(self) -> Work[Value] | Load | None:

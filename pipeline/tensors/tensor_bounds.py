@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
+from culm.pipeline.clip import NORM_CHUNK
 from culm.protos import tensor_pb2
 
 NAMES = [
@@ -47,9 +48,9 @@ def problem(header: tensor_pb2.ValueHeader, most_bytes: int = MOST_BYTES) -> str
         return f"the value has {header.total_bytes} bytes; {most_bytes} at most are accepted"
     if len(header.tensors) > MOST_TENSORS:
         return f"the value has {len(header.tensors)} tensors; {MOST_TENSORS} at most are accepted"
-    if header.squared_norm < 0.0:  # NaN passes: it is a fact of the job
-        return f"the squared norm is {header.squared_norm}; it cannot be negative"
-    total = 0
+    if any(norm < 0.0 for norm in header.squared_norms):  # NaN passes: it is a fact of the job
+        return f"a squared norm is {min(header.squared_norms)}; it cannot be negative"
+    total, chunks = 0, 1
     for spec in header.tensors:
         dtype = DTYPES.get(spec.dtype)
         if dtype is None:
@@ -60,6 +61,9 @@ def problem(header: tensor_pb2.ValueHeader, most_bytes: int = MOST_BYTES) -> str
         if not count and math.prod(x or 1 for x in spec.shape) > most_bytes:  # torch multiplies these too
             return f"an empty tensor has the shape {list(spec.shape)}, whose other dimensions are too large"
         total += count * dtype.itemsize
+        chunks += 1 + count // NORM_CHUNK
+    if len(header.squared_norms) > chunks:
+        return f"the value has {len(header.squared_norms)} squared norms; its tensors have {chunks} chunks at most"
     if total != header.total_bytes:
         return f"the tensors have {total} bytes, and the value has {header.total_bytes}"
     return ""

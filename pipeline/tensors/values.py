@@ -7,10 +7,10 @@ import torch
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Named tensors in order. ``squared_norm`` and ``losses`` belong to reduced gradients (see tensor.proto)."""
+    """Named tensors in order. ``squared_norms`` and ``losses`` belong to reduced gradients (see tensor.proto)."""
 
     tensors: tuple[tuple[str, torch.Tensor], ...]
-    squared_norm: float = 0.0
+    squared_norms: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
 
     @staticmethod

@@ -16,7 +16,7 @@ from culm.protos import tensor_pb2
 
 # A value of three tensors of 3 MiB, 8 bytes and 8 bytes:
 #
-#     header    names, dtypes and shapes; total_bytes; squared norm and losses. It comes with the piece at offset 0.
+#     header    names, dtypes and shapes; total_bytes; squared norms and losses. It comes with the piece at offset 0.
 #     bytes     | tensor 0 ------------------------------------ | tensor 1 | tensor 2 |
 #     pieces    | at 0: 2 MiB --------- | at 2 MiB: the rest of tensor 0, and both others |
 #
@@ -46,9 +46,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
     """The header. Nobody may change it: another value's header may be the same message."""
     specs = _specs(tuple([(name, tensor.dtype, tensor.shape) for name, tensor in value.tensors]))
-    if not value.squared_norm and not value.losses:
+    if not value.squared_norms and not value.losses:
         return specs
-    header = tensor_pb2.ValueHeader(squared_norm=value.squared_norm, losses=value.losses)
+    header = tensor_pb2.ValueHeader(squared_norms=value.squared_norms, losses=value.losses)
     header.MergeFrom(specs)
     return header
 
@@ -159,7 +159,7 @@ class Assembler(Passing):
             count = math.prod(shape)
             tensors.append((spec.name, self._tensor(start, dtype, shape, count)))
             start += count * dtype.itemsize
-        return Value(tuple(tensors), self._header.squared_norm, tuple(self._header.losses))
+        return Value(tuple(tensors), tuple(self._header.squared_norms), tuple(self._header.losses))
 
     def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
         if not count:

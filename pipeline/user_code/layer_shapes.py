@@ -1,10 +1,12 @@
 """The tensors of each layer by name, as the job's code makes them. What other nodes send is compared with these."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from culm.pipeline import buckets
 from culm.pipeline.tensors.tensor_bounds import problem
 from culm.protos import tensor_pb2
 
@@ -39,6 +41,21 @@ def _shapes(named: Iterable[tuple[str, Tensor]]) -> dict[str, Shape]:
 
 def _under(kind: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {f"{kind}.{name}": shape for name, shape in shapes.items()}
+
+
+def of_buckets(layer: LayerShapes, pipelines: int) -> list[Mapping[str, Shape]]:
+    """What may be sent of each of the layer's buckets, in a job of so many pipelines."""
+    sizes = [math.prod(shape) for _, shape in layer.parameters.values()]
+    into, names = buckets.count(sum(sizes), pipelines), list(layer.parameters)
+    if into == 1:
+        return [layer.reduced]
+    beside = {name: shape for name, shape in layer.reduced.items() if not name.startswith("grad.")}
+    found: list[Mapping[str, Shape]] = []
+    for slices in buckets.cut(sizes, into):
+        flat = {f"grad.{names[x.parameter]}": (x.end - x.start, names[x.parameter]) for x in slices}
+        own = {name: (layer.parameters[of][0], (length,)) for name, (length, of) in flat.items()}
+        found.append(own if found else beside | own)
+    return found
 
 
 def accumulated(layers: Sequence[LayerShapes]) -> Mapping[str, Shape]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from culm.pipeline import tree
-from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, in_order, mean
 from culm.pipeline.instruction import Duty
 from culm.pipeline.tree import Block
 
@@ -39,7 +39,7 @@ class Number:
     """What a key stands for in the simulation."""
 
     number: int
-    squared_norm: float = 0.0
+    squared_norms: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
     totals: tuple[int, ...] = ()  # by layer, of what a stage's gradients have come to
     buffer: int | None = None  # of a gradient with pipeline 0 in it: the layer's buffer from the next step on
@@ -90,12 +90,20 @@ def squared_norm(total: int) -> float:
     return math.nan if total % 61 == 0 else float(total % 10_007)
 
 
-def apply(state: int, gradient: Number, scale: float) -> int:
+def part_of(total: int, place: int, of: int) -> int:
+    """A layer's gradient in one of its buckets."""
+    return total if of == 1 else (total * (2 * place + 3) + place) % PRIME
+
+
+def apply(state: int, gradient: Sequence[Number], scale: float) -> int:
+    """``gradient``: of the layer's buckets."""
     if scale == SKIPPED:
         return state
     numerator, denominator = scale.as_integer_ratio()
-    weight = ((state >> BITS) * 3 + gradient.number * 5 + numerator * 7 + denominator * 11) % PRIME
-    return weight << BITS | (buffer_of(state) if gradient.buffer is None else gradient.buffer)
+    weight = ((state >> BITS) * 3 + numerator * 7 + denominator * 11) % PRIME
+    for part in gradient:
+        weight = (weight * 1_000_003 + part.number * 5) % PRIME
+    return weight << BITS | (buffer_of(state) if gradient[0].buffer is None else gradient[0].buffer)
 
 
 def loss_of(output: int) -> float:
@@ -103,9 +111,18 @@ def loss_of(output: int) -> float:
 
 
 def plain_loop(
-    layers: int, pipelines: int, microbatches: int, steps: int, clip_norm: float | None, has_buffers: bool = False
+    cut: Sequence[int],
+    pipelines: int,
+    microbatches: int,
+    steps: int,
+    clip_norm: float | None,
+    has_buffers: bool = False,
 ) -> tuple[list[float], list[list[int]]]:
-    """Losses by step, and states by version and layer, of the undisturbed job: the oracle."""
+    """Losses by step, and states by version and layer, of the undisturbed job: the oracle.
+
+    ``cut``: into how many buckets each layer's gradient is cut.
+    """
+    layers = len(cut)
     states = [initial(layer) for layer in range(layers)]
     versions = [states]
     losses: list[float] = []
@@ -129,10 +146,13 @@ def plain_loop(
                     gradient = backward(states[layer], gradient)
             each.append(totals)
             kept.append(buffers)
-        sums = [tree.total([totals[layer] for totals in each], add) for layer in range(layers)]
-        norms = [squared_norm(t) for t in sums]
+        sums = [
+            [tree.total([part_of(totals[layer], place, of) for totals in each], add) for place in range(of)]
+            for layer, of in enumerate(cut)
+        ]
+        norms = [in_order(map(squared_norm, parts)) for parts in sums]
         scale = SKIPPED if fault_in(dict(enumerate(norms)), step_losses) else clip_scale(norms, clip_norm)
-        reduced = [Number(total, buffer=buffer) for total, buffer in zip(sums, kept[0], strict=True)]
+        reduced = [[Number(x, buffer=buffer) for x in parts] for parts, buffer in zip(sums, kept[0], strict=True)]
         states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
         losses.append(mean(step_losses, pipelines))
@@ -160,12 +180,20 @@ class Arithmetic:
         self._halves: dict[tuple[Duty, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
         self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
         self._buffers: dict[tuple[int, int], int] = {}  # by pipeline and layer: changed by forwards of the step
-        self._blocks: dict[tuple[Block, int], Number] = {}  # by block of pipelines and layer: what was merged
+        self._buckets: dict[int, range] = {}  # of each layer held
+        # By block of pipelines and layer: what was merged, by bucket.
+        self._blocks: dict[tuple[Block, int], tuple[Number, ...]] = {}
         self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
 
     def arrange(
-        self, layers: Sequence[int], duties: Mapping[Duty, range], anew: bool, fresh: Sequence[Duty] = ()
+        self,
+        layers: Sequence[int],
+        buckets: Sequence[range],
+        duties: Mapping[Duty, range],
+        anew: bool,
+        fresh: Sequence[Duty] = (),
     ) -> None:
+        self._buckets = dict(zip(layers, buckets, strict=True))
         if anew:
             self.states.clear()
             self.versions.clear()
@@ -264,8 +292,10 @@ class Arithmetic:
         for m, loss in enumerate(accumulated.losses):
             self._losses[duty.pipeline, m] = loss
 
-    def merge(self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int) -> Number:
-        """A layer's gradient over the block's duties of one stage. What was merged already is taken as it is.
+    def merge(
+        self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int
+    ) -> tuple[tuple[int, Number], ...]:
+        """A layer's gradient over the block's duties of one stage, by bucket. What was merged is taken as it is.
 
         ``last``: the stage is the model's last one, with whose last layer the losses ride.
         """
@@ -274,25 +304,28 @@ class Arithmetic:
         pieces |= {tree.one(p): self._taken(p, layer) for p in missing}
         rides = last and layer == self.ranges[duties[0]].stop - 1
         losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if rides else []
-        value = replace(self.added_up(pieces, block), losses=tuple(losses))
+        numbers = self._buckets[layer]
+        first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
         self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
-        self._blocks[block, layer] = value
-        return value
+        self._blocks[block, layer] = values = (replace(first, losses=tuple(losses)), *others)
+        return tuple(zip(numbers, values, strict=True))
 
     def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:
         """The block's value (rule 19)."""
         return tree.merged(pieces, self._pipelines, added)[block]
 
-    def _taken(self, pipeline: int, layer: int) -> Number:
+    def _taken(self, pipeline: int, layer: int) -> tuple[Number, ...]:
+        """What a pipeline has accumulated, by bucket; its buffer rides with the first."""
         buffer = self._buffers.get(self.buffer_key(0, layer)) if pipeline == 0 and self.has_buffers else None
-        return Number(self._totals.pop((pipeline, layer)), buffer=buffer)
+        total, of = self._totals.pop((pipeline, layer)), len(self._buckets[layer])
+        return tuple(Number(part_of(total, i, of), buffer=buffer if i == 0 else None) for i in range(of))
 
     def whole(self, value: Number) -> Number:
         """A sum over all pipelines: it tells its norm."""
         total = self.rounded(value.number)
-        return replace(value, number=total, squared_norm=squared_norm(total))
+        return replace(value, number=total, squared_norms=(squared_norm(total),))
 
-    def apply(self, layer: int, gradient: Number, scale: float, step: int) -> None:
+    def apply(self, layer: int, gradient: Sequence[Number], scale: float, step: int) -> None:
         assert self.versions[layer] == step, f"step {step} applied to layer {layer} at {self.versions[layer]} (rule 2)"
         self.states[layer] = apply(self.states[layer], gradient, scale)
         self.versions[layer] = step + 1

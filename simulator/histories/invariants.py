@@ -56,7 +56,9 @@ def check_coordinator(world: World, state: co.State) -> None:
             continue
         if node.worker.version != state.committed:
             continue  # it has applied a commit, and dropped its gradients, or has one still to apply
-        held = {key.index for key in node.worker.post.mailbox.reduced(state.committed)}
+        here, plan = {key.index for key in node.worker.post.mailbox.reduced(state.committed)}, node.worker.plan
+        assert plan is not None
+        held = {layer for layer, buckets in enumerate(plan.bucket_numbers) if here.issuperset(buckets)}
         assert layers <= held, f"{name} is on record with gradients of {sorted(layers - held)} that it does not have"
 
 

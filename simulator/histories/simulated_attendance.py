@@ -99,7 +99,7 @@ class SimulatedAttendance:
         available = reports.Available(
             node=node.name,
             incarnation=node.incarnation,
-            layer_costs=tuple(1.0 for _ in range(self._world.layers)),
+            layer_costs=self._world.parameters,
             layer_seconds=self._world.layer_seconds(node.incarnation),
             layer_bytes=(LayerBytes(state=12, gradient=4, boundary=1),) * self._world.layers,
             memory_bytes=self._world.memory_of.get(node.name, self._world.memory_bytes),

@@ -8,6 +8,7 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
+from culm.pipeline import buckets
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
 from culm.simulator.histories.after_the_end import Afterlife, Ending
@@ -102,6 +103,7 @@ class Cluster:
         memory_bytes: int = 0,
         memory_of: Mapping[str, int] = MappingProxyType({}),
         spills: bool = False,
+        parameters: tuple[float, ...] = (),
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
         wrong: Wrong = NOTHING,
@@ -112,6 +114,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.clock = Clock()
         self.layers = layers
+        self.parameters = parameters or (1.0,) * layers
         self.pipelines = pipelines
         self.has_buffers = has_buffers
         self._uneven = uneven
@@ -171,7 +174,8 @@ class Cluster:
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)
-        self.oracle = plain_loop(layers, pipelines, microbatches, steps, clip_norm, has_buffers)
+        cut = tuple(buckets.count(each, pipelines) for each in self.parameters)
+        self.oracle = plain_loop(cut, pipelines, microbatches, steps, clip_norm, has_buffers)
         self.redis = SimulatedRedis(self.clock)
         self.leaders: list[Leader] = []
         self.lead()

@@ -15,7 +15,7 @@ class Computed(NamedTuple):
     """What the worker is told once a piece of work is done."""
 
     result: Number | None = None  # an activation or a gradient
-    values: tuple[tuple[int, Number], ...] = ()  # by layer, of a block of pipelines or of all
+    values: tuple[tuple[int, Number], ...] = ()  # by bucket, of a block of pipelines or of all
     accumulated: Number | None = None  # what the stage's gradients have come to, where it is to be shipped
 
 
@@ -31,10 +31,10 @@ class SimulatedCompute:
         """``splits``: the stage's backwards are in two halves."""
         arithmetic = self.arithmetic
         if isinstance(work, Arrange):
-            arithmetic.arrange(work.layers, dict(work.duties), work.anew, work.fresh)
+            arithmetic.arrange(work.layers, work.buckets, dict(work.duties), work.anew, work.fresh)
         elif isinstance(work, Apply):
-            for layer, value in work.gradients:
-                arithmetic.apply(layer, value, work.scale, work.step)
+            for layer, gradient in work.gradients:
+                arithmetic.apply(layer, gradient, work.scale, work.step)
         elif isinstance(work, Install):
             arithmetic.install(work.layer, work.version, work.state.number)
         elif isinstance(work, Resume):
@@ -43,16 +43,16 @@ class SimulatedCompute:
         elif isinstance(work, Reduce):
             if self._has_all(work):
                 held = arithmetic.ranges[work.tenures[0][0]]
-                found = tuple((layer, self._merged(work, layer)) for layer in held if layer not in work.left)
-                return Computed(values=found if work.leaves else ())
+                found = [value for layer in held if layer not in work.left for value in self._merged(work, layer)]
+                return Computed(values=tuple(found) if work.leaves else ())
         elif isinstance(work, Sum):
             total = arithmetic.added_up(dict(work.blocks), Block(0, self._pipelines))
-            return Computed(values=((work.layer, arithmetic.whole(total)),))
+            return Computed(values=((work.bucket, arithmetic.whole(total)),))
         elif not isinstance(work, Save) and work.instruction.duty in arithmetic.ranges:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
 
-    def leave(self, run: Run[Number], work: Reduce, layer: int) -> Number | None:
+    def leave(self, run: Run[Number], work: Reduce, layer: int) -> tuple[tuple[int, Number], ...] | None:
         """The backward that completes the block comes past this layer, which leaves. None: nothing is computed."""
         duty, m = run.instruction.duty, run.instruction.microbatch
         if not self._has_all(work):
@@ -65,10 +65,10 @@ class SimulatedCompute:
     def _has_all(self, work: Reduce) -> bool:
         return all(duty in self.arithmetic.ranges for duty, _ in work.tenures)
 
-    def _merged(self, work: Reduce, layer: int) -> Number:
-        duties = [duty for duty, _ in work.tenures]
-        value = self.arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), self._microbatches)
-        return self.arithmetic.whole(value) if work.block == Block(0, self._pipelines) else value
+    def _merged(self, work: Reduce, layer: int) -> tuple[tuple[int, Number], ...]:
+        duties, whole = [duty for duty, _ in work.tenures], work.block == Block(0, self._pipelines)
+        values = self.arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), self._microbatches)
+        return tuple((bucket, self.arithmetic.whole(x) if whole else x) for bucket, x in values)
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
         duty, m = work.instruction.duty, work.instruction.microbatch

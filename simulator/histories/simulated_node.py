@@ -127,9 +127,9 @@ class SimulatedNode:
         if self.frozen:
             self.world.held.setdefault(self, []).append(lambda: self._leave(work, completes, layer))
             return
-        if (value := self._compute.leave(work, completes, layer)) is not None:
+        if (values := self._compute.leave(work, completes, layer)) is not None:
             self.worker.runner.summing.leaves(completes, layer)
-            self.worker.has_left(completes, layer, value)
+            self.worker.has_left(completes, values)
         carry_out(self.worker.drain(), self)
         self.world.faults.after_layer(self)
         self.world.check(self)

@@ -137,6 +137,7 @@ class World(Protocol):
     clock: Clock
     redis: SimulatedRedis
     layers: int
+    parameters: tuple[float, ...]  # of each layer: the large ones are cut into buckets
     pipelines: int
     microbatches: int
     has_buffers: bool

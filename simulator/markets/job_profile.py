@@ -77,10 +77,11 @@ class Profile:
             sent += 2 * crossed * self.microbatches * self.layers[stage.end_layer - 1].activation_bytes
         for stage in stages:
             for x in stage.layers:
-                reducer = stage.reducer_of(x)
-                away = [node for node in stage.holders() if apart(zones, reducer, node)]
-                times = len(away) + sum(node in stage.owners for node in away)
-                sent += times * GRADIENT_BYTES * self.layers[x].parameters
+                places = stage.places_of(x)
+                for reducer in map(stage.reducer_at, places):
+                    away = [node for node in stage.holders() if apart(zones, reducer, node)]
+                    times = len(away) + sum(node in stage.owners for node in away)
+                    sent += times * GRADIENT_BYTES * self.layers[x].parameters // len(places)
         return sent
 
     def durations(self, stages: Stages, cluster: "Cluster") -> Durations:

@@ -6,8 +6,8 @@
 #     Load       takes a microbatch's samples from the dataset, and keeps them for the forward
 #     Run        one instruction of one stage: F, B or W; a B that completes a block gives its layers as it goes
 #     Resume     an heir goes on from gradients that the lost owner has shipped
-#     Reduce     a block of pipelines' gradient of a stage, layer by layer
-#     Sum        a layer's gradient over all pipelines, of blocks from here and elsewhere
+#     Reduce     a block of pipelines' gradient of a stage, bucket by bucket
+#     Sum        a bucket's gradient over all pipelines, of blocks from here and elsewhere
 #     Apply      the optimizer's step, on layers owned and stood by for alike: the only change of weights
 #     Install    the state of a layer from elsewhere, if it is of the same names, shapes and dtypes
 #     Save       copies of layers, for a checkpoint
@@ -35,6 +35,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.blocks import joined
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
@@ -47,6 +48,7 @@ log = logging.getLogger("culm.compute")
 
 
 Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
+Values = tuple[tuple[int, Value], ...]  # by bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Result:
 
     value: Value | None = None
     copied: Event = PASSED  # before it has, nobody may read what an instruction gave: ``value`` and ``accumulated``
-    values: tuple[tuple[int, Value], ...] = ()  # of a block of pipelines or of all, by layer
+    values: tuple[tuple[int, Value], ...] = ()  # of a block of pipelines or of all, by bucket
     copies: tuple[tuple[int, Value], ...] = ()
     kept_bytes: int = 0  # of the graph of a redundant forward
     refused: str = ""  # why a state from elsewhere was not installed
@@ -81,9 +83,9 @@ class Compute:
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
-        # Called within a backward that completes a block, with a layer that is through, its value, and when that is
-        # whole. None: layers leave with the Reduce that follows.
-        self.leaving: Callable[[Reduce, int, Value, Event], None] | None = None
+        # Called within a backward that completes a block, with a layer that is through, its values by bucket, and when
+        # these are whole. None: layers leave with the Reduce that follows.
+        self.leaving: Callable[[Reduce, int, Values, Event], None] | None = None
 
     def warm_up(self) -> None:
         """Takes steps of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
@@ -122,7 +124,7 @@ class Compute:
             blocks = {block: value_here(self._device, value) for block, value in work.blocks}
             total = held.sum_up(blocks, self._pipelines)
             whole = held.whole(total, self._job.train.clip_norm is not None)
-            return Result(values=self._home([(work.layer, whole)]))
+            return Result(values=self._home([(work.bucket, whole)]))
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
@@ -130,8 +132,8 @@ class Compute:
                 for stage in self._stages.values():
                     stage.end_step()
                 self._loaded = {load: found for load, found in self._loaded.items() if load.step > work.step}
-            for layer, gradient in work.gradients:
-                self._layers[layer].apply(gradient, work.scale)
+            for layer, gradients in work.gradients:
+                self._layers[layer].apply(joined(gradients), work.scale)
         elif isinstance(work, Install):
             wrong = misfit(self._layers[work.layer].module, work.state)
             if wrong:
@@ -148,6 +150,8 @@ class Compute:
             self._stages.clear()
             self._begun.clear()
         self._layers = {i: self._layers[i] if i in self._layers else self._build(i) for i in work.layers}
+        for i, buckets in zip(work.layers, work.buckets, strict=bool(work.buckets)):
+            self._layers[i].cut_into(buckets)
         ranges = dict(work.duties)
         for duty in [duty for duty in self._stages if ranges.get(duty) != self._ranges[duty]]:
             self._stages.pop(duty).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
@@ -237,12 +241,13 @@ class Compute:
     def _leave(
         self,
         work: Reduce,
-        leaving: Callable[[Reduce, int, Value, Event], None],
+        leaving: Callable[[Reduce, int, Values, Event], None],
         stages: list[Stage],
         layer: HeldLayer,
     ) -> None:
-        value = value_home(self._device, merged_layer(stages, layer, work.block, self._pipelines))
-        leaving(work, layer.index, value, self._device.copied())
+        values = merged_layer(stages, layer, work.block, self._pipelines)
+        home = tuple((bucket, value_home(self._device, value)) for bucket, value in values)
+        leaving(work, layer.index, home, self._device.copied())
 
     def _gave(self, work: Run[Value], runner: Stage, value: Value | None, kept_bytes: int = 0) -> Result:
         """An instruction is over when its device is done: that is what its time is taken for. What it gave follows."""
@@ -257,7 +262,7 @@ class Compute:
         return Result(value=value, copied=copied, kept_bytes=kept_bytes, accumulated=accumulated)
 
     def _home(self, values: Iterable[tuple[int, Value]]) -> tuple[tuple[int, Value], ...]:
-        """Values by layer, whole in the host's memory."""
-        home = tuple((layer, value_home(self._device, value)) for layer, value in values)
+        """Values, whole in the host's memory."""
+        home = tuple((number, value_home(self._device, value)) for number, value in values)
         self._device.copied().wait()
         return home

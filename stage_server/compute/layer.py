@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 from culm.pipeline import tree
+from culm.pipeline.buckets import cut
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
@@ -64,6 +65,8 @@ class HeldLayer:
         self._aside: dict[int, Workspace] = {}
         # Of the running step: blocks of pipelines whose gradients are merged. Invariant: disjoint.
         self._merged: dict[Block, Value] = {}
+        self._buckets = range(index, index + 1)
+        self._cut = cut([parameter.numel() for _, parameter in self._parameters], 1)  # the slices of each bucket
         self._buffer_places = _places_of_buffers(module)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
         # The optimizer's state, as ``optimizer_state`` names it, while the layer lies in the host's memory; else None.
@@ -207,6 +210,17 @@ class HeldLayer:
             tensors += [(f"buffer.{n}", buffer.clone()) for n, buffer in own if not torch.equal(buffer, before[n])]
         return Value(tuple(tensors))
 
+    def cut_into(self, buckets: range) -> None:
+        """``buckets``: their numbers, the same in every plan of a run."""
+        if len(buckets) != len(self._cut):
+            self._cut = cut([parameter.numel() for _, parameter in self._parameters], len(buckets))
+        self._buckets = buckets
+
+    def in_buckets(self, value: Value) -> tuple[tuple[int, Value], ...]:
+        """A block's gradient by bucket."""
+        values = blocks.in_buckets(value, [name for name, _ in self._parameters], self._cut)
+        return tuple(zip(self._buckets, values, strict=True))
+
     def sum_up(self, pieces: Mapping[Block, Value], pipelines: int) -> Value:
         """The gradient over all pipelines, of blocks that cover them."""
         return blocks.merged(pieces, Block(0, pipelines), pipelines)
@@ -235,7 +249,7 @@ class HeldLayer:
             if grad is None:
                 parameter.grad = None
             else:
-                grad = self.device.here(grad)
+                grad = self.device.here(grad).view_as(parameter)  # flat, where it has come in buckets
                 # Never changed in place: the outbox keeps the gradient, and other holders may still get it (rule 5).
                 # So it is copied, unless the optimizer has been seen to leave gradients as they are.
                 own = grad * scale if scale != 1.0 else grad if self._writes_gradients is False else grad.clone()

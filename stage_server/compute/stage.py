@@ -218,16 +218,21 @@ class Stage:
 def merged(
     stages: Sequence[Stage], block: Block, pipelines: int, left: Collection[int] = frozenset()
 ) -> dict[int, Value]:
-    """A block's gradient of one stage, a value a layer, but for layers that have left.
+    """A block's gradient of one stage, a value a bucket, but for layers that have left.
 
     ``stages``: it in every pipeline of the block, in their order. Over all pipelines it is the reduced gradient.
     """
-    layers = [layer for layer in stages[0].layers if layer.index not in left]
-    return {layer.index: merged_layer(stages, layer, block, pipelines) for layer in layers}
+    layers = (layer for layer in stages[0].layers if layer.index not in left)
+    return {bucket: value for x in layers for bucket, value in merged_layer(stages, x, block, pipelines)}
 
 
-def merged_layer(stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int) -> Value:
+def merged_layer(
+    stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int
+) -> tuple[tuple[int, Value], ...]:
     """The same of one layer; the losses ride with the model's last layer."""
     rides = layer is stages[0].layers[-1]
     value = layer.merge(block, pipelines, tuple(loss for stage in stages for loss in stage.losses()) if rides else ())
-    return layer.whole(value, stages[0].clips) if block == Block(0, pipelines) else value
+    values = layer.in_buckets(value)
+    if block != Block(0, pipelines):
+        return values
+    return tuple((bucket, layer.whole(each, stages[0].clips)) for bucket, each in values)

@@ -7,8 +7,8 @@ from culm.stage_server.worker.effects import Standing
 def standing_to_proto(standing: Standing) -> stage_pb2.Synced:
     term, generation = standing.order
     synced = stage_pb2.Synced(term=term, generation=generation, era=standing.era, committed=standing.committed)
-    for layer, pipelines in standing.covers.items():
-        synced.covers.append(stage_pb2.Cover(layer=layer, pipelines=sorted(pipelines)))
+    for bucket, pipelines in standing.covers.items():
+        synced.covers.append(stage_pb2.Cover(bucket=bucket, pipelines=sorted(pipelines)))
     synced.reduced.extend(sorted(standing.reduced))
     return synced
 
@@ -18,6 +18,6 @@ def standing_from_proto(synced: stage_pb2.Synced) -> Standing:
         order=(synced.term, synced.generation),
         era=synced.era,
         committed=synced.committed,
-        covers={cover.layer: frozenset(cover.pipelines) for cover in synced.covers},
+        covers={cover.bucket: frozenset(cover.pipelines) for cover in synced.covers},
         reduced=frozenset(synced.reduced),
     )

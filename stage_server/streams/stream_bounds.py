@@ -4,8 +4,10 @@ Pure: each function gives what is wrong in words, or nothing. What is early or l
 way, and the worker waits for some tensors and drops others (rule 3). Wrong is what no node of this run ever says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, PARTIAL, REDUCED, Key
@@ -22,7 +24,14 @@ from culm.pipeline.plan_bounds import (
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.terms import LEAP
 from culm.pipeline.tree import is_block
-from culm.pipeline.user_code.layer_shapes import LayerShapes, accumulated, state_problem, unknown
+from culm.pipeline.user_code.layer_shapes import (
+    LayerShapes,
+    Shape,
+    accumulated,
+    of_buckets,
+    state_problem,
+    unknown,
+)
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.faults import Faults
@@ -60,13 +69,27 @@ class RunShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_accumulated", accumulated(self.layers))
 
+    @cached_property
+    def _of_layers(self) -> list[list[Mapping[str, Shape]]]:
+        return [of_buckets(layer, self.pipelines) for layer in self.layers]
+
+    @cached_property
+    def buckets(self) -> tuple[Mapping[str, Shape], ...]:
+        """What may be sent of each of the model's buckets."""
+        return tuple(chain.from_iterable(self._of_layers))
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How many buckets each layer has."""
+        return tuple(map(len, self._of_layers))
+
     @property
     def most_arrivals(self) -> int:
         """Tensors of one peer that may wait for a plan: twice what one node can owe another in two steps."""
         # In a step a stage sends for each microbatch an activation, a gradient and what it has accumulated, and for
-        # each layer a reduced gradient and less than twice as many blocks as pipelines. There are no more stages than
-        # layers.
-        return 4 * len(self.layers) * (self.pipelines * (3 * self.microbatches + 2) + 1)
+        # each bucket a reduced gradient and less than twice as many blocks as pipelines. There are no more stages than
+        # buckets.
+        return 4 * len(self.buckets) * (self.pipelines * (3 * self.microbatches + 2) + 1)
 
     def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
         return unknown(header, self._accumulated)  # type: ignore[attr-defined]
@@ -98,7 +121,7 @@ def key_problem(key: Key, run: RunShape) -> str:
         return f"a tensor {key}, which is no block of {run.pipelines} pipelines"
     if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.steps:
         return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
-    most = layers if key.kind in (PARTIAL, REDUCED) else run.microbatches
+    most = len(run.buckets) if key.kind in (PARTIAL, REDUCED) else run.microbatches
     return f"a tensor {key}, whose index has to be less than {most}" if key.index >= most else ""
 
 
@@ -108,9 +131,9 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     if wrong:
         return wrong
     if key.kind in (PARTIAL, REDUCED):
-        wrong = unknown(header, run.layers[key.index].reduced)  # a layer without a gradient in this step names less
+        wrong = unknown(header, run.buckets[key.index])  # a layer without a gradient in this step names less
         pipelines = key.end - key.pipeline if key.kind is PARTIAL else run.pipelines
-        with_losses = key.index == len(run.layers) - 1
+        with_losses = key.index == len(run.buckets) - run.counts[-1]
         fits = len(header.losses) in ((0, pipelines * run.microbatches) if with_losses else (0,))
     elif key.kind is ACCUMULATED:
         wrong = run.problem_of_accumulated(header)
@@ -134,15 +157,15 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
     if any(slot >= SLOTS for slot in answer.free_slots):
         return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"
     if answer.HasField("synced"):
-        synced, layers = answer.synced, len(run.layers)
+        synced, buckets = answer.synced, len(run.buckets)
         if synced.committed > run.steps:
             return f"it says that {synced.committed} steps are committed, and the run has {run.steps} steps"
-        told = [*synced.reduced, *(cover.layer for cover in synced.covers)]
-        if len(told) > 2 * layers or max(told, default=0) >= layers:
-            return f"it tells of {len(told)} layers, or of one that does not exist; there are {layers}"
+        told = [*synced.reduced, *(cover.bucket for cover in synced.covers)]
+        if len(told) > 2 * buckets or max(told, default=0) >= buckets:
+            return f"it tells of {len(told)} buckets, or of one that does not exist; there are {buckets}"
         for cover in synced.covers:
             if len(cover.pipelines) > run.pipelines or max(cover.pipelines, default=0) >= run.pipelines:
-                return f"it covers {len(cover.pipelines)} pipelines of layer {cover.layer}; there are {run.pipelines}"
+                return f"it covers {len(cover.pipelines)} pipelines of a bucket; there are {run.pipelines}"
         return order_problem(synced.term, synced.generation)
     return ""
 
@@ -183,13 +206,25 @@ def order_problem_of(order: pb.AttendResponse, run: RunShape) -> str:
     """Of what the coordinator orders; its plans are whole."""
     body = order.WhichOneof("body")
     if body == "plan":
-        return plan_problem(order.plan, len(run.layers), run.steps, run.pipelines)
+        return plan_problem(order.plan, len(run.layers), run.steps, run.pipelines) or _cut_problem(order.plan, run)
     if body == "commit":
-        return commit_problem(order.commit, len(run.layers), run.steps, run.pipelines)
+        wrong = commit_problem(order.commit, len(run.layers), run.steps, run.pipelines)
+        return wrong or (_cut_problem(order.commit.next_plan, run) if order.commit.HasField("next_plan") else "")
     if body == "dismiss":
         return text_problem("why it is dismissed", order.dismiss.why)
     if body == "die":
         return place_problem(order.die.at)
+    return ""
+
+
+def _cut_problem(plan: pb.Plan, run: RunShape) -> str:
+    """Of a plan that is right otherwise: its buckets are those of the job, whatever the shape."""
+    for stage in (*plan.stages, *plan.target):
+        mine = run.counts[stage.first_layer : stage.end_layer]
+        said = tuple(stage.buckets) or (1,) * len(mine)
+        if said != mine:
+            where = f"layers {stage.first_layer} up to {stage.end_layer}"
+            return f"the plan cuts {where} into {said[:8]} buckets; this job has {mine[:8]}"
     return ""
 
 

@@ -23,7 +23,7 @@ from culm.pipeline.commit import Commit
 from culm.pipeline.plan import Plan
 from culm.stage_server.worker.catching_up import may_wait
 from culm.stage_server.worker.effects import Effect, Forfeit
-from culm.stage_server.worker.holdings import Holdings
+from culm.stage_server.worker.holdings import Followup, Holdings
 from culm.stage_server.worker.position import Position
 from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.work import Apply, Save, V
@@ -46,16 +46,18 @@ class Applying(Generic[V]):
         gradients = []
         holdings.give_up(plan.layers_of(at.node))
         for stage, layer in plan.held_layers(at.node):
-            key = at.reduced(stage, layer)
-            value = mailbox.get(key) if key in mailbox else None
+            keys = (at.reduced(stage, bucket) for bucket in plan.buckets_of(stage, layer))
+            values = tuple(mailbox.get(key) if key in mailbox else None for key in keys)
+            followup = Followup(commit.step, commit.scale, values)
+            gradient = followup.whole
             # Where a commit before was missed too, ``Worker._skip_to`` has dropped the state, whatever gradient came.
             passed_over = holdings.version_of(layer) is None and not holdings.lacks(layer)
-            if (value is None or passed_over) and at.node in plan.stages[stage].required():
+            if (gradient is None or passed_over) and at.node in plan.stages[stage].required():
                 lacking = "state" if passed_over else "gradient"
                 why = f"step {commit.step} was committed without it: it has no {lacking} of layer {layer}"
                 self._effects.append(Forfeit(why))
-            if holdings.takes_step(layer, commit.step, commit.scale, value) and value is not None:
-                gradients.append((layer, value))
+            if holdings.takes_step(layer, followup) and gradient is not None:
+                gradients.append((layer, gradient))
         return Apply(commit.step, commit.scale, tuple(gradients))
 
     def save_after(self, commit: Commit, every: int) -> Save | None:

@@ -1,8 +1,9 @@
 """Which layers the node's compute is to hold, and which duties it is to be ready for; the next such order, if any."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from culm.pipeline.instruction import Duty
+from culm.pipeline.plan import Plan
 from culm.stage_server.worker.work import Arrange
 
 # The worker's holdings and duties change with an event; compute follows later, with its next piece of work. Several
@@ -30,21 +31,23 @@ class Arranging:
         self.layers: tuple[int, ...] = ()  # of the last order
         self._ranges: Ranges = ()
         self._stages = 0  # of the plan
+        self._buckets: Sequence[range] = ()  # of each layer of the model; the same in every plan of a run
 
     def order(
         self,
         layers: Iterable[int],
         step: int,
+        plan: Plan | None = None,
         anew: bool = False,
         ranges: Ranges | None = None,
-        stages: int | None = None,
         fresh: Collection[Duty] = (),
         initial: Collection[int] = (),
     ) -> None:
-        """From ``step`` on exactly these layers are held. ``ranges``, ``stages``: None where the duties stay."""
+        """From ``step`` on exactly these layers are held. ``ranges``, ``plan``: None where the duties stay."""
         self.layers = tuple(layers)
         self._ranges = self._ranges if ranges is None else ranges
-        self._stages = self._stages if stages is None else stages
+        if plan is not None:
+            self._stages, self._buckets = len(plan.stages), plan.bucket_numbers
         if self.due is not None:
             known = {duty for duty, _ in self._ranges}
             anew, fresh = anew or self.due.anew, known.intersection((*fresh, *self.due.fresh))
@@ -58,6 +61,7 @@ class Arranging:
             anew=anew,
             fresh=tuple(sorted(fresh)),
             initial=built,
+            buckets=tuple(self._buckets[layer] for layer in self.layers),
         )
 
     def restart(self, duty: Duty, step: int) -> None:

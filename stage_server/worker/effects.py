@@ -52,9 +52,9 @@ class Standing:
     order: PlanOrder  # of the plan that the Hello named
     era: int
     committed: int  # steps, as far as it knows, applied there or not yet; what follows is of the step after these
-    # Of layers that it reduces, for an owner that may have inherited work of these: the pipelines in what has come.
+    # Of buckets that it reduces, for an owner that may have inherited work of these: the pipelines in what has come.
     covers: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    # Layers whose whole sum it has, of those that the asking node reduces.
+    # Buckets whose whole sum it has, of those that the asking node reduces.
     reduced: frozenset[int] = frozenset()
 
 

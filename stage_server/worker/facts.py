@@ -14,7 +14,7 @@ whatever plan follows, so it is said once a step, and repeated as it was said.
 
 from typing import Generic
 
-from culm.pipeline import flow
+from culm.pipeline import clip, flow
 from culm.pipeline.plan import Plan
 from culm.stage_server.worker.effects import Effect, ReportCaughtUp, ReportReady
 from culm.stage_server.worker.holdings import Holdings
@@ -62,22 +62,22 @@ class Facts(Generic[V]):
         """Of every part whose reduced gradient and state are here."""
         for stage, layers in plan.parts_of(self._at.node):
             part = (stage, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
-            keys = [self._at.reduced(stage, layer) for layer in layers]
-            if part in self.ready or any(key not in self._post.mailbox for key in keys):
+            keys = [[self._at.reduced(stage, bucket) for bucket in plan.buckets_of(stage, x)] for x in layers]
+            if part in self.ready or any(key not in self._post.mailbox for of_layer in keys for key in of_layer):
                 continue
             # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
             # state could become an owner (rule 6).
             if not self._at_version(layers):
                 continue
-            # The last layer's value carries the losses, so a standby of the last stage can report them as well.
-            values = [self._post.mailbox.get(key) for key in keys]
-            losses = values[-1].losses if flow.takes_targets(stage, len(plan.stages)) else ()
+            # The last layer's first value carries the losses, so a standby of the last stage can report them as well.
+            values = [[self._post.mailbox.get(key) for key in of_layer] for of_layer in keys]
+            losses = values[-1][0].losses if flow.takes_targets(stage, len(plan.stages)) else ()
             report = ReportReady(
                 era=self._at.era,
                 step=self._at.version,
                 stage=stage,
                 first_layer=layers.start,
-                squared_norms=tuple(value.squared_norm for value in values),
+                squared_norms=tuple(clip.in_order(n for v in of_layer for n in v.squared_norms) for of_layer in values),
                 losses=losses,
                 redone=self._runner.redone(stage),
             )

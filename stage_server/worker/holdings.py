@@ -15,7 +15,7 @@
 #
 # A layer subscribes before it is fetched: from ``adopt`` on its commits are kept as follow-ups, so whatever version the
 # source sends, what follows is here or on its way. A follow-up whose gradient never comes is a gap. Streams keep their
-# order, so a later gradient shows it (``passed``), and the layer is fetched again.
+# order, so a later gradient of the same bucket shows it (``passed``), and the layer is fetched again.
 #
 # ``_asked`` and the deques say what is under way. Invariants: a layer has follow-ups only while its state is not here
 # or is behind; what is given out (``_running``) counts only if its layer was not restarted meanwhile.
@@ -31,6 +31,7 @@
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Generic
 
 from culm.pipeline.plan import Plan
@@ -39,6 +40,24 @@ from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
 from culm.stage_server.worker.work import Apply, Install, V
 
 CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Followup(Generic[V]):
+    """A commit that a layer has not seen, with its gradient: a value a bucket, None while that is on its way."""
+
+    step: int
+    scale: float
+    values: tuple[V | None, ...]
+
+    @property
+    def whole(self) -> tuple[V, ...] | None:
+        """The gradient, if all of it is here."""
+        here = tuple(value for value in self.values if value is not None)
+        return here if len(here) == len(self.values) else None
+
+    def with_value(self, place: int, value: V) -> "Followup[V]":
+        return replace(self, values=(*self.values[:place], value, *self.values[place + 1 :]))
 
 
 class Holdings(Generic[V]):
@@ -52,9 +71,9 @@ class Holdings(Generic[V]):
         self._versions: dict[int, int | None] = {}
         # Layer -> the holder that was asked for it, or CHECKPOINT. Invariant: such a layer's version is None.
         self._asked: dict[int, str] = {}
-        # Layer -> the commits that it has not seen: (step, clip scale, gradient, or None while that is on its way).
-        # Invariant: once the state is here the steps have no gap, and begin where the layer's last catch-up ends.
-        self._followups: dict[int, list[tuple[int, float, V | None]]] = {}
+        # Layer -> the commits that it has not seen. Invariant: once the state is here the steps have no gap, and begin
+        # where the layer's last catch-up ends.
+        self._followups: dict[int, list[Followup[V]]] = {}
         self._installs: deque[Install[V]] = deque()
         # Invariant: those of one layer are consecutive steps, the one that is given out among them.
         self._catch_ups: deque[Apply[V]] = deque()
@@ -175,16 +194,18 @@ class Holdings(Generic[V]):
             else:
                 self._restart(layer)
 
-    def passed(self, layer: int, step: int) -> None:
-        """A later gradient is here: streams keep their order, so one that is missing will not come."""
+    def passed(self, layer: int, place: int, step: int) -> None:
+        """A later gradient of one of the layer's buckets is here: streams keep their order, so a missing one will not
+        come.
+        """
         waiting = self._followups.get(layer, [])
-        if self._versions.get(layer) is not None and any(t < step and value is None for t, _, value in waiting):
+        if self._versions.get(layer) is not None and any(x.step < step and x.values[place] is None for x in waiting):
             self._restart(layer)
 
     def close_gaps(self) -> None:
         """After the last commit: no later gradient will show that a missing one is lost. Its layer is fetched again."""
         for layer, waiting in list(self._followups.items()):
-            if self._versions.get(layer) is not None and any(value is None for _, _, value in waiting):
+            if self._versions.get(layer) is not None and any(x.whole is None for x in waiting):
                 self._restart(layer)
 
     def next_install(self) -> Install[V] | None:
@@ -207,9 +228,9 @@ class Holdings(Generic[V]):
         if running is None or layer not in self._versions or layer not in self._asked:
             return  # the layer was restarted or given up, or an era began, while compute put it in place
         # The source had applied the first of them. The others must be all steps up to this node's version.
-        followups = [x for x in self._followups.pop(layer, []) if x[0] >= work.version]
-        if [t for t, _, _ in followups] != list(range(work.version, version)) or (
-            sum(value is None for _, _, value in followups) > COMMITS_TO_WAIT
+        followups = [x for x in self._followups.pop(layer, []) if x.step >= work.version]
+        if [x.step for x in followups] != list(range(work.version, version)) or (
+            sum(x.whole is None for x in followups) > COMMITS_TO_WAIT
         ):
             self._restart(layer)
             return
@@ -218,9 +239,7 @@ class Holdings(Generic[V]):
         self._versions[layer] = work.version
         if followups:
             self._followups[layer] = followups
-            step, _, value = followups[0]
-            if value is not None:
-                self.late(layer, step, value)  # all that are here one after the other
+            self._follow(layer)
 
     def refuse(self, work: Install[V]) -> bool:
         """The state that was to be installed does not fit. Whether it may be from the checkpoint of the era."""
@@ -243,30 +262,33 @@ class Holdings(Generic[V]):
             if running is not None and self._versions.get(layer) == work.step:
                 self._versions[layer] = work.step + 1
 
-    def takes_step(self, layer: int, step: int, scale: float, value: V | None) -> bool:
+    def takes_step(self, layer: int, followup: Followup[V]) -> bool:
         """Whether a committed step is to be applied to the layer; a layer in flight keeps it for later."""
-        version = self._versions.get(layer)
+        version, step = self._versions.get(layer), followup.step
         # A layer with follow-ups keeps the step though its gradient is here: steps are applied in order.
-        if version is None or layer in self._followups or (version == step and value is None):
+        if version is None or layer in self._followups or (version == step and followup.whole is None):
             waiting = self._followups.setdefault(layer, [])
-            waiting.append((step, scale, value))
+            waiting.append(followup)
             if version is not None and len(waiting) > COMMITS_TO_WAIT:
                 self._restart(layer)  # a gap that does not close: that layer again
             return False
         return version == step
 
-    def late(self, layer: int, step: int, value: V) -> None:
-        """A reduced gradient has come after its commit: a layer that waits for it goes on."""
+    def late(self, layer: int, place: int, step: int, value: V) -> None:
+        """A bucket's reduced gradient has come after its commit: a layer that waits for it goes on."""
         waiting = self._followups.get(layer)
         if waiting is None:
             return
-        waiting[:] = [(t, scale, value if t == step else known) for t, scale, known in waiting]
-        if self._versions.get(layer) is None:
-            return
-        while waiting and waiting[0][2] is not None:
-            t, scale, known = waiting.pop(0)
-            assert known is not None
-            self._catch_ups.append(Apply(t, scale, ((layer, known),), catch_up=True))
+        waiting[:] = [x.with_value(place, value) if x.step == step else x for x in waiting]
+        if self._versions.get(layer) is not None:
+            self._follow(layer)
+
+    def _follow(self, layer: int) -> None:
+        """The follow-ups whose gradients are here are to be applied, one after the other."""
+        waiting = self._followups[layer]
+        while waiting and (gradient := waiting[0].whole) is not None:
+            followup = waiting.pop(0)
+            self._catch_ups.append(Apply(followup.step, followup.scale, ((layer, gradient),), catch_up=True))
         if not waiting:
             del self._followups[layer]
 

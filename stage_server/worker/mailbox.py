@@ -51,11 +51,11 @@ class Mailbox(Generic[V]):
         return {key for key in self._values if key.kind is REDUCED and key.step == step}
 
     def partials(self, step: int) -> list[tuple[Key, tuple[Block, ...]]]:
-        """By the REDUCED that it is to become: the outermost blocks that have come of a layer's gradient, ascending."""
+        """By the REDUCED that it is to become: the outermost blocks that have come of a bucket, ascending."""
         return [(whole, outermost(blocks)) for whole, blocks in self._blocks.items() if whole.step == step]
 
     def covers(self, whole: Key, pipelines: int) -> frozenset[int]:
-        """The pipelines in what has come of a layer's gradient."""
+        """The pipelines in what has come of a bucket's gradient."""
         if whole in self._values:
             return frozenset(range(pipelines))
         return frozenset(p for block in self._blocks.get(whole, ()) for p in block.pipelines)

@@ -40,6 +40,11 @@ class Position:
         """A pipeline's, in a step."""
         return self.schedule.microbatches
 
+    def place_of(self, bucket: int) -> tuple[int, int]:
+        """The bucket's layer, and its place in that."""
+        assert self.plan is not None
+        return self.plan.place_of(bucket)
+
     def order(self, duty: Duty) -> tuple[Instruction, ...]:
         """All that the duty is in a step."""
         assert self.plan is not None
@@ -49,13 +54,13 @@ class Position:
         """The key of what the instruction gives in the running step."""
         return flow.result_of(instruction, self.era, self.version)
 
-    def reduced(self, stage: int, layer: int) -> Key:
-        """The key of a layer's reduced gradient of the running step."""
-        return keys.reduced(self.era, self.version, stage, layer)
+    def reduced(self, stage: int, bucket: int) -> Key:
+        """The key of a bucket's reduced gradient of the running step."""
+        return keys.reduced(self.era, self.version, stage, bucket)
 
-    def partial(self, stage: int, layer: int, block: Block) -> Key:
-        """The key of a block's gradient of a layer, of the running step."""
-        return keys.partial(self.era, self.version, stage, layer, block)
+    def partial(self, stage: int, bucket: int, block: Block) -> Key:
+        """The key of a block's gradient of a bucket, of the running step."""
+        return keys.partial(self.era, self.version, stage, bucket, block)
 
     def accumulated(self, duty: Duty, count: int) -> Key:
         """The key of what the duty's gradients have come to after so many microbatches of the running step."""

@@ -22,7 +22,7 @@ whatever a present consumer has not acknowledged is sent again.
 # Acknowledgements are what an heir goes by. They say "this incarnation has it", so they die with the incarnation
 # (rule 5), and a Hello makes a peer say them again. When it has answered (``told``) all that it holds is known.
 #
-# The whole sum of a layer, REDUCED, is taken from the layer's reducer. A reducer itself takes it from any holder: it
+# The whole sum of a bucket, REDUCED, is taken from its reducer. A reducer itself takes it from any holder: it
 # may be one that was named in place of a lost one, which had sent it to some. So whoever has it keeps it to pass on.
 
 from collections.abc import Iterable, Iterator
@@ -98,13 +98,12 @@ class Post(Generic[V]):
         """Of the first step that is not committed: its work is what the peer may have inherited."""
         at, step = self._at, self._at.committed
         covers, whole = {}, set()
-        for s, layer in plan.held_layers(at.node):
-            stage, key = plan.stages[s], reduced(at.era, step, s, layer)
-            reducer = stage.reducer_of(layer)
-            if reducer == at.node and peer in stage.owners:
-                covers[layer] = self.mailbox.covers(key, plan.pipelines)
+        for s, bucket in plan.held_buckets(at.node):
+            reducer, key = plan.reducer_of(s, bucket), reduced(at.era, step, s, bucket)
+            if reducer == at.node and peer in plan.stages[s].owners:
+                covers[bucket] = self.mailbox.covers(key, plan.pipelines)
             elif reducer == peer and key in self.mailbox:
-                whole.add(layer)
+                whole.add(bucket)
         return Standing(order=order, era=at.era, committed=step, covers=covers, reduced=frozenset(whole))
 
     def hear_standing(self, peer: str, standing: Standing) -> None:
@@ -162,7 +161,7 @@ class Post(Generic[V]):
             self.put_out(key, result)
 
     def pass_on(self, key: Key) -> None:
-        """The whole sum of a layer goes to whoever lacks it: what was received, where something was (rule 4)."""
+        """The whole sum of a bucket goes to whoever lacks it: what was received, where something was (rule 4)."""
         if key.step == self._at.version:  # of the next step once that begins
             self.put_out(key, self.mailbox.get(key))
 
@@ -204,7 +203,7 @@ class Post(Generic[V]):
 
     def _reduced(self, stage: int) -> Iterator[Key]:
         assert self._at.plan is not None
-        return (self._at.reduced(stage, layer) for layer in self._at.plan.stages[stage].layers)
+        return (self._at.reduced(stage, bucket) for bucket in self._at.plan.buckets(stage))
 
     def holds_whole(self, stage: int) -> bool:
         """Whether the stage's whole reduced gradient of the running step is here."""

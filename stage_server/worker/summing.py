@@ -1,13 +1,13 @@
-"""How a stage's gradient becomes one over all pipelines: blocks that leave this node, and layers that it adds up."""
+"""How a stage's gradient becomes one over all pipelines: blocks that leave this node, and buckets that it adds up."""
 
 # A step's gradient is one binary tree over the pipelines (``culm.pipeline.tree``). With three owners of a stage in a
-# job of four pipelines, layer 5's reducer being n1:
+# job of four pipelines, n1 being the reducer of one of the stage's buckets, which is layer 5 or a part of it:
 #
 #     n0 runs 0 and 1    --PARTIAL [0,2)-->   n1 runs 2   [2,3) is its own   <--PARTIAL [3,4)--   n2 runs 3
 #                                              |  [2,4) = [2,3) + [3,4), then [0,4) = [0,2) + [2,4)
 #                                              +--REDUCED--> n0, n2, and every standby
 #
-# A stage's one owner is the reducer of all its layers, and its own block is the whole: nothing is sent before REDUCED.
+# A stage's one owner is the reducer of all its buckets, and its own block is the whole: nothing is sent before REDUCED.
 #
 # A backward comes to a stage's last layer first. So within the last backward of a block the layers that are through may
 # leave, one by one, while the layers before them still run:
@@ -48,7 +48,7 @@ class Summing(Generic[V]):
         self._at = position
         self._duties = duties
         self._post = post
-        # Layer -> the step from which on this node is its reducer. Another one may have summed up that very step, also
+        # Bucket -> the step from which on this node is its reducer. Another one may have summed up that very step, also
         # where the plan came with a commit: a node may have been lost since, where the commit was late.
         self._named: dict[int, int] = {}
 
@@ -56,14 +56,15 @@ class Summing(Generic[V]):
         """``before``: the plan so far; ``anew``: an era begins, and nobody has summed up anything of it."""
         mine = self._reduced_here(plan)
         known = self._reduced_here(before) if before is not None and not anew else mine
-        kept = {layer: step for layer, step in self._named.items() if layer in mine}
+        kept = {bucket: step for bucket, step in self._named.items() if bucket in mine}
         self._named = {**kept, **dict.fromkeys(mine - known, self._at.committed)} if not anew else {}
 
     def end_step(self) -> None:
-        self._named = {layer: step for layer, step in self._named.items() if step >= self._at.version}
+        self._named = {bucket: step for bucket, step in self._named.items() if step >= self._at.version}
 
     def _reduced_here(self, plan: Plan) -> set[int]:
-        return {x for s, x in plan.held_layers(self._at.node) if plan.stages[s].reducer_of(x) == self._at.node}
+        held = plan.held_buckets(self._at.node)
+        return {bucket for s, bucket in held if plan.reducer_of(s, bucket) == self._at.node}
 
     # ---- what leaves this node --------------------------------------------------------------------------------------
 
@@ -127,66 +128,69 @@ class Summing(Generic[V]):
         return self._duties[duty].takeover is None or self.is_lacking(duty) is not False
 
     def leaves(self, work: Reduce, layer: int) -> None:
-        """A layer of the block is merged while the last backward runs. Its value comes to ``has_left``, maybe later."""
+        """A layer of the block is merged while the last backward runs. Its values come to ``has_left``, maybe later."""
         if self._is_current(work):
             for duty, _ in work.tenures:
                 self._duties[duty].left |= {layer}
 
-    def has_left(self, work: Reduce, layer: int, value: V) -> None:
-        """The value of such a layer."""
+    def has_left(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
+        """The values of such a layer's buckets."""
         if self._is_current(work):
-            self._put(work, layer, value)
+            for bucket, value in values:
+                self._put(work, bucket, value)
 
     def reduced(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
-        """Takes a block's gradient, a value a layer. Of duties that are no longer this node's it is dropped."""
+        """Takes a block's gradient, a value a bucket. Of duties that are no longer this node's it is dropped."""
         if not self._is_current(work):
             return
         for duty, _ in work.tenures:
             self._duties[duty].sent = work.leaves
-        for layer, value in values:
-            self._put(work, layer, value)
+        for bucket, value in values:
+            self._put(work, bucket, value)
 
     def _is_current(self, work: Reduce) -> bool:
         return work.step == self._at.version and all(self._duties.is_current(*each) for each in work.tenures)
 
-    def _put(self, work: Reduce, layer: int, value: V) -> None:
-        if work.block == Block(0, self._pipelines) and self._may_sum(work.stage, layer):
-            self._put_whole(work.stage, layer, value)
-        elif self._at.reduced(work.stage, layer) not in self._post.mailbox:
-            self._post.put_out(self._at.partial(work.stage, layer, work.block), value)
+    def _put(self, work: Reduce, bucket: int, value: V) -> None:
+        if work.block == Block(0, self._pipelines) and self._may_sum(work.stage, bucket):
+            self._put_whole(work.stage, bucket, value)
+        elif self._at.reduced(work.stage, bucket) not in self._post.mailbox:
+            self._post.put_out(self._at.partial(work.stage, bucket, work.block), value)
 
     # ---- what this node adds up -------------------------------------------------------------------------------------
 
     def next_sum(self) -> Sum[V] | None:
-        """A layer of which every pipeline is here, and the whole sum is not."""
+        """A bucket of which every pipeline is here, and the whole sum is not."""
         mailbox = self._post.mailbox
         for whole, blocks in mailbox.partials(self._at.version):
             there = sum(len(block.pipelines) for block in blocks)
             if there == self._pipelines and self._may_sum(whole.stage, whole.index):
-                values = ((b, mailbox.get(self._at.partial(whole.stage, whole.index, b))) for b in blocks)
-                return Sum(whole.stage, whole.index, self._at.version, tuple(values))
+                values = tuple((b, mailbox.get(self._at.partial(whole.stage, whole.index, b))) for b in blocks)
+                assert self._at.plan is not None
+                layer = self._at.plan.layer_of(whole.index)
+                return Sum(whole.stage, layer, whole.index, self._at.version, values)
         return None
 
     def summed(self, work: Sum[V], value: V) -> None:
-        """Takes a layer's whole gradient, if it is still this node's to sum up."""
-        if work.step == self._at.version and self._may_sum(work.stage, work.layer):
-            self._put_whole(work.stage, work.layer, value)
+        """Takes a bucket's whole gradient, if it is still this node's to sum up."""
+        if work.step == self._at.version and self._may_sum(work.stage, work.bucket):
+            self._put_whole(work.stage, work.bucket, value)
 
-    def _may_sum(self, stage: int, layer: int) -> bool:
-        """Whether this node is the layer's reducer, and no holder has a sum of another one."""
+    def _may_sum(self, stage: int, bucket: int) -> bool:
+        """Whether this node is the bucket's reducer, and no holder has a sum of another one."""
         at, plan = self._at, self._at.plan
-        if plan is None or stage >= len(plan.stages) or layer not in plan.stages[stage].layers:
+        if plan is None or stage >= len(plan.stages) or bucket not in plan.buckets(stage):
             return False
-        if plan.stages[stage].reducer_of(layer) != at.node:
+        if plan.reducer_of(stage, bucket) != at.node:
             return False
-        if self._named.get(layer) != at.version:
+        if self._named.get(bucket) != at.version:
             return True
-        told = [self._post.told(peer) for peer in plan.receivers(stage, layer) if peer != at.node]
+        told = [self._post.told(peer) for peer in plan.receivers(stage, plan.layer_of(bucket)) if peer != at.node]
         # One that is steps ahead knows that this step is committed: then the sum is with whoever was required for it.
-        return all(x is not None and layer not in x.reduced and x.committed <= at.version for x in told)
+        return all(x is not None and bucket not in x.reduced and x.committed <= at.version for x in told)
 
-    def _put_whole(self, stage: int, layer: int, value: V) -> None:
-        key = self._at.reduced(stage, layer)
+    def _put_whole(self, stage: int, bucket: int, value: V) -> None:
+        key = self._at.reduced(stage, bucket)
         self._post.mailbox.put(key, value)
         self._post.pass_on(key)
 
@@ -197,18 +201,18 @@ class Summing(Generic[V]):
         at, plan = self._at, self._at.plan
         assert plan is not None
         unknown = False
-        for layer in plan.stages[duty.stage].layers:
-            key = at.reduced(duty.stage, layer)
+        for bucket in plan.buckets(duty.stage):
+            key = at.reduced(duty.stage, bucket)
             if key in self._post.mailbox:
                 continue
-            reducer = plan.stages[duty.stage].reducer_of(layer)
+            reducer = plan.reducer_of(duty.stage, bucket)
             if reducer == at.node:
                 covered = duty.pipeline in self._post.mailbox.covers(key, self._pipelines)
             elif (told := self._post.told(reducer)) is None:
                 unknown = True
                 continue
             else:
-                covered = told.committed > at.version or duty.pipeline in told.covers.get(layer, ())
+                covered = told.committed > at.version or duty.pipeline in told.covers.get(bucket, ())
             if not covered:
                 return True
         return None if unknown else False

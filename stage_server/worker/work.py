@@ -11,7 +11,7 @@ class ValueFacts(Protocol):
     """What a worker reads of a reduced gradient; all else in a value is opaque to it."""
 
     @property
-    def squared_norm(self) -> float: ...
+    def squared_norms(self) -> tuple[float, ...]: ...
     @property
     def losses(self) -> tuple[float, ...]: ...
 
@@ -33,6 +33,7 @@ class Arrange:
     anew: bool
     fresh: tuple[Duty, ...] = ()  # that begin the step again: what was run ahead for them does not count
     initial: tuple[int, ...] = ()  # layers whose initial state is what the run goes on from
+    buckets: tuple[range, ...] = ()  # of each of the layers: the numbers of its buckets; empty: one, its own number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Reduce:
     stage: int
     step: int
     block: Block
-    leaves: bool  # give the block's gradient, a value a layer; else it stays, to be merged into a larger one
+    leaves: bool  # give the block's gradient, a value a bucket; else it stays, to be merged into a larger one
     tenures: tuple[tuple[Duty, int], ...]  # of the block's duties, ascending; see Run
     left: frozenset[int] = frozenset()  # layers that were merged and given while the last backward ran
 
@@ -78,10 +79,11 @@ class Resume(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Generic[V]):
-    """What has come of a layer's gradient covers all pipelines: add it up the tree."""
+    """What has come of a bucket of the layer covers all pipelines: add it up the tree."""
 
     stage: int
     layer: int
+    bucket: int
     step: int
     blocks: tuple[tuple[Block, V], ...]  # disjoint, ascending
 
@@ -92,7 +94,7 @@ class Apply(Generic[V]):
 
     step: int
     scale: float
-    gradients: tuple[tuple[int, V], ...]  # (layer, reduced gradient)
+    gradients: tuple[tuple[int, tuple[V, ...]], ...]  # (layer, reduced gradients of its buckets)
     catch_up: bool = False  # for one layer that was seeded at an older version
 
 

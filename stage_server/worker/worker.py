@@ -146,7 +146,7 @@ class Worker(Generic[V]):
         ranges = tuple((duty, plan.stages[duty.stage].layers) for duty in duties)
         held = self.holdings.held()
         initial = [layer for layer in held if anew and self.holdings.version_of(layer) is not None]
-        self._arranging.order(held, at.version, anew, ranges, len(plan.stages), fresh, initial)
+        self._arranging.order(held, at.version, plan, anew, ranges, fresh, initial)
         self.post.send_again()
         self._take_early()
         self.facts.progress()
@@ -257,11 +257,12 @@ class Worker(Generic[V]):
     def _arrive(self, arrival: Arrival[V]) -> None:
         key, value = arrival.key, arrival.value
         if self.post.arrive(arrival) and key is not None and value is not None and key.kind is REDUCED:
+            layer, place = self.at.place_of(key.index)
             # Also of the running step: an Apply that was made without this gradient may be out. The layer waits for the
             # gradient as a follow-up; after the last step no later one would show the gap (rule 17).
-            self.holdings.late(key.index, key.step, value)
+            self.holdings.late(layer, place, key.step, value)
             if key.step >= self.at.version:
-                self.holdings.passed(key.index, key.step)
+                self.holdings.passed(layer, place, key.step)
 
     def _take_early(self) -> None:
         for arrival in self.post.early.take():
@@ -323,10 +324,7 @@ class Worker(Generic[V]):
         values: tuple[tuple[int, V], ...] = (),
         accumulated: V | None = None,
     ) -> None:
-        """Takes what the work gave: a Run a ``result``, a Reduce or Sum ``values`` by layer.
-
-        That of work that is no longer this node's is dropped.
-        """
+        """Takes a Run's ``result``, a Reduce's or Sum's ``values`` by bucket. Of work that is void they are dropped."""
         at = self.at
         if isinstance(work, Run):
             self.runner.ran(work, result, accumulated)
@@ -338,8 +336,9 @@ class Worker(Generic[V]):
         elif isinstance(work, Install):
             self.holdings.installed(work, at.version)
             # Gradients that came before the state may show a gap in what is to follow it (rule 11).
-            here = [k.step for k in self.post.mailbox if k.kind is REDUCED and k.index == work.layer]
-            self.holdings.passed(work.layer, max(here, default=0))
+            mine = at.plan.bucket_numbers[work.layer] if at.plan is not None else range(0)
+            for key in (k for k in self.post.mailbox if k.kind is REDUCED and k.index in mine):
+                self.holdings.passed(work.layer, key.index - mine.start, key.step)
         elif isinstance(work, Apply) and work.catch_up:
             self.holdings.caught_up(work)
             assert at.plan is not None
@@ -348,9 +347,9 @@ class Worker(Generic[V]):
             self._applied(at.commits.popleft(), work)
         self.facts.progress()
 
-    def has_left(self, work: Reduce, layer: int, value: V) -> None:
+    def has_left(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
         """Takes what a layer gave that left while the last backward of its block runs."""
-        self.runner.summing.has_left(work, layer, value)
+        self.runner.summing.has_left(work, values)
         self.facts.progress()
 
     def _applied(self, commit: Commit, work: Apply[V]) -> None:

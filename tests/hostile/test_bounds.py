@@ -56,7 +56,8 @@ def header(
         (header(shape=(2,), total=4), "the tensors have"),
         (header(shape=(), total=0), "the tensors have"),
         (tensor_pb2.ValueHeader(total_bytes=8), "the tensors have"),
-        (tensor_pb2.ValueHeader(squared_norm=-1.0), "squared norm"),
+        (tensor_pb2.ValueHeader(squared_norms=[-1.0]), "squared norm"),
+        (tensor_pb2.ValueHeader(squared_norms=[1.0] * 99), "99 squared norms"),
     ],
 )
 def test_a_header_that_cannot_be_true_takes_no_memory(wrong: tensor_pb2.ValueHeader, why: str) -> None:
@@ -88,7 +89,7 @@ ONE = header_of(Value.single(torch.zeros(2)))
 
 
 def test_what_nodes_send_is_taken() -> None:
-    last = header_of(Value((("grad.weight", torch.zeros(3, 3)),), 1.0, (1.0, math.nan, 2.0, math.inf)))
+    last = header_of(Value((("grad.weight", torch.zeros(3, 3)),), (1.0,), (1.0, math.nan, 2.0, math.inf)))
     shipped = header_of(Value((("1.weight", torch.zeros(3, 3)),)))
     assert bounds.tensor_problem(key(), GRADIENT, RUN) == ""
     assert bounds.tensor_problem(key(index=3), last, RUN) == "", "a loss that is no number is the job's fault"

@@ -9,6 +9,7 @@ from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult, run_plain
+from culm.pipeline.buckets import count
 from culm.pipeline.job import Job, load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome
@@ -74,6 +75,20 @@ def test_two_lost_at_once_of_different_stages_change_no_bit(job: Job, plain: Pla
     kills = [Kill("n1", 5, "sum"), Kill("n5", 5, "p1/2B0")]
     outcome = outcome_of(job, 6, tmp_path / "run", kills)
     assert outcome.sha256 == plain.sha256
+
+
+def test_the_parts_of_a_large_layer_are_added_up_by_several_owners(tmp_path: Path) -> None:
+    """Of three owners one is lost while it sends: what it added up goes to the others (``culm.pipeline.buckets``)."""
+    changes = ["pipeline.stages=1", "pipeline.pipelines=3", "pipeline.microbatches=1", "data.microbatch=8"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=5", "train.clip_norm=0.5"])
+    width = 1800
+    assert count(width * width, 3) == 3, "each owner has a part of the second layer"
+    job = job.model_copy(update={"model": job.model.model_copy(update={"args": {"width": width, "hidden": 1}})})
+    outcome = outcome_of(job, 3, tmp_path / "run", [Kill("n1", 2, "ship")])
+    plain = run_plain(job)
+    assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
+    assert outcome.sha256 == plain.sha256
+    assert [loss["node"] for loss in outcome.losses_of_nodes] == ["n1"]
 
 
 def test_a_run_through_ten_shapes_changes_no_bit(tmp_path: Path) -> None:

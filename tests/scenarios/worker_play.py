@@ -8,7 +8,7 @@ from culm.pipeline.commit import Commit
 from culm.pipeline.flow import maker_of
 from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, PARTIAL, REDUCED, Key
 from culm.pipeline.origin import Origin
-from culm.pipeline.plan import Member, Plan, Redundancy, StagePlan, Standby
+from culm.pipeline.plan import Buckets, Member, Plan, Redundancy, StagePlan, Standby
 from culm.pipeline.schedule import Schedule
 from culm.simulator.histories.arithmetic import Number
 from culm.stage_server.worker import effects
@@ -71,7 +71,7 @@ class WorkerPlay:
             owners = tuple(owner.replace("*", "").split("/"))
             reducers = tuple(name.removesuffix("*") for name in owner.split("/") if name.endswith("*"))
             width = self._width
-            made.append(StagePlan(s * width, (s + 1) * width, owners, standing_by, reducers * width))
+            made.append(StagePlan(s * width, (s + 1) * width, owners, standing_by, Buckets((), reducers * width)))
         names = {n for stage in made for n in stage.holders()} | {self.worker.node}
         return Plan(
             term=term,
@@ -104,7 +104,7 @@ class WorkerPlay:
         order = self.worker.at.plan.order if self.worker.at.plan is not None else (1, 1)
         under = f", under plan {generation}" if generation is not None else ""
         self._say(f"{peer} sends {named(key)}{under}")
-        value = Number(1, squared_norm=1.0, losses=(1.0, 1.0) if key.kind is REDUCED else ())
+        value = Number(1, squared_norms=(1.0,), losses=(1.0, 1.0) if key.kind is REDUCED else ())
         self.worker.deliver(peer, 1, order if generation is None else (order[0], generation), key, value)
         self._after()
 
@@ -179,7 +179,8 @@ class WorkerPlay:
         assert self._running.completes is not None
         self._note(f"is through with layer {layer}")
         self.worker.runner.summing.leaves(self._running.completes, layer)
-        self.worker.has_left(self._running.completes, layer, Number(1, squared_norm=1.0))
+        value = Number(1, squared_norms=(1.0,))
+        self.worker.has_left(self._running.completes, [(layer, value)])
         self._after()
 
     def ends(self) -> None:
@@ -204,7 +205,7 @@ class WorkerPlay:
         if isinstance(work, Reduce | Sum):
             first = work.stage * self._width
             layers = [work.layer] if isinstance(work, Sum) else sorted({*range(first, first + self._width)} - work.left)
-            values = tuple((layer, Number(1, squared_norm=1.0, losses=(1.0, 1.0))) for layer in layers)
+            values = tuple((layer, Number(1, squared_norms=(1.0,), losses=(1.0, 1.0))) for layer in layers)
         self.worker.finish(work, result, values)
         self._after()
 
@@ -265,7 +266,7 @@ class WorkerPlay:
 
 
 def _owners(stage: StagePlan) -> str:
-    reducer = stage.reducers[0] if stage.reducers else None
+    reducer = stage.buckets.reducers[0] if stage.buckets.reducers else None
     return "/".join(f"{name}*" if name == reducer else name for name in dict.fromkeys(stage.owners))
 
 

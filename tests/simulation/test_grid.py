@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from culm.coordinator import state as co
+from culm.pipeline.buckets import LEAST
 from culm.simulator.histories.after_the_end import Afterlife
 from culm.simulator.histories.hostile_peer import speaking
 from culm.simulator.histories.simulated_cluster import Cluster
@@ -51,6 +52,10 @@ def history_of_the_grid(seed: int, cluster: type[Cluster] = Cluster, **rule: Any
         "afterlife": Afterlife(draw.choice([1, 2])) if draw.random() < 0.2 else None,
         "has_buffers": draw.random() < 0.5,
         "copies": draw.choice([2, 2, 3, 4]),
+        # Layers that are cut into as many buckets as there are pipelines, into two, or not at all.
+        "parameters": tuple(draw.choice([1.0, 2.0 * LEAST, 9.0 * LEAST]) for _ in range(layers))
+        if draw.random() < 0.5
+        else (),
     }
     return cluster(seed, **(settings | rule))
 

@@ -1,16 +1,21 @@
 """Rules 19 to 21, one at a time switched off: a random history on the grid breaks, and with the rule it is exact."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from culm.pipeline.buckets import LEAST
 from culm.pipeline.keys import Key
+from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.tree import Block
 from culm.simulator.histories.arithmetic import Arithmetic, Number, added
 from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.network import Channel
+from culm.stage_server.worker.effects import Standing
 from culm.stage_server.worker.mailbox import Mailbox
+from culm.stage_server.worker.post import Post
 from culm.stage_server.worker.summing import Summing
 from culm.stage_server.worker.worker import Worker
 from tests.simulation.test_grid import history_of_the_grid
@@ -25,6 +30,17 @@ UNEVEN: dict[str, Any] = {
     "stops": 0,
     "disturb": 3,
     "reducers": 3,
+}
+# Layers that are cut into as many buckets as there are pipelines; nodes are lost while they send them.
+LARGE: dict[str, Any] = {
+    "layers": 4,
+    "parameters": (9.0 * LEAST,) * 4,
+    "disturb": 3,
+    "reducers": 3,
+    "outages": 0,
+    "forgets": 0,
+    "stops": 0,
+    "storage": 0,
 }
 BROKEN = (AssertionError, KeyError, IndexError, ValueError)
 
@@ -72,6 +88,22 @@ class WaitsForItsOwn(Worker[Number]):
         self.runner.summing.__class__ = ExpectsAll
 
 
+class TellsByLayer(Post[Number]):
+    def _standing(self, peer: str, order: PlanOrder, plan: Plan) -> Standing:
+        standing = super()._standing(peer, order, plan)
+        first = {bucket: plan.bucket_numbers[plan.layer_of(bucket)].start for bucket in standing.covers}
+        covers = {bucket: standing.covers.get(first[bucket], own) for bucket, own in standing.covers.items()}
+        return replace(standing, covers=covers)
+
+
+class CoversByLayer(Worker[Number]):
+    """Rule 20 off: a reducer tells of the first bucket of each layer, and takes the others to be the same."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.post.__class__ = TellsByLayer
+
+
 def history(seed: int, arithmetic: type[Arithmetic] | None = None, **rule: Any) -> Cluster:
     class With(Cluster):
         def channel(self) -> Channel:
@@ -109,6 +141,12 @@ def test_without_the_rule_a_sum_is_wrong_or_never_made(worker: type[Worker[Numbe
     seed = first_broken(lambda seed: history(seed, make_worker=worker).run(), 1500)
     assert seed is not None, "the simulation does not see what this rule prevents"
     history(seed).run()
+
+
+def test_without_the_rule_of_every_bucket_a_sum_is_never_made() -> None:
+    seed = first_broken(lambda seed: history(seed, make_worker=CoversByLayer, **LARGE).run(), 300)
+    assert seed is not None, "the simulation does not see what this rule prevents"
+    history(seed, **LARGE).run()
 
 
 @pytest.mark.parametrize("seed", range(60))

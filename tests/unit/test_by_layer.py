@@ -19,13 +19,13 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
-from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.compute import Compute, Values
 from culm.stage_server.compute.device import CPU, Device, Event
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Arrange, Reduce, Run
 from tests.late_device import Late
-from tests.unit.test_exactness import SGD, build_all, digest, make_job
+from tests.unit.test_exactness import SGD, build_all, digest, make_job, norms_of
 
 
 class Checkpointed(nn.Module):
@@ -101,7 +101,7 @@ class OneNode:
         block, values = Block(0, self._pipelines), dict[int, Value]()
 
         def through(layer: HeldLayer) -> None:
-            values[layer.index] = merged_layer(self._stages, layer, block, self._pipelines)
+            values.update(merged_layer(self._stages, layer, block, self._pipelines))
 
         last = self.job.pipeline.microbatches - 1
         for stage in self._stages:
@@ -114,7 +114,7 @@ class OneNode:
                 stage.backward(m, None, through=through if completes else None)
         self.left = list(values)
         values |= merged(self._stages, block, self._pipelines, set(values))
-        scale = clip_scale([values[i].squared_norm for i in sorted(values)], self.job.train.clip_norm)
+        scale = clip_scale(norms_of(values), self.job.train.clip_norm)
         for layer in self.held:
             layer.apply(values[layer.index], scale)
 
@@ -129,9 +129,9 @@ def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[int, Value]:
     ranges = tuple((duty, range(6)) for duty in duties)
     compute.do(Arrange(layers=tuple(range(6)), duties=ranges, stages=1, step=0, anew=True))
 
-    def leaving(work: Reduce, layer: int, value: Value, copied: Event) -> None:
+    def leaving(work: Reduce, layer: int, given: Values, copied: Event) -> None:
         copied.wait()
-        values[layer] = value
+        values.update(given)
 
     compute.leaving = leaving
     work = Reduce(stage=0, step=0, block=Block(0, 2), leaves=True, tenures=tenures)

@@ -34,7 +34,7 @@ def made(tmp_path: Path) -> tuple[Compute, Value]:
 
 def test_catching_up_in_the_middle_of_a_step_leaves_its_graphs(tmp_path: Path) -> None:
     compute, x = made(tmp_path)
-    compute.do(Apply(0, 1.0, ((STANDBY, Value(())),), catch_up=True))
+    compute.do(Apply(0, 1.0, ((STANDBY, (Value(()),)),), catch_up=True))
     gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=x)).value
     assert gradient is not None
     assert gradient.tensor().shape == (1, WIDTH)

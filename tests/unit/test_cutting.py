@@ -104,7 +104,7 @@ def test_who_adds_up_a_layer_goes_by_parameters() -> None:
     nodes = ["n0", "n1", "n2", "n3"]
     stages = place(nodes, SECONDS, 2, copies=2, pipelines=2, parameters=PARAMETERS)
     assert ranges(stages) == [(0, 3), (3, 6)]
-    first, *others = stages[0].reducers
+    first, *others = stages[0].buckets.reducers
     assert first not in others, "the embedding is as much as both others are not"
 
 

@@ -88,11 +88,11 @@ def test_an_event_is_of_what_was_given_before_it(device: Device) -> None:
 
 @every_device
 def test_a_value_keeps_its_names_and_facts_on_the_way(device: Device) -> None:
-    value = Value((("grad.a", torch.ones(2)), ("grad.b", torch.zeros(3))), squared_norm=2.0, losses=(0.5,))
+    value = Value((("grad.a", torch.ones(2)), ("grad.b", torch.zeros(3))), squared_norms=(2.0,), losses=(0.5,))
     back = value_home(device, value_here(device, value))
     device.copied().wait()
     assert [(name, tensor.tolist()) for name, tensor in back.tensors] == [("grad.a", [1, 1]), ("grad.b", [0, 0, 0])]
-    assert (back.squared_norm, back.losses) == (2.0, (0.5,))
+    assert (back.squared_norms, back.losses) == ((2.0,), (0.5,))
 
 
 @every_device
@@ -196,7 +196,7 @@ def test_all_other_work_gives_what_is_whole(tmp_path: Path) -> None:
         compute.do(Run(instruction=unit(1, op, 0), step=0, tenure=1, operand=x))
     block = Block(0, 1)
     reduced = compute.do(Reduce(stage=1, step=0, block=block, leaves=True, tenures=((duty(1), 1),)))
-    summed = compute.do(Sum(1, 1, 0, ((block, reduced.values[0][1]),)))
+    summed = compute.do(Sum(1, 1, 1, 0, ((block, reduced.values[0][1]),)))
     saved = compute.do(Save(0, (1, 2)))
     for _, value in (*reduced.values, *summed.values, *saved.copies):
         assert value.tensors

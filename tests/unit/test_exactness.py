@@ -1,7 +1,7 @@
 """Stages run one after the other, as a pipeline runs them, give the plain loop's bits."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline import tree
 from culm.pipeline.checkpoints.digest import weights_sha256
-from culm.pipeline.clip import NORM_CHUNK, clip_scale
+from culm.pipeline.clip import NORM_CHUNK, clip_scale, in_order
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.partition import partition
 from culm.pipeline.schedule import timetable
@@ -30,6 +30,11 @@ from culm.stage_server.compute.stage import Stage, merged
 def gradient_of(stages: Sequence[Stage]) -> dict[int, Value]:
     """Of one stage in all pipelines."""
     return merged(stages, tree.Block(0, len(stages)), len(stages))
+
+
+def norms_of(values: Mapping[int, Value]) -> list[float]:
+    """The squared norms of layers, in their order; each is one bucket."""
+    return [in_order(values[layer].squared_norms) for layer in sorted(values)]
 
 
 class Block(nn.Sequential):
@@ -186,7 +191,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
         reduced: dict[int, Value] = {}
         for stage in stages:
             reduced |= gradient_of([stage])
-        scale = clip_scale([reduced[i].squared_norm for i in sorted(reduced)], job.train.clip_norm)
+        scale = clip_scale(norms_of(reduced), job.train.clip_norm)
         step_losses = reduced[source.layer_count - 1].losses
         losses.append(sum(step_losses) / len(step_losses))
         for layer in held:
@@ -298,7 +303,7 @@ def test_an_heir_goes_on_from_shipped_gradients() -> None:
     for index, value in gradient_of([whole]).items():
         mine = gradient_of([heir])[index]
         assert mine.losses == value.losses
-        assert mine.squared_norm == value.squared_norm
+        assert mine.squared_norms == value.squared_norms
         for (name, a), (other, b) in zip(mine.tensors, value.tensors, strict=True):
             assert name == other
             assert torch.equal(a, b)
@@ -384,7 +389,7 @@ def test_a_gradients_norm_is_taken_only_where_the_job_clips(clips: bool) -> None
     stage.begin_step(0)
     stage.forward(0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
     stage.backward(0, None)
-    assert any(value.squared_norm > 0.0 for value in gradient_of([stage]).values()) is clips
+    assert any(value.squared_norms for value in gradient_of([stage]).values()) is clips
 
 
 @pytest.mark.parametrize("order", range(4))
@@ -409,7 +414,7 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
             else:
                 stages[p].backward(m, None)
         values = gradient_of(stages)
-        scale = clip_scale([values[i].squared_norm for i in sorted(values)], job.train.clip_norm)
+        scale = clip_scale(norms_of(values), job.train.clip_norm)
         for layer in held:
             layer.apply(values[layer.index], scale)
     assert digest(held) == run_plain(job).sha256

@@ -18,7 +18,7 @@ from tests.short import activation, duty, unit
 
 @dataclass(frozen=True)
 class Nothing:
-    squared_norm: float = 0.0
+    squared_norms: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
 
 
@@ -47,7 +47,7 @@ def test_the_split_is_all_of_the_time() -> None:
 
 
 def test_applying_a_step_to_a_standbys_layers_is_redundant_work() -> None:
-    apply: Work[Nothing] = Apply(0, 1.0, ((0, Nothing()), (1, Nothing()), (2, Nothing()), (3, Nothing())))
+    apply: Work[Nothing] = Apply(0, 1.0, tuple((layer, (Nothing(),)) for layer in range(4)))
     assert redundant_share(apply, [range(1)]) == 0.75
     assert redundant_share(apply, [range(2), range(2, 4)]) == 0.0
     assert redundant_share(Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=Nothing()), []) == 0.0

@@ -16,7 +16,7 @@ from tests.short import activation, gradient, reduced_gradient, unit
 
 @dataclass(frozen=True)
 class Nothing:
-    squared_norm: float = 0.0
+    squared_norms: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
 
 
@@ -195,7 +195,7 @@ def test_a_gradient_that_comes_while_its_commit_is_being_applied_is_applied_next
     worker.finish(apply)
     for layer in (0, 1):
         catch_up = worker.next_work()
-        assert catch_up == Apply(0, 1.0, ((layer, Nothing()),), catch_up=True)
+        assert catch_up == Apply(0, 1.0, ((layer, (Nothing(),)),), catch_up=True)
         worker.finish(catch_up)
     assert [worker.holdings.version_of(layer) for layer in (0, 1)] == [1, 1]
 
