@@ -4,7 +4,7 @@ has. Where there is no room the run goes on all the same.
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -119,6 +119,9 @@ def test_no_node_is_asked_for_more_than_it_has(hundred: int) -> None:
 
 
 def test_without_a_look_at_memory_copies_go_where_they_do_not_fit() -> None:
-    with pytest.raises(AssertionError, match="has no room for stage"):
-        for seed in range(40):
+    def play(seeds: Iterable[int]) -> None:
+        for seed in seeds:
             history_of_little_memory(seed, decide=partial(decide, by=without_budget)).run()
+
+    with pytest.raises(AssertionError, match="has no room for stage"):
+        play(range(40))

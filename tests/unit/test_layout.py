@@ -13,7 +13,7 @@ from culm.coordinator.layout import laid_out_in_zones
 from culm.coordinator.node_prices import NodePrice
 from culm.coordinator.placement import place
 from culm.coordinator.zone_places import Row, Weights, apart, most_apart, places
-from culm.pipeline.plan import StagePlan
+from culm.pipeline.plan import Buckets, StagePlan
 
 ONES = (1e6,) * 12
 
@@ -123,7 +123,7 @@ def test_a_run_begins_with_every_stage_in_two_zones() -> None:
 
 def test_what_crosses_is_counted_and_paid_by_whoever_sends() -> None:
     """Three owners of two layers: n0 adds up one, n1 the other; n1 is in another zone, and n2 in another region."""
-    stage = StagePlan(0, 2, ("n0", "n1", "n2"), (), ("n0", "n1"))
+    stage = StagePlan(0, 2, ("n0", "n1", "n2"), (), Buckets((), ("n0", "n1")))
     zones = {"n0": "a", "n1": "b", "n2": "c"}
     prices = {"n0": NodePrice(1.0, 0.01, 0.08, "r"), "n1": NodePrice(1.0, 0.02, 0.09, "r")}
     prices["n2"] = NodePrice(1.0, 0.03, 0.1, "s")
