@@ -176,6 +176,7 @@ OTHERS: dict[str, Case] = {
     "a profile that is none": ("plan JOB --nodes 3 --prices 1 --hazard 0.1 --profile job.toml", "job.toml"),
     "a speed of 0": ("replay JOB --trace TRACE --speed 0", "--speed"),
     "a speed of nan": ("replay JOB --trace TRACE --speed nan", "--speed"),
+    "bursts of -1 s": ("replay JOB --trace TRACE --burst -1", "--burst"),
     "machines -1": ("replay JOB --trace TRACE --machines -1", "--machines"),
     "the dashboard's port": ("ui --listen 127.0.0.1:65536", "65535"),
     "the dashboard's address": ("ui --listen 8501", "HOST:PORT"),

@@ -24,6 +24,7 @@ def history_in_zones(seed: int, **rule: Any) -> Cluster:
     settings: dict[str, Any] = {
         "stages": draw.choice([1, 2, 3]),
         "layers": 6,
+        "parameters": (),
         "pipelines": draw.choice([2, 3]),
         "nodes": nodes,
         "most_stages": 4,
