@@ -83,18 +83,34 @@ def moved(
     """The stage whose gone owners' pipelines the candidates take, the least loaded first, one at a time.
 
     ``load``: duties by node; it is kept up to date. An owner that was a standby stands by no more. ``lacks``: bytes
-    that a node lacks if these are the owners; who lacks least comes first.
+    that a node lacks if these are the owners; one that lacks none comes first, else who lacks least.
     """
     owners = list(stage.owners)
     for p, owner in enumerate(owners):
         if owner in gone:
-            lacking = {name: lacks(name, [*owners[:p], name, *owners[p + 1 :]]) for name in candidates}
-            owners[p] = min(candidates, key=lambda name: (lacking[name], load[name], candidates.index(name)))
+            owners[p] = _heir(candidates, load, owners, p, lacks)
             load[owners[p]] += 1
     standbys = tuple(b for b in stage.standbys if b.node not in owners and b.node not in gone)
     counts = stage.buckets.counts
     slots = Buckets(counts, reducers(owners, by_bucket(costs, counts), stage.buckets.reducers))
     return StagePlan(stage.first_layer, stage.end_layer, tuple(owners), standbys, slots)
+
+
+def _heir(
+    candidates: Sequence[str],
+    load: Counter[str],
+    owners: Sequence[str],
+    pipeline: int,
+    lacks: Callable[[str, Sequence[str]], int],
+) -> str:
+    """Who takes the pipeline of these owners over."""
+
+    def lacking(name: str) -> int:
+        return lacks(name, [*owners[:pipeline], name, *owners[pipeline + 1 :]])
+
+    order = sorted(candidates, key=lambda name: load[name])
+    # Asked one by one: of a hundred peers the first nearly always has room.
+    return next((name for name in order if not lacking(name)), None) or min(order, key=lacking)
 
 
 def costs_of(stage: StagePlan, costs: Sequence[float]) -> Sequence[float]:

@@ -257,12 +257,13 @@ def spread(
     held = [(s, stage, b.node) for s, stage in _complete(stages, copies) for b in stage.standbys]
     for s, stage, standby in sorted(held, key=lambda each: -carried.copies[each[2]]):
         duties = carried.copies[standby] - carried.owned[standby]
+        if duties < 2:
+            continue
         lighter = [n for n in lightest if carried.copies[n] <= carried.copies[standby] - 2 and n not in stage.holders()]
         # An even load is worth less than a copy that survives the zone.
         if apart(zones, stage.owner, standby):
             lighter = [n for n in lighter if apart(zones, stage.owner, n)]
-        lighter = room.fitting(lighter, stage) if duties > 1 else []
-        if lighter:
+        if lighter := room.fitting(lighter, stage):
             reason = f"{lighter[0]}, which holds the fewest copies, is seeded as standby of stage {s} in place of"
             reason += f" {standby}, which stands by for {duties} stages"
             return with_stage(stages, s, standbys=(*stage.standbys, Standby(lighter[0], False))), [reason]
