@@ -173,7 +173,10 @@ class Summing(Generic[V]):
 
     def summed(self, work: Sum[V], value: V) -> None:
         """Takes a bucket's whole gradient, if it is still this node's to sum up."""
-        if work.step == self._at.version and self._may_sum(work.stage, work.bucket):
+        # An era may have begun since, from a checkpoint of this very step: then its blocks are here no more (rule 1).
+        blocks = (self._at.partial(work.stage, work.bucket, block) for block, _ in work.blocks)
+        here = work.step == self._at.version and all(key in self._post.mailbox for key in blocks)
+        if here and self._may_sum(work.stage, work.bucket):
             self._put_whole(work.stage, work.bucket, value)
 
     def _may_sum(self, stage: int, bucket: int) -> bool:

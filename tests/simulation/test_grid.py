@@ -69,7 +69,10 @@ def test_on_whatever_nodes_the_pipelines_run_the_history_ends_exact(fifty: int) 
 
 @pytest.mark.parametrize(
     ("seed", "why"),
-    [(205063, "a copy being seeded waited for a gradient that its sender, gone with a later commit, could not send")],
+    [
+        (205063, "a copy being seeded waited for a gradient that its sender, gone with a later commit, could not send"),
+        (40580, "a sum was begun in the era before, at the step from whose checkpoint the next one began, and counted"),
+    ],
 )
 def test_histories_of_the_grid_that_failed_once(seed: int, why: str) -> None:
     history_of_the_grid(seed).run()
