@@ -91,10 +91,14 @@ def _messages(end: socket.socket) -> Iterator[bytes]:
             yield message
 
 
-def _end(end: socket.socket) -> None:
-    """Wakes whoever reads or writes there; closing alone would not."""
+def _wake(end: socket.socket) -> None:
+    """Has whoever reads or writes there, at both ends, find the stream over; closing alone would not."""
     with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
+
+
+def _end(end: socket.socket) -> None:
+    _wake(end)
     end.close()
 
 
@@ -178,7 +182,7 @@ class LocalServer:
             ends, self._open = self._open, set()
         _end(self._listener)
         for end in ends:
-            _end(end)
+            _wake(end)  # who serves it closes it: it may be about to read
         self._accepting.join()  # until then the kernel keeps the name, which this process may soon want again
 
     def _accept(self) -> None:
@@ -197,9 +201,9 @@ class LocalServer:
 
     def _serve(self, end: socket.socket) -> None:
         with self._lock:
-            if self._closed:
-                _end(end)
             self._open.add(end)
+            if self._closed:
+                _wake(end)
         try:
             for answer in self._handle(_messages(end), _LocalContext()):
                 _send(end, answer)

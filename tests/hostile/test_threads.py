@@ -150,5 +150,5 @@ def test_a_run_whose_only_node_breaks_ends(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     broken = {"n0": {"CULM_FATAL": "raise", "CULM_FLAG": str(flag)}}
     with pytest.raises(RunFailed, match="out of luck") as failed:
-        run(bad_job(40, 1), 1, tmp_path / "run", broken, Later(flag, 3))
+        run(bad_job(10_000, 1), 1, tmp_path / "run", broken, Later(flag, 3))
     assert failed.value.code == 1

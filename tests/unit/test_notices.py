@@ -305,7 +305,8 @@ def test_a_service_that_fails_is_logged_once_and_asked_again(
         cloud.preempt_gcp()
         cloud.schedule_azure("Preempt", "vm_0")
         cloud.recover()
-        assert notice().certain
+        # Azure's VM may have asked for its own name just before: then it learns of the event before it knows for whom.
+        assert any(notice().certain for _ in range(2))
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == len(set(warnings)) == 1
     assert warnings[0].startswith(f"{name}: cannot ask for preemption notices, still trying: ")
