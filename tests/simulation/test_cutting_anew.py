@@ -43,13 +43,13 @@ def test_cutting_anew_that_failed_once(seed: int, why: str) -> None:
     history_of_cutting_anew(seed).run()
 
 
-@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
-def test_cutting_anew_ends_exact(hundred: int) -> None:
+@pytest.mark.parametrize("forty", range(125 if SOAK else 1))
+def test_cutting_anew_ends_exact(forty: int) -> None:
     cut = 0
-    for seed in range(hundred * 100, hundred * 100 + 100):
+    for seed in range(forty * 40, forty * 40 + 40):
         cluster = history_of_cutting_anew(seed).run()
         cut += any("take the place of" in record.text for _, record in cluster.records)
-    assert cut > 5, "the model was hardly ever cut anew"
+    assert cut > 2, "the model was hardly ever cut anew"
 
 
 def test_with_nodes_gone_for_good_the_model_is_cut_anew_for_the_others() -> None:

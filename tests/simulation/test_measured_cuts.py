@@ -35,16 +35,16 @@ def history_of_measured_cuts(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
-def test_cuts_by_measured_times_end_exact(hundred: int) -> None:
+@pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
+def test_cuts_by_measured_times_end_exact(fifty: int) -> None:
     uneven = by_parameters = 0
-    for seed in range(hundred * 100, hundred * 100 + 100):
+    for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = history_of_measured_cuts(seed).run()
         plans = [record.text for _, record in cluster.records if "cut by" in record.text]
         by_parameters += any("cut by parameters" in text for text in plans)
         plan = cluster.state.plan
         uneven += plan is not None and len({len(stage.layers) for stage in plan.stages}) > 1
-    assert uneven > 30, "times hardly ever decided where the model was cut"
+    assert uneven > 12, "times hardly ever decided where the model was cut"
     assert by_parameters > 0, "there was always a node that had measured"
 
 
