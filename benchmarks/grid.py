@@ -33,9 +33,10 @@ from culm.protos import coordinator_pb2 as pb
 ROOT = Path(__file__).parents[1]
 # What a lost node costs: D pipelines of 12 equal layers on R replicas of P stages.
 PIPELINES, REPLICAS, STAGES, MICROBATCHES, LAYERS = 8, 4, 2, 4, 12
-KILLED, STEPS = 14, 60  # the step in which the node is lost, and how many there are
+KILLED, STEPS = 14, 110  # the step in which the node is lost, and how many there are
 CALM_STEPS = 20
-SETTLE = 2.0  # seconds until the shape follows
+# Seconds until the shape follows. Longer than from the start to the kill: eight replicas of one stage would come first.
+SETTLE = 6.0
 
 
 def calm_step(pipelines: int, replicas: int, stages: int, microbatches: int, steps: int) -> float:
