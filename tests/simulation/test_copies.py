@@ -10,7 +10,7 @@ from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.coordinator.decisions import Decision
 from culm.simulator.histories.simulated_cluster import Cluster
-from tests.simulation.test_zones import rolled_back
+from tests.simulation.zone_losses import rolled_back
 
 
 def after_a_bulk_loss(seed: int, copies: int, gone: int) -> Cluster:
