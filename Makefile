@@ -54,7 +54,7 @@ bench: install ## measure beside the peers, in turn; writes benchmarks/results.j
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks
 
-soak: install ## the long tests, half an hour: every kill on every stage, 50,000 random histories
+soak: install ## the long tests, an hour and a half: every kill on every stage, 100,000 random histories
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests/integration tests/simulation
 
 lint: install ## style, types, and who may import whom
