@@ -3,7 +3,7 @@
 # The commands of a decision are carried out in their order, and before those of the next decision. So a node hears of a
 # commit before it hears of its goodbye.
 #
-#     to all that attend     Publish, Commit
+#     to all that attend     Publish, Commit; not to those that have not said yet where they stand
 #     to one node            SendPlan, SendCommit, Ask, Dismiss
 #     to the store           Persist, Record; neither is waited for
 #     to the storage         WriteManifest, Examine, whose results come back as reports; Retain
@@ -25,7 +25,7 @@ from culm.pipeline.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Send the plan to every attached node."""
+    """Send the plan to every attached node that has said where it stands."""
 
     plan: Plan
 

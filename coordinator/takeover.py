@@ -27,6 +27,9 @@
 #     a holder without the layers that it should hold     it joins anew
 #     one commit behind                                   the commit, with the plan inside
 #     anything else                                       the plan
+#
+# Until then no plan or commit goes to the node (``is_heard``). It may be of a history that this leader does not know,
+# and an old plan under a newer term would have it let go of state that the run needs.
 
 from dataclasses import replace
 
@@ -45,6 +48,12 @@ from culm.pipeline.terms import is_believable
 def recovering(state: State) -> bool:
     """Whether lost nodes and commits have to wait."""
     return state.took_over_at is not None
+
+
+def is_heard(state: State, node: str) -> bool:
+    """Whether orders for all go to the node: it has told this leader where it stands."""
+    known = state.nodes.get(node)
+    return known is not None and known.available
 
 
 def ahead(state: State, node: str, term: int) -> Command | None:

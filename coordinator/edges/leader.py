@@ -22,6 +22,7 @@ from culm.coordinator.edges.persistence import Document, from_document, to_docum
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
+from culm.coordinator.takeover import is_heard
 from culm.pipeline.checkpoints.manifest import Found, newest_whole
 from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
@@ -325,7 +326,8 @@ class Leader:
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
-        names = in_turn(self._streams, self._state.plan) if node is None else [node]
+        heard = [name for name in self._streams if is_heard(self._state, name)]
+        names = in_turn(heard, self._state.plan) if node is None else [node]
         for stream in [self._streams[name] for name in names if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None

@@ -5,6 +5,7 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
+from culm.coordinator.takeover import is_heard
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.invariants import check_coordinator, check_rollback, check_zones
 from culm.simulator.histories.simulated_redis import SimulatedRedis
@@ -136,11 +137,11 @@ class Leader:
                 self.world.clock.after(WRITE_SECONDS, self._write)
             self._pending = to_document(self.state)
         elif isinstance(command, cmd.Publish):
-            for name in list(self.streams):
+            for name in self._heard():
                 self._order_plan(name, command)
         elif isinstance(command, cmd.Commit):
             self.world.note_commit(command)
-            for name in list(self.streams):
+            for name in self._heard():
                 self._order_commit(name, command)
         elif isinstance(command, cmd.SendPlan):
             self._order_plan(command.node, command)
@@ -160,6 +161,9 @@ class Leader:
             self.world.storage.carry_out(self, command)
         elif isinstance(command, cmd.Record):
             self.world.records.append((self.world.clock.now, command))
+
+    def _heard(self) -> list[str]:
+        return [name for name in self.streams if is_heard(self.state, name)]
 
     def _let_go(self, name: str) -> None:
         node, down = self.streams[name]

@@ -53,6 +53,11 @@ def test_what_lies_on_disk_changes_no_bit(history: Any, ten: int) -> None:
     assert len(SPILLED) > 100, "hardly anything went to disk"
 
 
+def test_a_leader_that_has_heard_nothing_from_a_node_sends_it_no_plan() -> None:
+    # A leader from an old store gave a node of step 5 its plan of step 0, by which the node was to hold another layer.
+    history_of_the_grid(1066, spills=True).run()
+
+
 def test_what_a_box_has_forgotten_does_not_come_back() -> None:
     with pytest.raises(AssertionError, match="keeps"):
         history_of_everything(1, spills=True, make_worker=WithoutLooking).run()
