@@ -34,9 +34,9 @@ def history(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(200 if SOAK else 2))
-def test_random_histories_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(400 if SOAK else 2))
+def test_random_histories_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         history(seed).run()
 
 
@@ -56,9 +56,9 @@ def history_with_outages(seed: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 1))
-def test_random_outages_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
+def test_random_outages_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         history_with_outages(seed).run()
 
 
@@ -82,21 +82,21 @@ def eager_history(seed: int, eager: bool = True, splits: bool = False, ships: bo
     )
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 1))
-def test_random_histories_with_redundant_forwards_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
+def test_random_histories_with_redundant_forwards_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         eager_history(seed).run()
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 1))
-def test_random_histories_with_shipped_gradients_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
+def test_random_histories_with_shipped_gradients_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         eager_history(seed, eager=seed % 3 == 0, splits=seed % 4 == 0, ships=True).run()
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 1))
-def test_random_histories_of_backwards_in_two_halves_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
+def test_random_histories_of_backwards_in_two_halves_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         eager_history(seed, eager=seed % 3 == 0, splits=True).run()
 
 

@@ -27,18 +27,18 @@ def history_of_changes(seed: int, disturb: int = 0) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
-def test_drains_and_joins_redo_nothing(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
+def test_drains_and_joins_redo_nothing(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = history_of_changes(seed).run()
         executed = [x for node in cluster.every for x in node.executed]
         assert cluster.state.era == 0, f"seed {seed}: a drain rolled the run back"
         assert len(executed) == len(set(executed)), f"seed {seed}: work was done twice"
 
 
-@pytest.mark.parametrize("hundred", range(50 if SOAK else 1))
-def test_drains_joins_and_losses_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
+def test_drains_joins_and_losses_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         history_of_changes(seed, disturb=2).run()
 
 
@@ -58,9 +58,9 @@ def history_of_warnings(seed: int, disturb: int) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(20 if SOAK else 1))
-def test_warnings_redo_nothing_and_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
+def test_warnings_redo_nothing_and_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = history_of_warnings(seed, disturb=seed % 3).run()
         executed = [x for node in cluster.every for x in node.executed]
         if seed % 3 == 0:

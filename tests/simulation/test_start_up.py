@@ -49,16 +49,16 @@ def job_at_fault(seed: int, **rule: Any) -> Cluster:
     return Cluster(seed, stages, layers, steps=steps, nodes=nodes, disturb=draw.choice([0, 1]), wrong=wrong, **rule)
 
 
-@pytest.mark.parametrize("hundred", range(100 if SOAK else 1))
-def test_one_machine_fails_no_run(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(200 if SOAK else 1))
+def test_one_machine_fails_no_run(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = one_machine(seed).run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
 
 
-@pytest.mark.parametrize("hundred", range(100 if SOAK else 1))
-def test_a_job_at_fault_fails_the_run(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(200 if SOAK else 1))
+def test_a_job_at_fault_fails_the_run(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = job_at_fault(seed).run()
         assert cluster.state.phase is co.Phase.FAILED, f"seed {seed}"
 

@@ -39,9 +39,9 @@ def history_of_storage(seed: int, decide: Decide = advance) -> Cluster:
     )
 
 
-@pytest.mark.parametrize("hundred", range(150 if SOAK else 1))
-def test_random_histories_of_the_storage_end_exact(hundred: int) -> None:
-    for seed in range(hundred * 100, hundred * 100 + 100):
+@pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
+def test_random_histories_of_the_storage_end_exact(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
         history_of_storage(seed).run()
 
 
