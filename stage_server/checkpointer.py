@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from culm.pipeline.checkpoints.layer_file import write_layer
-from culm.pipeline.checkpoints.manifest import File, folder_of
+from culm.pipeline.checkpoints.manifest import File, folder_of, manifest_before
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
 
@@ -73,7 +73,8 @@ class Checkpointer:
         folder, pause, told = folder_of(self._url, share.step), FIRST_PAUSE, ""
         while True:
             try:
-                files = {layer: write_layer(folder, layer, state) for layer, state in share.layers}
+                before = manifest_before(folder)
+                files = {layer: write_layer(folder, layer, state, before) for layer, state in share.layers}
             except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
                 if str(error) != told:
                     told = str(error)

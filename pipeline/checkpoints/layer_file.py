@@ -11,7 +11,14 @@ from safetensors.torch import load, save, save_file
 
 from culm.pipeline import private
 from culm.pipeline.checkpoints import storage
-from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, File, Manifest, check_file, read_manifest
+from culm.pipeline.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointCorrupt,
+    File,
+    Manifest,
+    check_file,
+    read_manifest,
+)
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
 
@@ -24,10 +31,11 @@ _UNREADABLE = (SafetensorError, AttributeError, KeyError, OverflowError, Recursi
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
 
 
-def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
+def write_layer(folder: str, layer: int, state: Value, before: Manifest | None = None) -> tuple[File, ...]:
     """Writes what ``HeldLayer.export`` gave. Two holders write the same bytes, so either may overwrite the other's.
 
-    Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
+    ``before`` is the manifest in the folder. If it names other bytes, another run's checkpoint is about to be torn: it
+    goes first. Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
     """
     model: dict[str, torch.Tensor] = {}
     rest: dict[str, torch.Tensor] = {}
@@ -42,10 +50,13 @@ def write_layer(folder: str, layer: int, state: Value) -> tuple[File, ...]:
     # safetensors keeps neither order nor kind, and installing the state needs both.
     order = "\n".join(name for name, _ in state.tensors)
     name = f"layer-{layer:05d}"
-    return (
-        _write(folder, f"{name}.safetensors", save(model, {"order": order})),
-        _write(folder, f"{name}.optimizer.safetensors", save(rest)),
-    )
+    content = {f"{name}.safetensors": save(model, {"order": order}), f"{name}.optimizer.safetensors": save(rest)}
+    files = tuple(File(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in content.items())
+    if before is not None and before.files.get(layer) != files:
+        storage.remove(folder, MANIFEST)
+    for name, data in content.items():
+        storage.put(folder, name, data)
+    return files
 
 
 @cache
@@ -65,11 +76,6 @@ def _alone(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
         return tensor.clone()
     storages.add(memory)
     return tensor
-
-
-def _write(folder: str, name: str, data: bytes) -> File:
-    storage.put(folder, name, data)
-    return File(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:

@@ -28,7 +28,8 @@ from culm.pipeline.origin import Origin
 #
 # One folder may be written twice: by two holders of a stage, by two coordinators, in two eras. On equal hardware the
 # state at a step is the same bits every time, and so are the files. Manifests then differ in their loss at most: the
-# first one stays.
+# first one stays. Another run that writes there has other files: the manifest goes before the first of them is replaced
+# (``write_layer``), so that none ever names files of two runs.
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -226,6 +227,13 @@ def complete(url: str, manifest: Manifest) -> Origin:
                 mend = "let the URL be one folder for all machines, such as a mount or s3://"
                 raise OSError(f"the coordinator {what} {folder}/{file.name}, which a node has written: {mend}")
     return write_manifest(folder, manifest)
+
+
+def manifest_before(folder: str) -> Manifest | None:
+    """What is whole in the folder before it is written to; None if nothing is. Raises OSError."""
+    with suppress(CheckpointCorrupt):
+        return read_manifest(folder)
+    return None
 
 
 def read_manifest(folder: str) -> Manifest:

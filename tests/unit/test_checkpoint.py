@@ -25,6 +25,7 @@ from culm.pipeline.checkpoints.manifest import (
     Manifest,
     find_checkpoints,
     folder_of,
+    manifest_before,
     newest_whole,
     problems,
     read_manifest,
@@ -241,6 +242,18 @@ def test_what_only_looks_like_a_checkpoint_is_left_alone(url: str) -> None:
     fs, path = open_fs(url)
     left = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
     assert left == {"my-step-00000010", "step-7", "step-000000010", "notes", "step-00000050"}
+
+
+def test_another_run_that_writes_there_takes_the_manifest_away_first(url: str) -> None:
+    held = trained(partial(torch.optim.SGD, lr=0.1))
+    before = write(url, 50, held)
+    folder = folder_of(url, 50)
+    for layer in held:
+        write_layer(folder, layer.index, layer.export(), manifest_before(folder))
+    assert manifest_before(folder) == before, "the same bytes once more tear nothing"
+    write_layer(folder, 1, held[0].export(), manifest_before(folder))
+    assert manifest_before(folder) is None
+    assert newest_whole(url) is None
 
 
 def test_retention_never_takes_the_newest(url: str) -> None:
