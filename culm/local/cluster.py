@@ -77,6 +77,7 @@ class LocalCluster:
         self._environment = self._make_environment(job_folder, patience)
         self._redis: EmbeddedRedis | None = None
         self._coordinator_failures = 0
+        self._has_led = False  # whether a coordinator of this run has listened
 
     def __enter__(self) -> Self:
         if self._wanted:
@@ -179,21 +180,25 @@ class LocalCluster:
             raise RunFailed(last if code == 2 else f"{name} ended: {last}", max(code, 1))
 
     def _start_coordinator(self, addresses: list[str]) -> None:
-        """At the first of the addresses that is free."""
+        """At the first of the addresses that is free. Raises RunFailed, with the reason of one that does not begin."""
         for address in addresses:
             log = self.folder / "coordinator.log"
             before = log.stat().st_size if log.exists() else 0
-            led = before > 0  # a coordinator led before this one: its nodes may know more than Redis does (rule 15)
-            child = self._start("coordinator", [*self._coordinator_words(address), *([] if led else ["--new-run"])])
+            # Of one that led before nodes may know more than Redis does (rule 15). One whose port is taken has not led.
+            new = [] if self._has_led else ["--new-run"]
+            child = self._start("coordinator", [*self._coordinator_words(address), *new])
             deadline = time.monotonic() + START_SECONDS
             while (found := LISTENING.search(log.read_bytes()[before:])) is None and not child.wait(0.02):
                 if time.monotonic() > deadline:
                     raise RunFailed(f"the coordinator does not listen after {START_SECONDS:g} s; see {child.log}")
             if found is not None:
                 self.address = found[1].decode()
+                self._has_led = True
                 return
-        text = child.last_line().replace("--listen", "--coordinator-address")
-        raise RunFailed(text.removeprefix("culm coordinator: "), 2)
+            text = child.last_line().removeprefix("culm coordinator: ")
+            if child.returncode == 2 and not text.startswith("cannot listen on"):
+                break  # at another address it would be refused as well
+        raise RunFailed(text.replace("--listen", "--coordinator-address"), 2)
 
     def _restart_coordinator(self, child: Child, code: int) -> None:
         """After a kill, a stop or a step down: the next coordinator goes on from what this one persisted."""

@@ -87,8 +87,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
 
 
 def _has_last_checkpoint(status: pb.GetStatusResponse, job: Job) -> bool:
-    """Whether the last checkpoint is whole, or the job asks for none at its end."""
-    return job.checkpoint is None or status.steps % job.checkpoint.every != 0 or status.checkpoint == status.steps
+    """Whether the checkpoint of the last step is whole, or the job asks for none."""
+    return job.checkpoint is None or status.checkpoint == status.steps
 
 
 def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: LocalCluster) -> None:

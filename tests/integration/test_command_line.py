@@ -104,6 +104,20 @@ def test_a_port_in_use(taken_port: int, tmp_path: Path) -> None:
     assert "port in use" in the_one_line(culm("coordinator", "--job", DIGITS, "--listen", address, folder=tmp_path))
 
 
+def test_a_checkpoint_that_cannot_be_resumed_starts_no_run(tmp_path: Path) -> None:
+    """Also where the job's own folder holds one of an older run, with which another coordinator would go on."""
+    words = ("run", DIGITS, "--set", "checkpoint.url=ck", "--set", "checkpoint.every=4", "--set", "job.steps=6")
+    first = culm(*words, folder=tmp_path)
+    assert first.returncode == 0, first.stderr
+    listed = json.loads(culm("checkpoint", "ls", "ck", "--json", folder=tmp_path).stdout)
+    assert listed[0]["step"] == 6, "the last checkpoint is whole when the run has ended"
+    assert listed[0]["whole"]
+    refused = culm(*words, "--set", "job.steps=9", "--resume", "nothing", folder=tmp_path)
+    assert "--resume nothing: there is no whole checkpoint" in the_one_line(refused)
+    at_its_end = culm(*words, "--resume", "ck", folder=tmp_path)
+    assert "the checkpoint is of step 6, and the job has 6 steps" in the_one_line(at_its_end)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_a_launcher_that_ends_leaves_nothing_running(number: signal.Signals, code: int, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,18 @@ def test_a_run_goes_on_from_a_checkpoint_of_another(tmp_path: Path) -> None:
     assert outcome.first_step == 30
     assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses[30:]]
     assert outcome.sha256 == plain.sha256
+
+
+def test_a_new_run_begins_at_step_0_also_where_the_usual_port_is_taken(tmp_path: Path) -> None:
+    """The coordinator that finds the port taken has led nobody: the next one does not go on from old checkpoints."""
+    url = f"file://{tmp_path}/checkpoints"
+    run(make_job(url, 10), tmp_path / "first", [])
+    job = make_job(url, 20)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        addresses = f"127.0.0.1:{taken.getsockname()[1]},127.0.0.1:0"
+        with LocalCluster(job, EXAMPLES, STAGES, (), addresses, folder=tmp_path / "second", patience=20.0) as cluster:
+            outcome = train(cluster, lambda status, new, outcome: None)
+    assert len(outcome.losses) == 20
+    assert outcome.sha256 == run_plain(job).sha256
