@@ -30,12 +30,17 @@ class Killer:
         self._job = job
         self._wanted = kills
         self._armed: Kill | None = None
+        self._ordered: dict[str, Kill] = {}  # the last order to each node, until the node dies
+        self._deaths_seen = 0
 
     def watch(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
         """Called again and again while the run goes on."""
-        if len(deaths) > len(self.done) and self._armed is not None:
-            self.done.append(self._armed)
-            self._armed = None
+        # A death may be seen some steps after the order that it obeyed was given up here, so it is told by its node.
+        for name, _ in deaths[self._deaths_seen :]:
+            if (obeyed := self._ordered.pop(name, None)) is not None:
+                self.done.append(obeyed)
+                self._armed = None if self._armed == obeyed else self._armed
+        self._deaths_seen = len(deaths)
         if self._armed is not None and status.step > self._armed.step + 1:
             self._armed = None  # the step was over before the order came: try another place
         due = (len(self.done) + 0.5) * status.steps / max(1, self._wanted)
@@ -55,6 +60,7 @@ class Killer:
         self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
         try:
             stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)
+            self._ordered[node] = self._armed
         except grpc.RpcError:
             self._armed = None  # the node is just being lost: try another one
 
