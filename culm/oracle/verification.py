@@ -32,6 +32,7 @@ class Killer:
         self._armed: Kill | None = None
         self._ordered: dict[str, Kill] = {}  # the last order to each node, until the node dies
         self._deaths_seen = 0
+        self._ahead = 2  # steps: the order has to reach the node before the node reaches the instruction
 
     def watch(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
         """Called again and again while the run goes on."""
@@ -42,7 +43,8 @@ class Killer:
                 self._armed = None if self._armed == obeyed else self._armed
         self._deaths_seen = len(deaths)
         if self._armed is not None and status.step > self._armed.step + 1:
-            self._armed = None  # the step was over before the order came: try another place
+            self._armed = None  # the step was over before the order came: try another place, further ahead
+            self._ahead *= 2
         due = (len(self.done) + 0.5) * status.steps / max(1, self._wanted)
         safe = status.phase == "running" and not any(status.exposure.values()) and len(status.nodes) > 2
         if self._armed is None and len(self.done) < self._wanted and status.step >= due - 2 and safe:
@@ -56,8 +58,7 @@ class Killer:
         node = status.plan.stages[stage].owners[at.duty.pipeline]
         peers = len(set(status.plan.stages[stage].owners)) > 1  # without them nobody adds up what others send
         kind = self._draw.choice([*(kind for kind in KINDS if kind != "sum" or peers), *[str(at)] * 3])
-        # Two steps ahead: the order has to reach the node before the node reaches the instruction.
-        self._armed = Kill(node, min(status.step + 2, status.steps - 1), kind)
+        self._armed = Kill(node, min(status.step + self._ahead, status.steps - 1), kind)
         try:
             stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)
             self._ordered[node] = self._armed

@@ -38,8 +38,10 @@ def test_a_death_that_is_seen_after_its_step_is_counted_as_its_own_kill() -> Non
     killer.watch(stub, at_step(30), [])  # its step is over: another order is given
     second = orders.given[-1]
     assert len(orders.given) == 2
+    assert first.at.startswith("11:")
+    assert second.at.startswith("34:"), "the next order is given further ahead, so that it is not too late as well"
     deaths = [(first.node, 1.0)]
     killer.watch(stub, at_step(30), deaths)
     assert [str(kill) for kill in killer.done] == [f"{first.node}@{first.at}"]
-    killer.watch(stub, at_step(32), [*deaths, (second.node, 2.0)])
+    killer.watch(stub, at_step(34), [*deaths, (second.node, 2.0)])
     assert [str(kill) for kill in killer.done] == [f"{x.node}@{x.at}" for x in (first, second)]
