@@ -3,7 +3,7 @@
 # The commands of a decision are carried out in their order, and before those of the next decision. So a node hears of a
 # commit before it hears of its goodbye.
 #
-#     to all that attend     Publish, Commit; not to those that have not said yet where they stand
+#     to all that attend     Publish, Commit; only to nodes that have said where they stand
 #     to one node            SendPlan, SendCommit, Ask, Dismiss
 #     to the store           Persist, Record; neither is waited for
 #     to the storage         WriteManifest, Examine, whose results come back as reports; Retain

@@ -28,8 +28,8 @@
 #     one commit behind                                   the commit, with the plan inside
 #     anything else                                       the plan
 #
-# Until then no plan or commit goes to the node (``is_heard``). It may be of a history that this leader does not know,
-# and an old plan under a newer term would have it let go of state that the run needs.
+# Plans and commits that are for all go only to nodes that have reported (``is_heard``). Before its report a node may
+# know more than this leader, and an old plan under a newer term would make it let go of state that the run needs.
 
 from dataclasses import replace
 

@@ -326,8 +326,7 @@ class Leader:
             return  # the stream of that name is another incarnation's: its process was started again
         node, plan = addressee(command), plan_in(command)
         orders: dict[object, pb.AttendResponse | None] = {}
-        heard = [name for name in self._streams if is_heard(self._state, name)]
-        names = in_turn(heard, self._state.plan) if node is None else [node]
+        names = [node] if node is not None else in_turn(self._heard(), self._state.plan)
         for stream in [self._streams[name] for name in names if name in self._streams]:
             before = stream.plan if plan is not None and stream.takes_changes else None
             same = (before.order, id(before.stages), id(before.members)) if before is not None else None
@@ -340,6 +339,9 @@ class Leader:
             self._status.committed(time.monotonic())
         if isinstance(command, cmd.Dismiss):  # after its order: the stream ends once the node has been told why
             self._streams.pop(command.node).queue.put_nowait(None)
+
+    def _heard(self) -> list[str]:
+        return [name for name in self._streams if is_heard(self._state, name)]
 
     def _record(self, record: cmd.Record) -> None:
         state = self._state

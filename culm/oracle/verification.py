@@ -40,7 +40,8 @@ class Killer:
         for name, _ in deaths[self._deaths_seen :]:
             if (obeyed := self._ordered.pop(name, None)) is not None:
                 self.done.append(obeyed)
-                self._armed = None if self._armed == obeyed else self._armed
+                if self._armed == obeyed:
+                    self._armed = None
         self._deaths_seen = len(deaths)
         if self._armed is not None and status.step > self._armed.step + 1:
             self._armed = None  # the step was over before the order came: try another place, further ahead

@@ -34,8 +34,10 @@ MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else 
 def write_layer(folder: str, layer: int, state: Value, before: Manifest | None = None) -> tuple[File, ...]:
     """Writes what ``HeldLayer.export`` gave. Two holders write the same bytes, so either may overwrite the other's.
 
-    ``before`` is the manifest in the folder. If it names other bytes, another run's checkpoint is about to be torn: it
-    goes first. Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
+    ``before`` is the manifest in the folder. If it names other bytes, another run's checkpoint is about to be torn, so
+    the manifest goes first.
+
+    Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
     """
     model: dict[str, torch.Tensor] = {}
     rest: dict[str, torch.Tensor] = {}
@@ -50,13 +52,11 @@ def write_layer(folder: str, layer: int, state: Value, before: Manifest | None =
     # safetensors keeps neither order nor kind, and installing the state needs both.
     order = "\n".join(name for name, _ in state.tensors)
     name = f"layer-{layer:05d}"
-    content = {f"{name}.safetensors": save(model, {"order": order}), f"{name}.optimizer.safetensors": save(rest)}
-    files = tuple(File(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in content.items())
-    if before is not None and before.files.get(layer) != files:
-        storage.remove(folder, MANIFEST)
-    for name, data in content.items():
-        storage.put(folder, name, data)
-    return files
+    named = before.files.get(layer, ()) if before is not None else None
+    return (
+        _write(folder, f"{name}.safetensors", save(model, {"order": order}), named),
+        _write(folder, f"{name}.optimizer.safetensors", save(rest), named),
+    )
 
 
 @cache
@@ -76,6 +76,15 @@ def _alone(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
         return tensor.clone()
     storages.add(memory)
     return tensor
+
+
+def _write(folder: str, name: str, data: bytes, named: tuple[File, ...] | None) -> File:
+    """``named`` are the layer's files in a manifest that is there already; None where there is no manifest."""
+    file = File(name, len(data), hashlib.sha256(data).hexdigest())
+    if named is not None and file not in named:
+        storage.remove(folder, MANIFEST)
+    storage.put(folder, name, data)
+    return file
 
 
 def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
