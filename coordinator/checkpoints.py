@@ -46,9 +46,7 @@ def saved(state: State, report: Saved) -> Decision:
     # Written once: when the last layer came, and not with a share that repeats what was there.
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
-    commit = state.last_commit
-    loss = commit.loss if commit is not None else 0.0
-    return state, (WriteManifest(report.step, loss, state.fingerprint, files, state.agreement.nodes),)
+    return state, (WriteManifest(report.step, report.loss, state.fingerprint, files, state.agreement.nodes),)
 
 
 def checkpointed(state: State, report: Checkpointed) -> Decision:

@@ -224,6 +224,7 @@ class Saved:
     era: int
     step: int
     files: Mapping[int, tuple[File, ...]]  # by layer; whoever else holds the layer writes the very same
+    loss: float  # of the step that led to this version, as the commit told it
 
 
 @dataclass(frozen=True, slots=True)

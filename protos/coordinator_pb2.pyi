@@ -693,8 +693,11 @@ class Saved(_message.Message):
     ERA_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
+    loss: _builtins.float
+    """Of the step that led to this version, as the commit told it."""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]: ...
     def __init__(
@@ -703,10 +706,11 @@ class Saved(_message.Message):
         era: _builtins.int = ...,
         step: _builtins.int = ...,
         files: _abc.Iterable[Global___SavedFile] | None = ...,
+        loss: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "files", b"files", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "files", b"files", "loss", b"loss", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from culm.stage_server.restorer import Restorer
 from culm.stage_server.streams import attend_messages
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.effects import RestoreLayers
-from culm.stage_server.worker.work import Install
+from culm.stage_server.worker.work import Install, Save
 from culm.stage_server.worker.worker import Worker
 
 log = logging.getLogger("culm.checkpoint")
@@ -49,9 +49,9 @@ class Checkpoints:
         proof = self._bad[1] if self._bad is not None and self._bad[0] == self._node.worker.era else None
         return [fact for fact in (self._saved, proof) if fact is not None]
 
-    def write(self, step: int, copies: tuple[tuple[int, Value], ...]) -> None:
+    def write(self, work: Save, copies: tuple[tuple[int, Value], ...]) -> None:
         if self._checkpointer is not None:
-            self._checkpointer.write(Share(self._node.worker.era, step, copies))
+            self._checkpointer.write(Share(self._node.worker.era, work.step, work.loss, copies))
 
     def read(self, effect: RestoreLayers) -> None:
         log.info("reading layers %s from %s", effect.layers, effect.origin)
@@ -71,8 +71,8 @@ class Checkpoints:
 
     # ---- what the checkpointer says ---------------------------------------------------------------------------------
 
-    def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None:
-        self._saved = attend_messages.saved(era, step, files)
+    def saved(self, share: Share, files: dict[int, tuple[File, ...]]) -> None:
+        self._saved = attend_messages.saved(share.era, share.step, share.loss, files)
         self._report(self._saved)
 
     def unwritten(self, step: int, why: str) -> None:

@@ -17,17 +17,18 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts
 
 @dataclass(frozen=True)
 class Share:
-    """Copies of layers, all at version ``step``, to be written."""
+    """Copies of layers, all at version ``step``, to be written. ``loss``: of the step that led to it."""
 
     era: int
     step: int
+    loss: float
     layers: tuple[tuple[int, Value], ...]
 
 
 class CheckpointListener(Protocol):
     """Who is told. Called on the checkpointer's thread."""
 
-    def saved(self, era: int, step: int, files: dict[int, tuple[File, ...]]) -> None: ...
+    def saved(self, share: Share, files: dict[int, tuple[File, ...]]) -> None: ...
 
     def unwritten(self, step: int, why: str) -> None: ...
 
@@ -87,5 +88,5 @@ class Checkpointer:
                         return
                 pause = min(LONGEST_PAUSE, 2 * pause)
                 continue
-            self._listener.saved(share.era, share.step, files)
+            self._listener.saved(share, files)
             return

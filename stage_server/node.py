@@ -136,7 +136,7 @@ class Node:
                 if isinstance(work, Run):
                     self._spiller.look(work.operand, result.value)
                 if isinstance(work, Save):
-                    self._exchange.checkpoints.write(work.step, result.copies)
+                    self._exchange.checkpoints.write(work, result.copies)
                 if not self._activity.end(work, self._worker.version, result.kept_bytes):
                     self._worker.runner.duties.stopped = True  # memory is short
                 if self._lending.waiting:

@@ -27,8 +27,8 @@ from culm.pipeline.origin import Origin
 #     retain   the manifest goes first and the files after it, so a half-deleted checkpoint has no manifest
 #
 # One folder may be written twice: by two holders of a stage, by two coordinators, in two eras. On equal hardware the
-# state at a step is the same bits every time, and so are the files. Manifests then differ in their loss at most: the
-# first one stays. Another run that writes there has other files: the manifest goes before the first of them is replaced
+# state at a step is the same bits every time, and so are the files. Manifests then say the same, and the first one
+# stays. Another run that writes there has other files: the manifest goes before the first of them is replaced
 # (``write_layer``), so that none ever names files of two runs.
 
 MANIFEST = "manifest.json"
@@ -205,7 +205,8 @@ def _compare(folder: str, file: File, size: int, sha256: str) -> None:
 def write_manifest(folder: str, manifest: Manifest) -> Origin:
     """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written.
 
-    One that says the same but for the loss stays as it is, and so does its hash: an era may have begun from it.
+    One that says the same stays as it is, and so does its hash: an era may have begun from it. Losses are not compared,
+    since one that is NaN equals nothing.
     """
     with suppress(CheckpointCorrupt):
         there, sha256 = _read_manifest(folder)

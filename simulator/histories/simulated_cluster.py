@@ -382,6 +382,9 @@ class Cluster:
         for (era, step), loss in self.losses.items() if not self._uneven else ():
             exact = self.oracle[0][step]
             assert loss == exact, f"the loss of step {step} in era {era} is {loss}, not {exact}"
+        for step, loss in self.storage.losses if not self._uneven else ():
+            exact = self.oracle[0][step - 1]
+            assert loss == exact, f"the checkpoint of step {step} is said to have the loss {loss}, not {exact}"
         for s, stage in enumerate(plan.stages):
             for name in stage.required():
                 node = self.nodes[name]

@@ -56,6 +56,7 @@ class SimulatedStorage:
         self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
         self._shares: dict[tuple[str, int], int] = {}  # incarnation -> the step of the newest share it has to write
+        self.losses: list[tuple[int, float]] = []  # what manifests are to say: of which step, and its loss
 
     # ---- files ------------------------------------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class SimulatedStorage:
                 if self._shares[to] == work.step:  # else a newer share waits
                     self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
-            n.tell(reports.Saved(n.name, n.incarnation, era, work.step, files))
+            n.tell(reports.Saved(n.name, n.incarnation, era, work.step, files, work.loss))
 
         self._later(lambda: self._world.receive(to, write))
 
@@ -197,6 +198,7 @@ class SimulatedStorage:
 
     def carry_out(self, leader: Leader, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
         if isinstance(command, cmd.WriteManifest):
+            self.losses.append((command.step, command.loss))
             late = self._world.random.choice([0.0, 0.3, 3.0]) * self._world.random.random()
             self._world.clock.after(late, lambda: self._complete(leader, command))
         elif isinstance(command, cmd.Retain):

@@ -50,12 +50,12 @@ def resumed(fact: ReportResumed) -> pb.AttendRequest:
     return pb.AttendRequest(resumed=pb.Resumed(generation=fact.generation, stage=fact.stage))
 
 
-def saved(era: int, step: int, files: dict[int, tuple[File, ...]]) -> pb.AttendRequest:
+def saved(era: int, step: int, loss: float, files: dict[int, tuple[File, ...]]) -> pb.AttendRequest:
     """This node's share of a checkpoint is written: its files by layer."""
     listed = [
         pb.SavedFile(layer=layer, name=f.name, size=f.size, sha256=f.sha256) for layer, x in files.items() for f in x
     ]
-    return pb.AttendRequest(saved=pb.Saved(era=era, step=step, files=listed))
+    return pb.AttendRequest(saved=pb.Saved(era=era, step=step, loss=loss, files=listed))
 
 
 def unread(era: int, origin: Origin, why: str, absent: bool) -> pb.AttendRequest:

@@ -69,4 +69,4 @@ class Applying(Generic[V]):
             return None
         # Only layers at the version: a layer of another one would spoil the checkpoint.
         whole = tuple(x for x in at.plan.saved_by(at.node) if self._holdings.version_of(x) == at.version)
-        return Save(at.version, whole) if whole else None
+        return Save(at.version, whole, commit.loss) if whole else None

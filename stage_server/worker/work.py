@@ -109,10 +109,14 @@ class Install(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy these layers, all at version ``step``, for a checkpoint."""
+    """Copy these layers, all at version ``step``, for a checkpoint.
+
+    ``loss``: of the step that led to this version. The commit that names it is at hand only now.
+    """
 
     step: int
     layers: tuple[int, ...]
+    loss: float
 
 
 class Load(NamedTuple):

@@ -103,8 +103,8 @@ class Hears:
     def __init__(self) -> None:
         self.told: list[tuple[int, str]] = []
 
-    def saved(self, era: int, step: int, files: object) -> None:
-        self.told.append((step, ""))
+    def saved(self, share: Share, files: object) -> None:
+        self.told.append((share.step, ""))
 
     def unwritten(self, step: int, why: str) -> None:
         self.told.append((step, why))
@@ -114,7 +114,7 @@ def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
     hears = Hears()
     checkpointer = Checkpointer(no_folder, hears)
     for step in range(1, 50):
-        checkpointer.write(Share(0, step, ()))
+        checkpointer.write(Share(0, step, 0.5, ()))
     assert checkpointer._waiting is None or checkpointer._waiting.step == 49
     checkpointer.close(30.0)
 

@@ -65,7 +65,9 @@ def test_both_copies_lost(lost: list[str], tmp_path: Path) -> None:
     }
     both = first.keys() & again.keys()
     assert {step: again[step] for step in both} == {step: first[step] for step in both}
-    whole = [f.step for f in find_checkpoints(f"file://{tmp_path}/checkpoints") if f.manifest is not None]
+    manifests = [f.manifest for f in find_checkpoints(f"file://{tmp_path}/checkpoints") if f.manifest is not None]
+    whole = [manifest.step for manifest in manifests]
+    assert [m.loss.hex() for m in manifests] == [plain.losses[step - 1].hex() for step in whole]
     # On a busy machine a share that still waits gives way to the next checkpoint's, so one may be missing.
     assert whole[0] == 60
     assert len(whole) == 3, "retention keeps three"
