@@ -1884,10 +1884,11 @@ class GetCostResponse(_message.Message):
     CHECKPOINT_SECONDS_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     UNPRICED_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
     as_of: _builtins.float
     """Unix time, seconds: until when the figures count."""
     dollars: _builtins.float
-    """So far, transfer and fixed costs included, and an hour now."""
+    """So far, transfer and fixed costs included, and an hour of all that runs at present."""
     dollars_per_hour: _builtins.float
     samples: _builtins.int
     """Trained and still counting (not rolled back)."""
@@ -1906,6 +1907,8 @@ class GetCostResponse(_message.Message):
     """The same training on on-demand machines that nobody takes away, and with checkpoints and restarts on these ones."""
     checkpoint_dollars: _builtins.float
     checkpoint_seconds: _builtins.float
+    done: _builtins.bool
+    """The run is done, and what came after is not counted."""
     @_builtins.property
     def dollars_by_use(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """By what the machines did: forward, backward, redundant, apply, bubble, idle; other: not reported, such as starting."""
@@ -1941,10 +1944,11 @@ class GetCostResponse(_message.Message):
         checkpoint_seconds: _builtins.float = ...,
         nodes: _abc.Iterable[Global___NodeCost] | None = ...,
         unpriced: _abc.Iterable[_builtins.str] | None = ...,
+        done: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of", b"as_of", "checkpoint_dollars", b"checkpoint_dollars", "checkpoint_seconds", b"checkpoint_seconds", "crossing_bytes", b"crossing_bytes", "dollars", b"dollars", "dollars_by_use", b"dollars_by_use", "dollars_per_hour", b"dollars_per_hour", "dollars_per_million_tokens", b"dollars_per_million_tokens", "dollars_per_thousand_samples", b"dollars_per_thousand_samples", "done", b"done", "fixed_dollars", b"fixed_dollars", "interruptions", b"interruptions", "nodes", b"nodes", "on_demand_dollars", b"on_demand_dollars", "samples", b"samples", "seconds", b"seconds", "tokens", b"tokens", "transfer_dollars", b"transfer_dollars", "unpriced", b"unpriced", "useful_seconds", b"useful_seconds", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -98,7 +98,10 @@ def as_json(figures: pb.GetCostResponse) -> dict[str, object]:
 
 def in_words(figures: pb.GetCostResponse) -> list[str]:
     """The figures, a line each. A figure that is not known is left out."""
-    lines = [f"so far          ${figures.dollars:.4f}, now ${figures.dollars_per_hour:.4f} an hour"]
+    hour = f"${figures.dollars_per_hour:.4f} an hour"
+    lines = [f"so far          ${figures.dollars:.4f}, now {hour}"]
+    if figures.done:  # its nodes may stay for their weights, at a price; others may have gone long ago
+        lines = [f"whole run       ${figures.dollars:.4f}, {hour} at its end; what came after is not counted"]
     if figures.samples:
         lines.append(f"1,000 samples   ${figures.dollars_per_thousand_samples:.5f}")
     if figures.tokens:

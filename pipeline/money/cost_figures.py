@@ -12,6 +12,7 @@ from culm.protos import coordinator_pb2 as pb
 def cost_figures(
     *,
     at: float,
+    done: bool,
     dollars: float,
     dollars_per_hour: float,
     fixed_dollars: float,
@@ -21,9 +22,10 @@ def cost_figures(
     usage: Usage,
     history: History,
 ) -> pb.GetCostResponse:
-    """At ``at`` in unix seconds; the money is what was spent by then."""
+    """At ``at`` in unix seconds; the money is what was spent by then. ``done``: that was the run's end."""
     cost = pb.GetCostResponse(
         as_of=at,
+        done=done,
         dollars=dollars,
         dollars_per_hour=dollars_per_hour,
         transfer_dollars=usage.transfer_dollars,

@@ -241,6 +241,7 @@ class Ledger:
         at = self._done if self._done is not None else now
         return cost_figures(
             at=at,
+            done=self._done is not None,
             dollars=self._spent(at),
             dollars_per_hour=self.dollars_per_hour(),
             fixed_dollars=self._fixed_dollars(at),

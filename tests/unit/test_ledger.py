@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from culm.commands.cost import in_words
 from culm.pipeline.money.codec import of_lines, of_message, to_line
 from culm.pipeline.money.counterfactual import History, with_checkpoints
 from culm.pipeline.money.ledger import Ledger
@@ -270,3 +271,13 @@ def test_nodes_that_come_and_go_for_ever_are_bounded_and_all_of_them_paid(monkey
     figures = log.figures(1e5)
     assert len(figures.nodes) <= 11
     assert figures.dollars == pytest.approx(100 * 0.05)
+
+
+def test_figures_say_whether_the_run_is_over() -> None:
+    """Its nodes stay for the final weights or go: neither counts, and what they cost is of the end."""
+    log = worked_example()
+    over = log.figures(3600)
+    assert over.dollars == log.figures(42).dollars
+    assert in_words(over)[0] == "whole run       $0.0520, $0.7560 an hour at its end; what came after is not counted"
+    log.events.pop()
+    assert in_words(log.figures(42))[0] == "so far          $0.0520, now $0.7560 an hour"

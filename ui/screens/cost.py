@@ -4,7 +4,7 @@ import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.charts import bars
-from culm.ui.screens.widgets import banner, tiles
+from culm.ui.screens.widgets import banner, spent, tiles
 from culm.ui.source import Source
 from culm.ui.words import clock, literal, money, size, span
 
@@ -15,8 +15,7 @@ def show(source: Source) -> None:
     cost = look.cost
     banner(look)
     tiles(
-        ("Spent so far", money(cost.dollars), ""),
-        ("An hour, now", money(cost.dollars_per_hour), ""),
+        spent(cost),
         ("1,000 samples", money(cost.dollars_per_thousand_samples) if cost.samples else "–", ""),
         ("Transfer", money(cost.transfer_dollars), f"{size(cost.crossing_bytes)} between zones"),
     )

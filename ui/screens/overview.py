@@ -3,7 +3,7 @@
 import streamlit as st
 
 from culm.ui.charts import loss_curve
-from culm.ui.screens.widgets import banner, tiles
+from culm.ui.screens.widgets import banner, spent, tiles
 from culm.ui.source import Source
 from culm.ui.words import counted, literal, money, seconds_left, span
 
@@ -23,7 +23,7 @@ def show(source: Source) -> None:
     tokens = money(cost.dollars_per_million_tokens) if cost.tokens else "–"
     loss = f"{look.history.losses[-1]:.4f}" if look.history.losses else "–"
     tiles(
-        ("Spent so far", money(cost.dollars), f"{money(cost.dollars_per_hour)} an hour now"),
+        spent(cost),
         ("Samples a second", f"{status.samples_per_second:,.0f}", f"{cost.samples:,} so far"),
         ("Value", f"{cost.value:,.2f}", "samples/s for $1 an hour"),
         ("Goodput", f"{goodput:.1%}", counted(len(cost.interruptions), "interruption")),

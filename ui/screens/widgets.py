@@ -4,7 +4,7 @@ import streamlit as st
 
 from culm.protos import coordinator_pb2 as pb
 from culm.ui.source import Look, Source
-from culm.ui.words import literal
+from culm.ui.words import literal, money
 
 
 def banner(look: Look) -> None:
@@ -40,6 +40,12 @@ def preempt(source: Source, status: pb.GetStatusResponse) -> None:
         )
     if pressed and node:
         st.toast(literal(source.kill(node)), icon=":material/bolt:")
+
+
+def spent(cost: pb.GetCostResponse) -> tuple[str, str, str]:
+    """The tile of the money that the run has cost, as ``tiles`` takes it."""
+    hour = money(cost.dollars_per_hour)
+    return ("Spent", money(cost.dollars), f"{hour} an hour {'at the end' if cost.done else 'now'}")
 
 
 def tiles(*each: tuple[str, str, str]) -> None:
