@@ -11,6 +11,9 @@
 #
 # A bulk of all nodes takes all copies, however many there are. It is told of, and does not count.
 #
+# A trace of the same market tells of bulks before the first one comes. Of those the share of the machines counts, since
+# the run may have more nodes than the trace had machines, or fewer.
+#
 # Where zones are known a stage's copies are in different ones, and bulks take fewer of them: this is an upper bound.
 
 from collections.abc import Sequence
@@ -19,7 +22,7 @@ from math import prod
 from statistics import median
 
 from culm.coordinator.settling import BULK_SECONDS, HOUR
-from culm.coordinator.state import State
+from culm.coordinator.state import BulksBefore, State
 
 FEWEST = 2
 # Rollbacks that may be expected over the rest of the run. One costs half of what lies between two checkpoints, for all
@@ -37,6 +40,7 @@ class Losses:
     nodes: int  # there are now
     stages: int
     hours_left: float  # of the run
+    from_trace: int = 0  # how many of the bulks a trace told of
 
 
 def bulks(lost_at: Sequence[float], within: float) -> tuple[int, ...]:
@@ -91,10 +95,11 @@ def _in_words(seen: Losses, copies: int, fewest: int, bound: float) -> str:
         return f"{copies} copies of every stage: no node has been lost so far"
     largest = max(seen.bulks)
     found = expected_rollbacks(seen, copies)
+    told = f" (of these {seen.from_trace} as in the given trace)" if seen.from_trace else ""
     words = (
         f"{copies} copies of every stage: up to {largest} of {seen.nodes} nodes were lost at once, in "
-        f"{len(seen.bulks)} losses in {seen.hours:.1f} h; so all copies of a stage are expected to go {found:.2g} "
-        f"times in the {seen.hours_left:.1f} h that are left"
+        f"{len(seen.bulks)} losses in {seen.hours:.1f} h{told}; so all copies of a stage are expected to go "
+        f"{found:.2g} times in the {seen.hours_left:.1f} h that are left"
     )
     if copies > fewest:
         words += f", and with {copies - 1} copies {expected_rollbacks(seen, copies - 1):.2g} times"
@@ -104,6 +109,15 @@ def _in_words(seen: Losses, copies: int, fewest: int, bound: float) -> str:
     if whole:
         words += f"; {whole} losses took as many nodes as there are, against which no number of copies helps"
     return words
+
+
+def at_the_start(state: State, nodes: int, now: float) -> tuple[State, str]:
+    """The state before the first plan, with as many copies as the given trace asks for, and why."""
+    # Nobody knows yet how long a step takes, and so the run. It is taken to last as long as the trace.
+    before = state.settings.bulks_before
+    if not state.settings.chooses_copies or not before.shares:
+        return state, ""
+    return _with_more(state, _seen(state, nodes, state.settings.stages, max(before.hours, LEAST_HOURS), now))
 
 
 def after_losses(state: State, nodes: int, now: float) -> tuple[State, str]:
@@ -116,13 +130,27 @@ def after_losses(state: State, nodes: int, now: float) -> tuple[State, str]:
         return state, ""
     steps_left = state.settings.steps - state.committed
     left = steps_left * median(state.watch.recent) / HOUR if state.watch.recent else LEAST_HOURS
+    return _with_more(state, _seen(state, nodes, len(state.plan.stages), left, now))
+
+
+def _seen(state: State, nodes: int, stages: int, hours_left: float, now: float) -> Losses:
     seen = Losses(
         bulks=bulks(state.lost_at, BULK_SECONDS),
         hours=(now - state.lost_at[0]) / HOUR if state.lost_at else 0.0,
         nodes=nodes,
-        stages=len(state.plan.stages),
-        hours_left=left,
+        stages=stages,
+        hours_left=hours_left,
     )
+    return and_before(seen, state.settings.bulks_before)
+
+
+def and_before(seen: Losses, before: BulksBefore) -> Losses:
+    """What a run has seen, and what a trace of the same market tells as if the run had seen it."""
+    as_seen = tuple(max(1, round(share * seen.nodes)) for share in before.shares)
+    return replace(seen, bulks=(*as_seen, *seen.bulks), hours=before.hours + seen.hours, from_trace=len(as_seen))
+
+
+def _with_more(state: State, seen: Losses) -> tuple[State, str]:
     copies, why = choose(seen)
     if copies <= state.copies_wanted:
         return state, ""

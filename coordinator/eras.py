@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from culm.coordinator import cutting, draining, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
+from culm.coordinator.copies import at_the_start
 from culm.coordinator.crossing import in_words
 from culm.coordinator.decisions import (
     Decision,
@@ -54,7 +55,10 @@ def begin_era(state: State, now: float) -> Decision:
         return state, (*([Persist()] if gone else []), *gone, *waits)
     zones = zones_of(state)
     measured = cutting.settled(state)  # on record only once a cut is made: until then more nodes may tell their times
-    stages, lacking = _placed(measured, nodes, least, zones, state.copies_wanted)
+    measured, more_copies = at_the_start(measured, len(nodes), now)
+    stages, lacking = _placed(measured, nodes, least, zones, measured.copies_wanted)
+    if lacking and more_copies:  # those beyond what the job asks for follow where they fit
+        stages, lacking = _placed(measured, nodes, least, zones, state.copies_wanted)
     without = ""
     if lacking and state.era > 0:  # what is left goes on, and standbys follow where they fit
         stages, still = _placed(measured, nodes, least, zones, 1)
@@ -68,7 +72,7 @@ def begin_era(state: State, now: float) -> Decision:
         reason += f", which is in {state.origin}"
     cut = cutting.in_words(state, stages)
     crossing = in_words(stages, zones, sizes_of(state), prices_of(state))
-    reason = reason_of([reason, *filter(None, [cut, crossing, without])])
+    reason = reason_of([reason, *filter(None, [cut, more_copies, crossing, without])])
     state, plan, records = with_plan(state, stages, reason, now)
     reading = f"the nodes read {state.origin}"
     state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})

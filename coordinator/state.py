@@ -38,6 +38,17 @@ class Phase(StrEnum):
     FAILED = "failed"  # the job itself is at fault
 
 
+@dataclass(frozen=True, slots=True)
+class BulksBefore:
+    """What a market took before this run began, as a trace of it tells: how many machines went at once, how often."""
+
+    shares: tuple[float, ...]  # of each bulk: the machines that went, of those that were there
+    hours: float  # in which these were seen
+
+
+NOTHING_BEFORE = BulksBefore((), 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The parts of the job and of the service's settings that decisions depend on. Times in seconds."""
@@ -52,6 +63,7 @@ class Settings:
     clip_norm: float | None = None
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
+    bulks_before: BulksBefore = NOTHING_BEFORE
     auto: bool = False  # which redundancy is chosen at run time
     on_accelerators: bool = False  # whose memory holds the layers; boundary tensors lie in the host's
     hosts_standbys: bool = False  # whether standbys lie in the host's memory, beside an accelerator's

@@ -141,7 +141,8 @@ class ResilienceSection(_Section):
     which then redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers
     ship none.
     ``copies``: how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto"
-    they are 2, and become more where the bulks of lost nodes ask for it.
+    they are 2, or as many as a trace that the coordinator is given asks for, and become more where the bulks of lost
+    nodes ask for it.
     ``standby``: where a layer lies that a node only stands by for: on the device, or in the host's memory, from where
     it is brought to the device for each optimizer step alone. On a CPU both are one.
     ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.

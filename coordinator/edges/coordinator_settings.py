@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from culm.coordinator.state import Settings
+from culm.coordinator.state import NOTHING_BEFORE, BulksBefore, Settings
 from culm.pipeline import default_ports
 from culm.pipeline.job import Job
 from culm.pipeline.patience import Patience
@@ -27,6 +27,7 @@ class CoordinatorSettings:
     reflection: bool = False
     metrics: str = ""  # HOST:PORT to serve them on; empty: nowhere
     prices: str = ""  # path of the user's price table
+    bulks_before: BulksBefore = NOTHING_BEFORE  # of the given trace
     patience_seconds: float | None = None  # in place of the job's
     insecure: bool = False  # listen without TLS where others reach it
 
@@ -52,6 +53,7 @@ class CoordinatorSettings:
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,
             chooses_copies=job.resilience.copies == "auto",
+            bulks_before=self.bulks_before,
             on_accelerators=job.job.device != "cpu",
             hosts_standbys=job.resilience.standby == "host" and job.job.device != "cpu",
             auto=job.resilience.redundancy == "auto",

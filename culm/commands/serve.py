@@ -8,13 +8,17 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.patience import USUAL, checked, from_environment
 from culm.pipeline.text import closest, plain, without_secrets
 from culm.terminal import flags, interrupts
+
+if TYPE_CHECKING:
+    from culm.coordinator.state import BulksBefore
+    from culm.pipeline.job import Job
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MACHINE = (
@@ -90,6 +94,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     coordinator.add_argument("--metrics", **metrics)
     prices = "a table of what machines cost (docs/cost.md); default: CULM_PRICES, else the example prices of Culm"
     coordinator.add_argument("--prices", default=env("CULM_PRICES", ""), metavar="FILE", help=prices)
+    trace = 'how machines went before (docs/simulator.md): copies = "auto" begins with what it asks for'
+    default = "default: CULM_TRACE, else none"
+    coordinator.add_argument("--trace", default=env("CULM_TRACE", ""), metavar="FILE", help=f"{trace}; {default}")
     patience: Any = {"default": None, "metavar": "SECONDS"}
     what = "silence after which a frozen or cut off node counts as lost; every other time limit is in ratio to it"
     coordinator.add_argument("--patience", help=f"{what}; default: CULM_PATIENCE, else the job's", **patience)
@@ -237,6 +244,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
     if not arguments.job:
         raise JobError("no job file is given", "--job", "give the path of a JOB.toml")
     job = load_job(arguments.job, arguments.set)
+    before = _bulks_before(arguments.trace, job)
     patience = _patience(arguments)
     interrupts.interrupt()
     with ExitStack() as stack:
@@ -262,9 +270,22 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 reflection=arguments.reflection,
                 metrics=arguments.metrics,
                 prices=arguments.prices,
+                bulks_before=before,
                 patience_seconds=patience,
             )
         )
+
+
+def _bulks_before(path: str, job: "Job") -> "BulksBefore":
+    from culm.coordinator.state import NOTHING_BEFORE
+    from culm.simulator.markets.trace import bulks_before, read_trace
+
+    if not path:
+        return NOTHING_BEFORE
+    if job.resilience.copies != "auto":
+        asked = f"the job asks for copies = {job.resilience.copies}, whatever a trace tells"
+        raise JobError(asked, f"--trace {path}", 'set resilience.copies to "auto", or leave --trace (CULM_TRACE) out')
+    return bulks_before(read_trace(path))
 
 
 def _patience(arguments: argparse.Namespace) -> float | None:

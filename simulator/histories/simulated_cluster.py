@@ -96,7 +96,7 @@ class Cluster:
         pipelines: int = 1,
         has_buffers: bool = False,
         uneven: bool = False,
-        copies: int | str = 2,
+        copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
         stops: int = 0,
         measured: bool = False,
@@ -170,7 +170,8 @@ class Cluster:
             settle_seconds=settle_seconds,
             most_stages=most_stages,
             copies=copies if isinstance(copies, int) else 2,
-            chooses_copies=copies == "auto",
+            chooses_copies=not isinstance(copies, int),
+            bulks_before=copies if isinstance(copies, co.BulksBefore) else co.NOTHING_BEFORE,
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)

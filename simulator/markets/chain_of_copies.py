@@ -20,8 +20,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from culm.coordinator.copies import FEWEST, Losses, choose
+from culm.coordinator.copies import FEWEST, Losses, and_before, choose
 from culm.coordinator.settling import BULK_SECONDS
+from culm.coordinator.state import NOTHING_BEFORE, BulksBefore
 from culm.simulator.markets.trace import Change
 
 HOUR = 3600.0
@@ -45,13 +46,17 @@ class _Stage:
 
 @dataclass(kw_only=True)
 class Chain:
-    """One run. ``copies``: how many each stage has, or AUTO; ``seeding``: seconds until a new copy is whole."""
+    """One run. ``copies``: how many each stage has, or AUTO; ``seeding``: seconds until a new copy is whole.
+
+    ``before``: what a trace told before the run, for AUTO.
+    """
 
     changes: Sequence[Change]
     copies: int
     seed: int
     seeding: float
     starts_up: float = 45.0
+    before: BulksBefore = NOTHING_BEFORE
     _ring: list[str] = field(default_factory=list)
     _stages: list[_Stage] = field(default_factory=list)
     _wanted: int = FEWEST
@@ -66,10 +71,10 @@ class Chain:
         begun = [change.node for change in changes if change.kind == "add" and change.at == 0.0]
         later = [change for change in changes if change.kind == "add" and change.at > 0.0]
         coming = deque((change.at + self.starts_up + self.seeding, change.node) for change in later)
-        self._wanted = self.copies or FEWEST
+        end, now, weighted = changes[-1].at, 0.0, 0.0
+        self._wanted = self.copies or self._chosen(0.0, len(begun), end)
         self._ring = draw.sample(begun, len(begun))
         self._restore(0.0)
-        end, now, weighted = changes[-1].at, 0.0, 0.0
         for bulk in _at_once(changes):
             while coming and coming[0][0] < bulk[0].at:
                 at, node = coming.popleft()
@@ -99,15 +104,18 @@ class Chain:
                 self._repair(change.at)
         now = lost[-1].at
         if self.copies == AUTO:
-            hours, left = now / HOUR, (end - now) / HOUR
             # Of as many nodes as there were before: of those the bulk took its part.
-            seen = Losses(bulks=self._bulks, hours=hours, nodes=nodes, stages=nodes, hours_left=left)
-            self._wanted, _ = choose(seen, self._wanted)
+            self._wanted = self._chosen(now, nodes, end)
         if rolls_back:
             self._rollbacks += 1
             self._restore(now)
         else:
             self._repair(now)
+
+    def _chosen(self, now: float, nodes: int, end: float) -> int:
+        hours, left = now / HOUR, (end - now) / HOUR
+        seen = Losses(bulks=self._bulks, hours=hours, nodes=nodes, stages=nodes, hours_left=left)
+        return choose(and_before(seen, self.before), self._wanted)[0]
 
     def _restore(self, now: float) -> None:
         """All holders have their part from a checkpoint."""

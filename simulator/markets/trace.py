@@ -7,6 +7,7 @@
 """
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +19,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from culm.coordinator.settling import BULK_SECONDS, HOUR
+from culm.coordinator.state import BulksBefore
 from culm.pipeline.errors import JobError
 
 Kind = Literal["add", "notice", "remove"]
@@ -104,6 +107,23 @@ def hastened(changes: Sequence[Change], speed: float, burst: float = 0.0) -> lis
         found.append(replace(change, at=played))
         before = change.at
     return found
+
+
+def bulks_before(changes: Iterable[Change]) -> BulksBefore:
+    """What a trace tells a run that comes after it: of the machines that were there, the share that each bulk took."""
+    here, hours, last = 0, 0.0, -math.inf
+    sizes: list[int] = []
+    there: list[int] = []  # before each bulk
+    for change in changes:
+        if change.kind == "remove":
+            if change.at - last > BULK_SECONDS:
+                sizes.append(0)
+                there.append(here)
+            sizes[-1] += 1
+            last = change.at
+        here += {"add": 1, "remove": -1, "notice": 0}[change.kind]
+        hours = change.at / HOUR
+    return BulksBefore(tuple(size / of for size, of in zip(sizes, there, strict=True)), hours)
 
 
 def write_trace(changes: Iterable[Change]) -> str:

@@ -189,6 +189,11 @@ SERVICES: dict[str, Case] = {
     "a coordinator without a job": ("coordinator --listen 127.0.0.1:0", "--job"),
     "a coordinator of a job that is not there": ("coordinator --job nowhere.toml --listen 127.0.0.1:0", "No such file"),
     "a coordinator of two pipelines": ("coordinator --job JOB --set pipeline.pipelines=0", "pipeline.pipelines"),
+    "a trace for two copies": ("coordinator --job JOB --trace nowhere.csv", "copies = 2"),
+    "a trace that is not there": (
+        "coordinator --job JOB --set resilience.copies=auto --trace nowhere.csv",
+        "the trace cannot be read",
+    ),
     "a coordinator on port 65536": ("coordinator --job JOB --listen 127.0.0.1:65536", "65535"),
     "a coordinator on no host": ("coordinator --job JOB --listen 7070", "HOST:PORT"),
     "a coordinator that all reach": (

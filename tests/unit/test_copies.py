@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from culm.coordinator.copies import MOST_ROLLBACKS, Losses, bulks, choose, expected_rollbacks, risk
+from culm.coordinator.copies import MOST_ROLLBACKS, Losses, and_before, bulks, choose, expected_rollbacks, risk
+from culm.coordinator.state import NOTHING_BEFORE, BulksBefore
 
 ALONE = Losses(bulks=(1,) * 20, hours=10.0, nodes=20, stages=20, hours_left=10.0)
 IN_BULK = replace(ALONE, bulks=(1, 2, 6, 2, 4, 1, 3))
@@ -101,3 +102,13 @@ def test_the_bound_is_kept_wherever_there_are_nodes_for_it(
     assert why.startswith(f"{copies} copies")
     risks = [expected_rollbacks(seen, count) for count in range(1, nodes + 1)]
     assert risks == sorted(risks, reverse=True), "one more copy never brings more rollbacks"
+
+
+def test_a_trace_tells_of_bulks_by_their_share_of_the_machines() -> None:
+    before = BulksBefore((0.05, 0.3), 8.0)
+    seen = and_before(replace(ALONE, bulks=(2,), hours=1.0), before)
+    assert (list(seen.bulks), seen.hours, seen.from_trace) == ([1, 6, 2], 9.0, 2)
+    copies, why = choose(seen)
+    assert copies > choose(replace(ALONE, bulks=(2,), hours=1.0))[0]
+    assert "in 3 losses in 9.0 h (of these 2 as in the given trace); so" in why
+    assert and_before(ALONE, NOTHING_BEFORE) == ALONE

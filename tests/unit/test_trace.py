@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.coordinator.state import BulksBefore
 from culm.pipeline.errors import JobError
-from culm.simulator.markets.trace import Change, at_most, hastened, read_trace, write_trace
+from culm.simulator.markets.trace import Change, at_most, bulks_before, hastened, read_trace, write_trace
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -119,3 +120,12 @@ def test_a_hastened_trace_shortens_its_pauses_and_keeps_its_bursts() -> None:
     # Within a second of one another: as they were. Of 100 s one stays, and the other 99 pass in 0.99.
     played = [change.at for change in hastened(names, 100.0, burst=1.0)]
     assert played == pytest.approx([0.0, 0.5, 2.49, 3.49, 14.48])
+
+
+def test_of_each_bulk_its_share_of_the_machines_is_told() -> None:
+    """Removals within a second of the one before are one bulk."""
+    added = [Change(at=0.0, kind="add", node=f"n{i}") for i in range(10)]
+    gone = [(3600.0, 0), (3600.9, 1), (3601.8, 2), (7200.0, 3)]
+    changes = [*added, *(Change(at=at, kind="remove", node=f"n{i}") for at, i in gone)]
+    assert bulks_before(changes) == BulksBefore((3 / 10, 1 / 7), 2.0)
+    assert bulks_before(added) == BulksBefore((), 0.0)
