@@ -173,5 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.out:
         print(f"weights: {arguments.out}")
+    elif job.checkpoint is None:
+        print("weights: not kept; --out FILE writes them, and a [checkpoint] section of the job saves them on the way")
     print(f"weights_sha256 {outcome.sha256}")
     return os.EX_OK

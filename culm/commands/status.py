@@ -86,7 +86,7 @@ def status(arguments: argparse.Namespace) -> int:
     from culm.terminal.progress import nodes_table
 
     loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
-    print(f"{response.job}: {response.phase}, {response.detail}")
+    print(f"{response.job}: {_phase(response)}")
     speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
     print(f"step {response.step}/{response.steps}  loss {loss}  {speed}  {money}")
     if response.checkpoint_fault:
@@ -97,6 +97,13 @@ def status(arguments: argparse.Namespace) -> int:
     for line in exposure_lines(response):
         print(line)
     return 0
+
+
+def _phase(response: pb.GetStatusResponse) -> str:
+    """The phase and its detail, where the one does not say the other."""
+    if response.phase == "running" and response.detail == "training":
+        return "running"
+    return response.detail if response.detail.startswith(response.phase) else f"{response.phase}, {response.detail}"
 
 
 def exposure_lines(response: pb.GetStatusResponse) -> list[str]:

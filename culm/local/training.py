@@ -16,7 +16,7 @@ from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
-from culm.terminal.outcome import Outcome, RunFailed
+from culm.terminal.outcome import DONE, Outcome, RunFailed
 
 PROMPT_SECONDS = 0.05  # between two looks, where something has to happen at a certain step
 POLL_SECONDS = 0.25
@@ -64,8 +64,10 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                         failed = RunFailed(entry.text, entry.event.code)
             if begun is not None:
                 outcome.seconds = (ended or time.time()) - begun
-            if status.phase == "done" and not _has_last_checkpoint(status, cluster.job):
-                status.detail = f"{status.detail}; waiting for the last checkpoint to be written"
+            if status.phase == "done":
+                # In place of how long the nodes stay, and how to fetch from them: this command fetches, and ends them.
+                written = _has_last_checkpoint(status, cluster.job)
+                status.detail = DONE if written else f"{DONE}; waiting for the last checkpoint to be written"
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)

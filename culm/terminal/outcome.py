@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+DONE = "every step is committed"  # what a display says of a run that is done
+
 LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from culm.protos import coordinator_pb2 as pb
-from culm.terminal.outcome import Outcome
+from culm.terminal.outcome import DONE, Outcome
 
 # Kinds of events that whoever watches a run wants to see. Commits have a form of their own.
 SHOWN = {
@@ -49,7 +49,7 @@ class Lines:
     def __init__(self, title: str) -> None:
         self._title = title
         self._said = -1
-        self._detail = "every step is committed"  # the last detail shown; this first one comes as an event already
+        self._detail = DONE  # the last detail shown; this first one comes as an event already
 
     def __enter__(self) -> Self:
         return self
