@@ -7,6 +7,7 @@ import grpc
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import to_line
+from culm.pipeline.money.kinds import KINDS
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
@@ -19,10 +20,16 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "events",
         help="what happened, and why",
         description="Lists the run's events, each with its reason. docs/events.md explains every kind.",
-        epilog="example: culm events --follow",
+        epilog="examples:\n  culm events --follow\n  culm events --kind lost,plan",
     )
     flags.add_coordinator(parser)
     parser.add_argument("--follow", action="store_true", help="print new events as they happen, until Ctrl-C")
+    parser.add_argument(
+        "--kind",
+        type=flags.several(flags.one_of(*KINDS)),
+        metavar="KIND[,KIND]",
+        help="print events of these kinds alone; default: of all",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.set_defaults(command=events)
 
@@ -33,7 +40,8 @@ def events(arguments: argparse.Namespace) -> int:
     with channel:
         try:
             for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=arguments.follow)):
-                print(_line(cleaned(event), arguments.json), flush=True)
+                if arguments.kind is None or event.kind in arguments.kind:
+                    print(_line(cleaned(event), arguments.json), flush=True)
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:

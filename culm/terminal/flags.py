@@ -216,6 +216,11 @@ def one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
+def several(parse: Callable[[str], str]) -> Callable[[str], frozenset[str]]:
+    """Of words with commas between them, each as ``parse`` wants it."""
+    return lambda text: frozenset(parse(word.strip()) for word in text.split(","))
+
+
 def notices(text: str) -> str:
     """Where preemption notices come from."""
     from culm.stage_server.notices import make_sources

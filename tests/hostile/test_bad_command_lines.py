@@ -107,6 +107,7 @@ OTHERS: dict[str, Case] = {
     "a coordinator of a URL": ("weights --coordinator http://localhost:7070/x", "HOST:PORT"),
     "a bare IPv6 address": ("status --coordinator ::1:7070", "[HOST]:PORT"),
     "nobody there: status": (f"status --coordinator {NOWHERE}", NOWHERE),
+    "a kind of event": ("events --kind lost,plann", "did you mean plan?"),
     "nobody there: events": (f"events --coordinator {NOWHERE}", NOWHERE),
     "nobody there: cost": (f"cost --coordinator {NOWHERE}", NOWHERE),
     "nobody there: drain": (f"drain n1 --coordinator {NOWHERE}", NOWHERE),

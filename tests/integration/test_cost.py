@@ -33,7 +33,10 @@ def test_a_replayed_log_gives_the_live_figures(tmp_path: Path, capsys: pytest.Ca
         assert main(["events", "--coordinator", cluster.address, "--json"]) == 0
         log = tmp_path / "run.jsonl"
         log.write_text(capsys.readouterr().out)
+        assert main(["events", "--coordinator", cluster.address, "--kind", "lost,done"]) == 0
+        some = capsys.readouterr().out.splitlines()
     assert not victims
+    assert [line.split()[1] for line in some] == ["lost", "done"]
     assert main(["cost", "--log", str(log), "--json"]) == 0
     replayed = json.loads(capsys.readouterr().out)
     assert replayed == live
