@@ -37,7 +37,9 @@ def drain(arguments: argparse.Namespace) -> int:
             before = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
             stub.Drain(pb.DrainRequest(node=arguments.node), timeout=5.0)
         except grpc.RpcError as error:
-            mend = "culm status lists the nodes"
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise JobError(details(error), arguments.node, "name one of those") from error
+            mend = "see the coordinator's log"
             raise JobError(details(error), f"--coordinator {arguments.coordinator}", mend) from error
         incarnation = next((n.incarnation for n in before.nodes if n.id == arguments.node), None)
         if arguments.no_wait:

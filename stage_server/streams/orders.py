@@ -189,6 +189,9 @@ class Orders:
                     if not ever and waited >= self._connect_timeout:
                         self._on_failure(self._silent())
                         return
+                    if not ever and waited == wait:
+                        left = self._connect_timeout - waited
+                        log.warning("no coordinator at %s so far: trying for %g s more", self._coordinator, left)
                 except grpc.RpcError as error:
                     if error.code() is grpc.StatusCode.PERMISSION_DENIED:
                         self._on_failure(f"the coordinator at {self._coordinator} refuses this node: {details(error)}")

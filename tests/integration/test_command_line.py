@@ -94,7 +94,10 @@ def test_an_unreachable_coordinator(words: tuple[str, ...], taken_port: int, tmp
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
         line = the_one_line(culm(*words, "--coordinator", address, folder=tmp_path))
-    assert address in line
+        assert address in line
+        if words[0] == "stage":
+            longer = culm("stage", "--connect-timeout", "2", "--coordinator", address, folder=tmp_path)
+            assert f"no coordinator at {address} so far: trying for 1 s more" in longer.stderr
 
 
 def test_a_port_in_use(taken_port: int, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def sigterm(cluster: LocalCluster, server: MetadataServer) -> None:
 
 
 def by_command(cluster: LocalCluster, server: MetadataServer) -> None:
+    assert main(["drain", "n9", "--coordinator", cluster.address, "--no-wait"]) == 2
     assert main(["drain", NODE, "--coordinator", cluster.address, "--no-wait"]) == 0
 
 
