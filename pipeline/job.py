@@ -1,4 +1,7 @@
-"""The job file: a typed model of it that rejects what it does not know and says where."""
+"""The job file: a typed model of it that rejects what it does not know and says where.
+
+Each key says in its annotation what it is for: docs/job.md is made from these (``job_page``).
+"""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,8 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 Threads = Annotated[int, Field(ge=1, le=1024)]
 Few = Annotated[int, Field(ge=1, le=2**16)]  # in a step: each is an entry of every node's program
 Bytes = Annotated[int, Field(ge=1, le=2**62)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
+Arguments = dict[str, Any]
 Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 Factory = Annotated[str, Field(pattern=rf"^{DOTTED}:{DOTTED}\z")]
@@ -47,85 +52,83 @@ class _Section(BaseModel):
 
 
 class JobSection(_Section):
-    """What is run. ``threads``: torch's intra-op threads on every node. ``device``: where every node computes, the CPU
-    or the first CUDA device that its process sees. The bits of the result depend on both.
+    """What is run, and on what. The bits of the result depend on the device and on the number of threads."""
 
-    ``keep_after_done``: seconds for which nodes keep final weights that are neither in a checkpoint nor fetched.
-    ``hardware``: with "same" a node whose processor, instruction set or accelerator is of another kind than that of
-    the nodes before it is refused, since it computes other bits; with "any" it is taken.
-    """
-
-    name: Name = "job"
-    steps: Steps
-    seed: Seed = 0
-    threads: Threads = 1
-    keep_after_done: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)] = 3600.0
-    device: Literal["cpu", "cuda"] = "cpu"
-    hardware: Literal["same", "any"] = "same"
+    name: Annotated[Name, "what the run is called: in status, logs and checkpoints"] = "job"
+    steps: Annotated[Steps, "how many steps are trained"]
+    seed: Annotated[Seed, "of all random numbers: parameters, dropout, the order of samples"] = 0
+    threads: Annotated[Threads, "torch's intra-op threads on every node"] = 1
+    keep_after_done: Annotated[
+        Seconds, "seconds for which nodes keep final weights that are neither in a checkpoint nor fetched"
+    ] = 3600.0
+    device: Annotated[
+        Literal["cpu", "cuda"], "where every node computes: the CPU, or the first CUDA device that its process sees"
+    ] = "cpu"
+    hardware: Annotated[
+        Literal["same", "any"],
+        '"same" refuses a node whose processor, instruction set or accelerator is of another kind than that of the '
+        'nodes before it, since it computes other bits; "any" takes it',
+    ] = "same"
 
 
 class ModelSection(_Section):
-    """``layers``: "module:callable" that returns an nn.Sequential, or a list of modules or their constructors."""
+    """The model, cut where its layers meet. A layer takes one tensor and returns one."""
 
-    layers: Factory
-    args: dict[str, Any] = {}
+    layers: Annotated[Factory, "returns an nn.Sequential, or a list of modules or of their constructors"]
+    args: Annotated[Arguments, "what it is called with"] = {}
 
 
 class DataSection(_Section):
-    """``dataset``: "module:callable" that returns a map-style Dataset of (input, target); ``microbatch`` in samples.
+    """The samples."""
 
-    ``tokens_per_sample`` is for the cost of a million tokens, and for nothing else.
-    """
-
-    dataset: Factory
-    args: dict[str, Any] = {}
-    microbatch: Count
-    shuffle: bool = True
-    tokens_per_sample: Count | None = None
+    dataset: Annotated[Factory, "returns a map-style Dataset of pairs (input, target)"]
+    args: Annotated[Arguments, "what it is called with"] = {}
+    microbatch: Annotated[Count, "samples in a microbatch"]
+    shuffle: Annotated[bool, "whether each epoch has an order of its own, drawn by the seed"] = True
+    tokens_per_sample: Annotated[Count | None, "for the cost of a million tokens, and for nothing else"] = None
 
 
 class TrainSection(_Section):
-    """``loss(output, target)`` is a mean over the microbatch. ``clip_norm`` bounds the whole gradient's L2 norm.
+    """Loss and optimizer."""
 
-    ``nonfinite``: what becomes of a step whose loss or gradient is NaN or infinite. "stop": the run ends there, with
-    the weights of the step before. "skip": the step is committed and changes nothing, neither weights nor buffers nor
-    the optimizer's state.
-    """
-
-    loss: Factory
-    optimizer: Factory
-    optimizer_args: dict[str, Any] = {}
-    clip_norm: Norm | None = None
-    nonfinite: Literal["stop", "skip"] = "stop"
+    loss: Annotated[Factory, "called with (output, target); a mean over the microbatch"]
+    optimizer: Annotated[Factory, "a torch.optim.Optimizer"]
+    optimizer_args: Annotated[Arguments, "what it is made with, beside the parameters"] = {}
+    clip_norm: Annotated[Norm | None, "bounds the whole gradient's L2 norm"] = None
+    nonfinite: Annotated[
+        Literal["stop", "skip"],
+        'what becomes of a step whose loss or gradient is NaN or infinite: "stop" ends the run there, with the weights '
+        'of the step before; "skip" commits it, and neither weights nor buffers nor the optimizer\'s state change',
+    ] = "stop"
 
 
 class PipelineSection(_Section):
-    """``microbatches``: for each pipeline and step. With nodes to spare the model is cut into up to ``most_stages``.
+    """How the work is divided. Of these keys the bits depend on ``microbatches`` and ``pipelines`` alone."""
 
-    ``lead``: by how many microbatches a stage is ahead of the next. 2 hides the time that tensors travel; 1 keeps the
-    fewest activations: P - s of them at stage s of P, where 2 keeps 2 (P - s) - 1.
-
-    ``schedule``: 1f1b; or zb-h1, whose gradients of parameters fill the bubbles of the cooldown, and which keeps more
-    graphs meanwhile: on every stage up to as many as the first one.
-
-    ``pipelines``: fixed parts of a step's samples, of ``microbatches`` each. The bits depend on their number.
-    Who runs which of them is the coordinator's choice, and changes no bit.
-
-    ``cut``: what is about equal for all stages: their "parameters", or with "measured" the time of their forwards and
-    backwards, which the first nodes measure before they take part. No bit depends on it.
-
-    ``shape_by``: what the choice of replicas and stages makes least: the time of a step with "speed"; with "value" its
-    price, which is that time on all nodes, and what the step sends between zones. No bit depends on it.
-    """
-
-    stages: Few
-    most_stages: Few | None = None
-    microbatches: Few
-    pipelines: Few = 1
-    lead: Few = 2
-    schedule: Literal["1f1b", "zb-h1"] = "1f1b"
-    cut: Literal["parameters", "measured"] = "parameters"
-    shape_by: Literal["speed", "value"] = "speed"
+    stages: Annotated[Few, "how many stages the model is cut into"]
+    most_stages: Annotated[Few | None, "with nodes to spare the model may be cut into so many"] = None
+    microbatches: Annotated[Few, "of each pipeline in a step"]
+    pipelines: Annotated[Few, "equal parts of a step's samples, each of so many microbatches"] = 1
+    lead: Annotated[
+        Few,
+        "by how many microbatches a stage is ahead of the next. 2 hides the time that tensors travel; 1 keeps the "
+        "fewest activations: P - s of them at stage s of P, where 2 keeps 2 (P - s) - 1",
+    ] = 2
+    schedule: Annotated[
+        Literal["1f1b", "zb-h1"],
+        '"zb-h1" fills the bubbles of the cooldown with gradients of parameters. Meanwhile it keeps more graphs: on '
+        "every stage up to as many as on the first one",
+    ] = "1f1b"
+    cut: Annotated[
+        Literal["parameters", "measured"],
+        'what is about equal for all stages: their parameters; or with "measured" the time of their forwards and '
+        "backwards, which the first nodes measure before they take part",
+    ] = "parameters"
+    shape_by: Annotated[
+        Literal["speed", "value"],
+        'what the choice of replicas and stages makes least: the time of a step; or with "value" its price, which is '
+        "that time on all nodes, and what the step sends between zones",
+    ] = "speed"
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -135,28 +138,41 @@ class PipelineSection(_Section):
 
 
 class ResilienceSection(_Section):
-    """``seed_bytes_per_second``: what each holder gives at most to nodes being seeded, so that training goes on.
+    """What is done against lost nodes. No bit depends on it."""
 
-    ``ship_every``: after so many microbatches a stage's gradients, as far as they have come, go to its hot standby,
-    which then redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers
-    ship none.
-    ``copies``: how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto"
-    they are 2, or as many as a trace that the coordinator is given asks for, and become more where the bulks of lost
-    nodes ask for it.
-    ``standby``: where a layer lies that a node only stands by for: on the device, or in the host's memory, from where
-    it is brought to the device for each optimizer step alone. On a CPU both are one.
-    ``redundant_bytes``: what a step's redundant forwards may keep on a node; the rest of the step goes without them.
-    ``patience``: seconds of silence after which a node that is frozen or cut off counts as lost. Every other time
-    limit keeps its ratio to it. A node that is killed is noticed at once.
-    """
-
-    seed_bytes_per_second: Bytes = 100_000_000
-    ship_every: Annotated[int, Field(ge=0, le=2**16)] = 0
-    redundant_bytes: Bytes = 2_000_000_000
-    redundancy: Literal["off", "lazy", "eager", "auto"] = "lazy"
-    standby: Literal["device", "host"] = "device"
-    copies: Annotated[int, Field(ge=2, le=16)] | Literal["auto"] = 2
-    patience: Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)] = USUAL
+    seed_bytes_per_second: Annotated[
+        Bytes, "what each holder gives at most to nodes being seeded, so that training goes on"
+    ] = 100_000_000
+    ship_every: Annotated[
+        Annotated[int, Field(ge=0, le=2**16)],
+        "after so many microbatches a stage's gradients, as far as they have come, go to its hot standby, which then "
+        "redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers ship "
+        "none",
+    ] = 0
+    redundant_bytes: Annotated[
+        Bytes, "what a step's redundant forwards may keep on a node; the rest of the step goes without them"
+    ] = 2_000_000_000
+    redundancy: Annotated[
+        Literal["off", "lazy", "eager", "auto"],
+        'whether standbys are kept ("lazy"), and run forwards ahead as well ("eager"); "auto" chooses by what the run '
+        "sees",
+    ] = "lazy"
+    standby: Annotated[
+        Literal["device", "host"],
+        "where a layer lies that a node only stands by for: on the device, or in the host's memory, from where it is "
+        "brought to the device for each optimizer step alone. On a CPU both are one",
+    ] = "device"
+    copies: Annotated[
+        Annotated[int, Field(ge=2, le=16)] | Literal["auto"],
+        'how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto" they '
+        "are 2, or as many as a trace that the coordinator is given asks for, and become more where the bulks of lost "
+        "nodes ask for it",
+    ] = 2
+    patience: Annotated[
+        Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)],
+        "seconds of silence after which a node that is frozen or cut off counts as lost. Every other time limit keeps "
+        "its ratio to it. A node that is killed is noticed at once",
+    ] = USUAL
 
     @model_validator(mode="after")
     def _has_copies_to_count(self) -> Self:
@@ -172,13 +188,13 @@ class ResilienceSection(_Section):
 
 
 class CheckpointSection(_Section):
-    """``url``: any fsspec URL, without secrets: ``${NAME}`` in it stands for what a process finds in its environment.
-    ``every`` in steps; ``keep``: how many checkpoints stay.
-    """
+    """Where the state is saved as training goes on. Without this section nothing is."""
 
-    url: Url
-    every: Steps
-    keep: Count = 3
+    url: Annotated[
+        Url, "any fsspec URL, without secrets: `${NAME}` in it stands for what a process finds in its environment"
+    ]
+    every: Annotated[Steps, "steps from one checkpoint to the next; the last step has one in any case"]
+    keep: Annotated[Count, "how many checkpoints stay"] = 3
 
 
 class Job(_Section):

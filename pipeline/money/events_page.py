@@ -1,12 +1,11 @@
 """Writes docs/events.md from the kinds of events: `python -m culm.pipeline.money.events_page [--check]`."""
 
-import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from culm.pipeline.made_page import main
 from culm.pipeline.money.kinds import FREQUENT, GROUPS, Event
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
@@ -61,17 +60,5 @@ def _type(hint: Any) -> str:
     return {str: "text", int: "integer", float: "number"}.get(first, "text")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    if PAGE.read_text() == page():
-        return 0
-    print(f"{PAGE} is out of date: run python -m culm.pipeline.money.events_page", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main(PAGE, page(), __spec__.name))

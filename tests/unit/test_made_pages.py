@@ -1,11 +1,17 @@
-"""docs/events.md says what the kinds of events say, of each of them."""
+"""The pages that are made from code say what it says."""
 
-from culm.pipeline.money.events_page import PAGE, page
+from types import ModuleType
+
+import pytest
+
+from culm.pipeline import job_page
+from culm.pipeline.money import events_page
 from culm.pipeline.money.kinds import GROUPS, KINDS, Event
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run python -m culm.pipeline.money.events_page"
+@pytest.mark.parametrize("made", [events_page, job_page])
+def test_the_page_is_up_to_date(made: ModuleType) -> None:
+    assert made.PAGE.read_text() == made.page(), f"run python -m {made.__name__}"
 
 
 def test_every_kind_stands_in_one_group_and_has_a_name_of_its_own() -> None:
