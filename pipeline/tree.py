@@ -58,22 +58,25 @@ def merged(pieces: Mapping[Block, T], pipelines: int, add: Callable[[T, T], T]) 
     ``pieces``: disjoint blocks of the tree over so many pipelines. ``add(left, right)``.
     """
     found: dict[Block, T] = {}
-
-    def collect(block: Block) -> T | None:
-        if block in pieces:
-            return pieces[block]
-        if block.end - block.first == 1:
-            return None
-        left, right = halves(block)
-        of_left, of_right = collect(left), collect(right)
-        if of_left is not None and of_right is not None:
-            return add(of_left, of_right)
-        found.update((half, value) for half, value in ((left, of_left), (right, of_right)) if value is not None)
-        return None
-
     whole = Block(0, pipelines)
-    total = collect(whole)
+    total = _collected(whole, pieces, add, found)
     return found if total is None else {whole: total}
+
+
+# A function of the module, and none inside ``merged``. One that calls itself from there would be in a circle with what
+# it knows, and the gradients of a step would wait for Python's collector.
+def _collected(block: Block, pieces: Mapping[Block, T], add: Callable[[T, T], T], found: dict[Block, T]) -> T | None:
+    """The block's value; None where pieces are missing: ``found`` has what the others come to then."""
+    if block in pieces:
+        return pieces[block]
+    if block.end - block.first == 1:
+        return None
+    left, right = halves(block)
+    of_left, of_right = _collected(left, pieces, add, found), _collected(right, pieces, add, found)
+    if of_left is not None and of_right is not None:
+        return add(of_left, of_right)
+    found.update((half, value) for half, value in ((left, of_left), (right, of_right)) if value is not None)
+    return None
 
 
 def largest(pipelines: Collection[int], of: int) -> tuple[Block, ...]:
@@ -127,11 +130,11 @@ def _powers(number: int) -> list[tuple[int, int]]:
 
 def total(values: Sequence[T], add: Callable[[T, T], T]) -> T:
     """The whole tree over one value a pipeline, of which there is one at least."""
+    return _total_of(Block(0, len(values)), values, add)
 
-    def of(block: Block) -> T:
-        if block.end - block.first == 1:
-            return values[block.first]
-        left, right = halves(block)
-        return add(of(left), of(right))
 
-    return of(Block(0, len(values)))
+def _total_of(block: Block, values: Sequence[T], add: Callable[[T, T], T]) -> T:
+    if block.end - block.first == 1:
+        return values[block.first]
+    left, right = halves(block)
+    return add(_total_of(left, values, add), _total_of(right, values, add))

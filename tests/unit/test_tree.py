@@ -1,5 +1,8 @@
 """The tree over pipelines: the same value for every way in which nodes may share the work."""
 
+import gc
+import weakref
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,3 +69,22 @@ def test_a_tree_has_these_blocks_and_no_others(pipelines: int) -> None:
 
 def test_a_block_takes_the_place_of_those_inside_it() -> None:
     assert outermost([Block(1, 2), Block(0, 2), Block(3, 4), Block(0, 2)]) == (Block(0, 2), Block(3, 4))
+
+
+class Gradient:
+    """Stands for tensors: memory."""
+
+
+def test_what_was_added_up_is_freed_at_once() -> None:
+    """Without Python's collector, which comes late: a node had the gradients of several steps meanwhile."""
+    gc.disable()
+    try:
+        values = [Gradient() for _ in range(4)]
+        seen = [weakref.ref(value) for value in values]
+        some = {Block(p, p + 1): values[p] for p in (0, 1, 2)}
+        merged(some, 4, lambda left, right: Gradient())
+        total(values, lambda left, right: Gradient())
+        del values, some
+        assert [each() for each in seen] == [None] * 4
+    finally:
+        gc.enable()
