@@ -4,12 +4,14 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 
 from culm.commands.run import end_on_sigterm, read_job
 from culm.pipeline.errors import JobError
@@ -32,6 +34,7 @@ from culm.terminal import flags
 from culm.terminal.market_flags import add_market_arguments, read_market, read_prices
 from culm.terminal.progress import counted
 
+Run = tuple[int, Way]  # the seed of a market, and how the job runs in it
 FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
 MOST_MACHINES, MOST_NUMBERS = 10_000, 1000
 CHUNK = 4  # runs that a process is given at once
@@ -118,28 +121,50 @@ def _numbers(text: str) -> list[int]:
     return numbers
 
 
-def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: tuple[int, Way]) -> Row:
-    """One way in the market of one seed. Runs in a process of its own."""
+def _one(profile: Profile, cluster: Cluster, draw: Draw, seconds: float, run: Run) -> Row:
+    """One way in the market of one seed."""
     seed, way = run
     return simulate(profile, cluster, way, draw(seed), seconds)
 
 
+def _several(one: Callable[[Run], Row], runs: Sequence[Run]) -> list[Row]:
+    """Runs in a process of its own."""
+    return [one(run) for run in runs]
+
+
 def _all(
-    one: Callable[[tuple[int, Way]], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None
+    one: Callable[[Run], Row], tried: Sequence[Way], seeds: int, steps: int, deadline_days: float | None
 ) -> list[Outlook]:
     """Every way in the first markets, and those that look good there in the others as well."""
     rows: dict[Way, list[Row]] = {way: [] for way in tried}
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    print(
+        f"simulating {len(tried)} ways in {min(seeds, FIRST_LOOK)} markets, the best of them in {seeds}",
+        file=sys.stderr,
+    )
+    with _pool() as pool:
         for markets in (range(min(seeds, FIRST_LOOK)), range(FIRST_LOOK, seeds)):
             runs = list(product(markets, tried))
-            found = pool.map(one, runs, chunksize=CHUNK)
-            for done, ((seed, way), row) in enumerate(zip(runs, found, strict=True), 1):
-                rows[way].append(row)
-                counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each: {done / len(runs):.0%}")
+            given = [runs[first : first + CHUNK] for first in range(0, len(runs), CHUNK)]
+            for part, found in [(part, pool.submit(_several, one, part)) for part in given]:
+                for (seed, way), row in zip(part, found.result(), strict=True):
+                    rows[way].append(row)
+                    counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each")
             outlooks = [outlook(way, of_way, steps) for way, of_way in rows.items()]
             tried = short_list(outlooks, deadline_days)
     counted("")
     return outlooks
+
+
+@contextmanager
+def _pool() -> Iterator[ProcessPoolExecutor]:
+    """Processes that end at once with an exception, such as Ctrl-C: a run of years may take them minutes."""
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for child in active_children():
+                child.kill()
+            raise
 
 
 def _show(found: Sequence[Outlook], chosen: Outlook | None, lies: str) -> None:

@@ -1,9 +1,12 @@
 """What to rent: the ways that are tried, the one that is named, and files that are none."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from culm.__main__ import main
@@ -304,3 +307,18 @@ def test_bad_words_are_told_in_a_line(
     told = capsys.readouterr().err
     assert says in told
     assert told.count("\n") == 1
+
+
+def test_a_plan_of_a_run_of_years_ends_at_once_when_it_is_told_to(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(profile_to_json(PROFILE))
+    words = ["plan", str(EXAMPLE), "--profile", str(path), "--nodes", "4", "--prices", "1", "--hazard", "0.1"]
+    command = [sys.executable, "-m", "culm", *words, "--set", "job.steps=10000000000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as planning:
+        assert planning.stderr is not None
+        assert planning.stderr.readline().startswith("simulating ")
+        begun = psutil.Process(planning.pid).children(recursive=True)
+        planning.terminate()
+        assert planning.stderr.read() == "culm plan: interrupted\n"
+    assert planning.returncode == 130
+    assert psutil.wait_procs(begun, timeout=60.0)[1] == []
