@@ -103,6 +103,10 @@ class Account:
     def rented(self) -> set[str]:
         return set(self._rented)
 
+    def price_of(self, node: str) -> float:
+        """Dollars an hour, of a machine that is rented."""
+        return self._rented[node][1]
+
     def begin(self) -> None:
         """The first step begins."""
         if self.began is None:

@@ -203,6 +203,8 @@ class CulmRun:
         self._step.begin(plan, self._clock.now, self._moving.goes_on(self._clock.now))
         if self._settled and self.choice.passes_over:
             self._pass_over()
+        if self.profile.by_value:
+            self._coordinator.time_step(self._step.planned_seconds())
         self._plan_end()
 
     def _pass_over(self) -> None:
@@ -215,6 +217,8 @@ class CulmRun:
         if self.choice.redundancy == "auto":
             self._nodes.spend(self._step.run, count)
         self._coordinator.pass_over(count)
+        if self.profile.by_value:
+            self._coordinator.time_step(seconds, count)
         self._clock.now += count * seconds
         self._pass()
         self._step.book_calm(self.account, count)
@@ -276,6 +280,7 @@ def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings
         stages=profile.stages,
         microbatches=profile.microbatches,
         pipelines=profile.pipelines,
+        by_value=profile.by_value,
         steps=profile.steps,
         copies=1 if choice.redundancy == "off" else 2,
         nodes=choice.begins_with,

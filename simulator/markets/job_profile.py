@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from culm.coordinator.zones import apart
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.plan import Stages
 from culm.pipeline.schedule import Schedule
 from culm.simulator.markets.grid_step import GridWork, StageSeconds
@@ -50,6 +51,7 @@ class Profile:
     lead: Count = 2
     splits: bool = False
     pipelines: Count = 1
+    by_value: bool = False  # whether shapes are chosen by dollars for a step, in place of its length
     source: str = ""
 
     @property
@@ -59,6 +61,16 @@ class Profile:
     @property
     def state_bytes(self) -> int:
         return STATE_BYTES * sum(layer.parameters for layer in self.layers)
+
+    @property
+    def layer_bytes(self) -> tuple[LayerBytes, ...]:
+        """What nodes tell of the layers; nothing where nobody has measured what they pass on."""
+        if not any(layer.activation_bytes for layer in self.layers):
+            return ()
+        return tuple(
+            LayerBytes(STATE_BYTES * x.parameters, GRADIENT_BYTES * x.parameters, 2 * x.activation_bytes)
+            for x in self.layers
+        )
 
     def least_step_seconds(self, replicas: int = 1) -> float:
         """Seconds of a step on as many stages as there may be, without a network; the busiest replica's."""
@@ -163,6 +175,7 @@ def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
         most_stages=max(pipeline.stages, pipeline.most_stages or 0),
         lead=pipeline.lead,
         splits=pipeline.schedule == "zb-h1",
+        by_value=pipeline.shape_by == "value",
         source=source,
     )
 

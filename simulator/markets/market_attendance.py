@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
+from culm.coordinator.node_prices import NodePrice
 from culm.pipeline.flow import peers_of
 from culm.pipeline.machine import Machine
 from culm.simulator.markets.account import Account
@@ -44,7 +45,8 @@ class Attendance:
         tell: Callable[[reports.Report], None],
     ) -> None:
         self._clock, self._cluster = clock, cluster
-        self._layer_costs = costs_of(profile.layers)
+        self._layer_costs, self._layer_bytes = costs_of(profile.layers), profile.layer_bytes
+        self._account = account
         self._nodes = nodes
         self._coordinator = coordinator
         self._tell = tell
@@ -80,7 +82,13 @@ class Attendance:
         incarnation = self._nodes.add(name, zone).incarnation
         machine = Machine(zone=zone, market="spot")
         self._tell(reports.Joined(node=name, incarnation=incarnation, address=f"{name}:1", zone=zone, machine=machine))
-        self._tell(reports.Available(node=name, incarnation=incarnation, layer_costs=self._layer_costs))
+        price = NodePrice(self._account.price_of(name), self._cluster.per_gb_between_zones)
+        self._tell(reports.Priced({(name, incarnation): price}))
+        self._tell(
+            reports.Available(
+                node=name, incarnation=incarnation, layer_costs=self._layer_costs, layer_bytes=self._layer_bytes
+            )
+        )
 
     def _gone(self, name: str) -> None:
         """The machine was taken. Peers are those of the plan at this moment, not at the moment of noticing."""

@@ -7,16 +7,18 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.watchdog import REMEMBERED
 from culm.simulator.network import Clock
 
 # ``advance`` decides every report that can change a plan: joins, lost nodes, notices, seeded layers, the last Ready of
-# a step, checkpoints. Most reports change nothing but a note in the state. Three shortcuts write such notes, and have
-# nothing decided:
+# a step, checkpoints. Most reports change nothing but a note in the state. Shortcuts write such notes, and have nothing
+# decided:
 #
 #     shortcut    what it stands for                      what it writes
 #     note        all Ready of a step but the last        facts and norms, as ``advance`` would
 #     pass_over   calm steps, one commit each             the committed step, the last commit's number
 #     keep_time   ticks and heartbeats of a quiet time    when the last tick was
+#     time_step   ticks that see how long steps take      the seconds of the newest ones
 #
 # A shortcut is right only where no decision would have followed. ``calm_steps`` says when that is, and a test takes
 # steps one by one and compares.
@@ -55,6 +57,11 @@ class VirtualCoordinator:
         assert last is not None
         last = replace(last, step=last.step + steps)
         self.state = replace(self.state, committed=self.state.committed + steps, last_commit=last)
+
+    def time_step(self, seconds: float, steps: int = 1) -> None:
+        watch = self.state.watch
+        recent = (*watch.recent, *[seconds] * min(steps, REMEMBERED))[-REMEMBERED:]
+        self.state = replace(self.state, watch=replace(watch, recent=recent))
 
     def keep_time(self) -> None:
         """Ticks have come all along: after a gap in them the next one would count nobody's silence."""

@@ -121,6 +121,16 @@ def test_tensors_between_zones_are_paid_for() -> None:
     assert dear.cost - free.cost == pytest.approx(100 * step / 1e9 * 0.02)
 
 
+def test_by_value_a_shape_that_sends_less_between_zones_is_worth_a_longer_step() -> None:
+    changes = [*machines(4), *(Change(at=100.0, kind="add", node=f"late{i}", zone="ab"[i % 2]) for i in range(4))]
+    choice, dear = Choice(machines=8, begins_with=4), Cluster(per_gb_between_zones=0.02)
+    by_speed, by_value = (CulmRun(changes, replace(SMALL, by_value=by), dear, choice).run() for by in (False, True))
+    assert by_value.cost < 0.8 * by_speed.cost
+    assert by_value.seconds > by_speed.seconds
+    free = CulmRun(changes, replace(SMALL, by_value=True), Cluster(), choice).run()
+    assert free.seconds == by_speed.seconds, "where nothing crosses at a price the fastest is the cheapest"
+
+
 def histories(count: int) -> list[tuple[int, list[Change]]]:
     zones = [
         Zone(name="a", machines=4, price=0.9, lost_per_hour=6.0, bulk_per_hour=1.0, wait_seconds=60.0),
@@ -143,10 +153,11 @@ def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> N
 
 @pytest.mark.parametrize("redundancy", ["off", "lazy", "auto"])
 def test_steps_that_are_passed_over_would_have_changed_nothing(redundancy: str) -> None:
+    profile, cluster = replace(SMALL, by_value=redundancy == "lazy"), Cluster(per_gb_between_zones=0.02)
     for seed, changes in histories(2):
         choice = Choice(redundancy=redundancy, machines=8, checkpoint_steps=50)
-        fast = CulmRun(changes, SMALL, Cluster(), choice)
-        slow = CulmRun(changes, SMALL, Cluster(), replace(choice, passes_over=False))
+        fast = CulmRun(changes, profile, cluster, choice)
+        slow = CulmRun(changes, profile, cluster, replace(choice, passes_over=False))
         one, other = fast.run(HOUR), slow.run(HOUR)
         assert _numbers(one) == pytest.approx(_numbers(other), rel=1e-6, abs=1e-6), f"seed {seed}"
         assert fast.decisions < slow.decisions
