@@ -5,7 +5,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,6 +19,7 @@ from culm.simulator.markets.account import Row
 from culm.simulator.markets.advice import (
     Draw,
     Outlook,
+    Placed,
     Way,
     best,
     longest,
@@ -93,17 +94,19 @@ def plan(arguments: argparse.Namespace) -> int:
     found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
     listed = [x for x in found if x.markets == arguments.seeds]
     chosen = best(listed, arguments.deadline)
-    lies = placed(profile, cluster, chosen.way, draw(0)) if chosen is not None else ""
+    lies = placed(profile, chosen.way, draw(0)) if chosen is not None else Placed((), {})
+    layers, zones = lies.layers_in_words(profile), lies.zones_in_words(profile, cluster) if lies.stages else ""
     if arguments.json:
         told = {
             "seeds": arguments.seeds,
             "ways": [asdict(x) for x in found],
             "best": asdict(chosen) if chosen else None,
-            "zones": lies,
+            "layers": layers,
+            "zones": zones,
         }
         print(json.dumps(told))
     else:
-        _show(listed, chosen, lies)
+        _show(listed, chosen, {"Stages": layers, "In zones": zones})
     return 0 if chosen is not None else 1
 
 
@@ -167,8 +170,8 @@ def _pool() -> Iterator[ProcessPoolExecutor]:
             raise
 
 
-def _show(found: Sequence[Outlook], chosen: Outlook | None, lies: str) -> None:
-    """``lies``: how the chosen way lies in zones, in words."""
+def _show(found: Sequence[Outlook], chosen: Outlook | None, placed: Mapping[str, str]) -> None:
+    """``placed``: how the chosen way is laid out, in words; what is empty is not told."""
     from rich.console import Console
     from rich.table import Table
 
@@ -204,8 +207,9 @@ def _show(found: Sequence[Outlook], chosen: Outlook | None, lies: str) -> None:
         f"${chosen.cost:.2f}; a run goes back to a checkpoint "
         f"in {chosen.rollback_risk * chosen.markets:.0f} of {chosen.markets} markets."
     )
-    if lies:
-        console.print(f"  In zones: {lies}.", markup=False)
+    for what, words in placed.items():
+        if words:
+            console.print(f"  {what}: {words}.", markup=False)
     for reason in why(chosen, found):
         console.print(f"  {reason}", markup=False)
 

@@ -7,7 +7,7 @@
 #
 # A way is what the run begins with. The coordinator changes the shape as it sees fit, up to as many stages.
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean, quantiles
@@ -16,9 +16,10 @@ from culm.coordinator.crossing import StepBytes, in_words
 from culm.coordinator.node_prices import NodePrice
 from culm.coordinator.placement import place
 from culm.coordinator.replicas import count as replicas_of
+from culm.pipeline.plan import Stages
 from culm.simulator.markets.account import Row, Use
 from culm.simulator.markets.culm_run import CulmRun
-from culm.simulator.markets.job_profile import Cluster, Profile, costs_of
+from culm.simulator.markets.job_profile import Cluster, Profile
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 
@@ -49,7 +50,8 @@ class Way:
     @property
     def shape(self) -> str:
         """In words."""
-        return f"{self.replicas} replicas of {self.stages} stages" if self.replicas > 1 else f"{self.stages} stages"
+        stages = f"{self.stages} stage{'s' * (self.stages != 1)}"
+        return f"{self.replicas} replicas of {stages}" if self.replicas > 1 else stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,27 +123,49 @@ def simulate(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Cha
     return CulmRun(changes, cut, cluster, choice).run(seconds)
 
 
-def placed(profile: Profile, cluster: Cluster, way: Way, changes: Sequence[Change]) -> str:
-    """How the first machines of a market are laid out in their zones, in the coordinator's words; empty: in one."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """How the first machines of a market are laid out, as the coordinator would do it."""
+
+    stages: Stages  # empty: too few machines come
+    zones: Mapping[str, str]
+
+    def layers_in_words(self, profile: Profile) -> str:
+        """Which layers each stage has."""
+        ranges = (
+            f"{x.first_layer}-{x.end_layer - 1}" if len(x.layers) > 1 else f"{x.first_layer}" for x in self.stages
+        )
+        by = "times" if profile.measured else "parameters"
+        return f"layers {', '.join(ranges)}, cut by {by}" if self.stages else ""
+
+    def zones_in_words(self, profile: Profile, cluster: Cluster) -> str:
+        """Who is apart, and what crosses; empty where all are in one zone."""
+        price = NodePrice(per_gb_zones=cluster.per_gb_between_zones)
+        return in_words(self.stages, self.zones, _sizes(profile), dict.fromkeys(self.zones, price))
+
+
+def placed(profile: Profile, way: Way, changes: Sequence[Change]) -> Placed:
+    """The machines that are there first, as many as the way takes."""
     coming = [change for change in changes if change.kind == "add"][: way.machines]
-    if len(coming) < way.stages:
-        return ""
     zones = {change.node: change.zone for change in coming}
-    parameters = costs_of(profile.layers)
-    passed = tuple(float(profile.microbatches * layer.activation_bytes) for layer in profile.layers)
-    sizes = StepBytes(parameters, passed if any(passed) else ())
+    if len(coming) < way.stages:
+        return Placed((), zones)
     stages = place(
         list(zones),
-        parameters,
+        profile.layer_seconds or profile.parameters,
         way.stages,
         copies=1 if way.redundancy == "off" else 2,
         zones=zones,
         pipelines=profile.pipelines,
-        parameters=parameters,
-        passed=sizes.passed,
+        parameters=profile.parameters,
+        passed=_sizes(profile).passed,
     )
-    price = NodePrice(per_gb_zones=cluster.per_gb_between_zones)
-    return in_words(stages, zones, sizes, dict.fromkeys(zones, price))
+    return Placed(stages, zones)
+
+
+def _sizes(profile: Profile) -> StepBytes:
+    passed = tuple(float(profile.microbatches * layer.activation_bytes) for layer in profile.layers)
+    return StepBytes(profile.parameters, passed if any(passed) else ())
 
 
 def outlook(way: Way, rows: Sequence[Row], steps: int) -> Outlook:

@@ -281,6 +281,7 @@ def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings
         microbatches=profile.microbatches,
         pipelines=profile.pipelines,
         by_value=profile.by_value,
+        measured=profile.measured,
         steps=profile.steps,
         copies=1 if choice.redundancy == "off" else 2,
         nodes=choice.begins_with,

@@ -52,6 +52,7 @@ class Profile:
     splits: bool = False
     pipelines: Count = 1
     by_value: bool = False  # whether shapes are chosen by dollars for a step, in place of its length
+    measured: bool = False  # whether the model is cut by the layers' times, in place of their parameters
     source: str = ""
 
     @property
@@ -61,6 +62,16 @@ class Profile:
     @property
     def state_bytes(self) -> int:
         return STATE_BYTES * sum(layer.parameters for layer in self.layers)
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """Of each layer, as nodes report them."""
+        return tuple(float(layer.parameters) for layer in self.layers)
+
+    @property
+    def layer_seconds(self) -> tuple[float, ...]:
+        """What nodes tell that measure their layers; nothing where the job asks for none."""
+        return tuple(layer.forward + layer.backward for layer in self.layers) if self.measured else ()
 
     @property
     def layer_bytes(self) -> tuple[LayerBytes, ...]:
@@ -176,6 +187,7 @@ def of_job(job: Job, layers: Sequence[Layer], source: str) -> Profile:
         lead=pipeline.lead,
         splits=pipeline.schedule == "zb-h1",
         by_value=pipeline.shape_by == "value",
+        measured=pipeline.cut == "measured",
         source=source,
     )
 
@@ -199,8 +211,3 @@ def read_profile(path: str | Path) -> Profile:
         at = ".".join(map(str, first["loc"])) or "its beginning"
         what = first["msg"][0].lower() + first["msg"][1:]
         raise JobError(what, f"{path}, {at}", "correct it, or measure anew with culm profile") from error
-
-
-def costs_of(layers: Sequence[Layer]) -> tuple[float, ...]:
-    """What the coordinator cuts the model by: parameters, as nodes report them."""
-    return tuple(float(layer.parameters) for layer in layers)

@@ -9,7 +9,7 @@ from culm.pipeline.flow import peers_of
 from culm.pipeline.machine import Machine
 from culm.simulator.markets.account import Account
 from culm.simulator.markets.fleet import Fleet
-from culm.simulator.markets.job_profile import Cluster, Profile, costs_of
+from culm.simulator.markets.job_profile import Cluster, Profile
 from culm.simulator.markets.market_nodes import MarketNodes
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.virtual_coordinator import TICK, VirtualCoordinator
@@ -45,8 +45,7 @@ class Attendance:
         tell: Callable[[reports.Report], None],
     ) -> None:
         self._clock, self._cluster = clock, cluster
-        self._layer_costs, self._layer_bytes = costs_of(profile.layers), profile.layer_bytes
-        self._account = account
+        self._profile, self._account = profile, account
         self._nodes = nodes
         self._coordinator = coordinator
         self._tell = tell
@@ -86,7 +85,11 @@ class Attendance:
         self._tell(reports.Priced({(name, incarnation): price}))
         self._tell(
             reports.Available(
-                node=name, incarnation=incarnation, layer_costs=self._layer_costs, layer_bytes=self._layer_bytes
+                node=name,
+                incarnation=incarnation,
+                layer_costs=self._profile.parameters,
+                layer_bytes=self._profile.layer_bytes,
+                layer_seconds=self._profile.layer_seconds,
             )
         )
 

@@ -13,8 +13,10 @@ from culm.__main__ import main
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job
 from culm.simulator.markets.advice import Outlook, Way, best, outlook, placed, short_list, simulate, ways, why
+from culm.simulator.markets.culm_run import CulmRun
 from culm.simulator.markets.job_profile import Cluster, Layer, Profile, profile_to_json, read_profile
 from culm.simulator.markets.random_market import Zone, shifted, zoned
+from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
@@ -108,7 +110,7 @@ def test_a_shape_is_compared_with_those_of_fewer_and_of_more_stages() -> None:
     assert why(chosen, [chosen, *others]) == [
         "8 stages: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
         "2 replicas of 4 stages: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
-        "8 replicas of 1 stages: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
+        "8 replicas of 1 stage: +100.0% time, +25.0% cost, 0.0 rollbacks a run",
     ]
 
 
@@ -256,15 +258,32 @@ def test_the_chosen_way_is_laid_out_in_the_markets_zones() -> None:
     profile = replace(PROFILE, layers=layers, pipelines=4)
     market = [Change(at=0.0, kind="add", node=f"m{i}", zone="ab"[i % 2]) for i in range(8)]
     way = Way(6, 3, "lazy", 0, replicas=2)
-    assert placed(profile, Cluster(per_gb_between_zones=0.02), way, market) == (
+    assert placed(profile, way, market).zones_in_words(profile, Cluster(per_gb_between_zones=0.02)) == (
         "the copies of every stage are in two zones or more; 2 of 2 replicas lie in one zone each; "
         "between zones a step sends 48.0 MB of parameter gradients, and activations at 0 of 8 boundaries; "
         "that costs 0.00096 $ a step"
     )
-    crossing = placed(profile, Cluster(), Way(3, 3, "lazy", 0), market)
+    crossing = placed(profile, Way(3, 3, "lazy", 0), market).zones_in_words(profile, Cluster())
     # Four pipelines of 8 microbatches, 10 kB there and back, over both boundaries.
     assert crossing.endswith("and activations at 8 of 8 boundaries (1.3 MB)")
-    assert placed(profile, Cluster(), way, market[:2]) == "", "too few machines come"
+    assert placed(profile, way, market[:2]).stages == (), "too few machines come"
+
+
+def test_the_stages_of_the_chosen_way_are_cut_as_the_job_asks() -> None:
+    """Half of the parameters lie in the first layer, and most of the time is taken by the others."""
+    layers = (Layer(0.001, 0.002, 5_000_000), *(Layer(0.01, 0.02, 1_000_000),) * 5)
+    profile = replace(PROFILE, layers=layers, stages=2, most_stages=2)
+    market = [Change(at=0.0, kind="add", node=f"m{i}") for i in range(2)]
+    told = {
+        measured: placed(other, Way(2, 2, "lazy", 0), market).layers_in_words(other)
+        for measured in (False, True)
+        for other in [replace(profile, measured=measured)]
+    }
+    assert told == {False: "layers 0, 1-5, cut by parameters", True: "layers 0-2, 3-5, cut by times"}
+    seconds = [
+        CulmRun(market, replace(profile, measured=by), Cluster(), Choice()).run().seconds for by in (False, True)
+    ]
+    assert seconds[1] < 0.8 * seconds[0], "the run is cut in the same way"
 
 
 def test_zones_may_differ_in_price_and_hazard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
