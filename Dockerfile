@@ -14,15 +14,18 @@ FROM venv AS packages
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/common.txt
 
 FROM packages AS coordinator-venv
-RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/coordinator.txt
+# For checkpoints in an object store: s3fs, gcsfs or adlfs.
+ARG STORAGE=
+RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/coordinator.txt ${STORAGE}
 
 FROM packages AS ui-venv
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt
 
 FROM packages AS stage-venv
+ARG STORAGE=
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN /venv/bin/pip install ${TORCH_INDEX_URL:+--extra-index-url ${TORCH_INDEX_URL}} \
-        -c constraints.txt -r deploy/docker/stage.txt
+        -c constraints.txt -r deploy/docker/stage.txt ${STORAGE}
 
 FROM venv AS wheel
 COPY pyproject.toml README.md LICENSE ./

@@ -65,10 +65,9 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
 - torchrun + checkpoint restart: kill -9 of one of four ranks under torchrun, which starts all again from the last
   torch.distributed.checkpoint (asynchronous, every 20 steps, the kill at a random moment between two): from the kill to
   the first new step, less a calm step. Ours: by how much the disturbed step was longer. Both trainings are the paced
-  one. No machine has to be replaced, which flatters torchrun. The four ranks start on this machine's cores, which does
-  not: a start is 2.4 s of a core's time, so that on two idle cores some 2.5 s of what it loses, and on busy ones more,
-  would be less with a core for each. `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second
-  copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
+  one. This favours torchrun: no machine has to be replaced. This hurts it: four ranks start on two cores, and a start
+  is 2.4 s of a core's time. With a core for each it would lose some 2.5 s less, and more where the cores are busy.
+  `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
 - Coordinator: nodes that attend a real coordinator and compute nothing, on the machine's other core; the worst of ten
   lost nodes a round, from the end of a stream to the moment when the last node has its plan; a commit of eight.
   A line is one pipeline of 990 stages, each with a standby, or of 8; a grid is 125 pipelines on as many replicas of 8
