@@ -67,7 +67,8 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
   the first new step, less a calm step. Ours: by how much the disturbed step was longer. Both trainings are the paced
   one. This favours torchrun: no machine has to be replaced. This hurts it: four ranks start on two cores, and a start
   is 2.4 s of a core's time. With a core for each it would lose some 2.5 s less, and more where the cores are busy.
-  `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second copy of the pipeline, loses 4.8 s with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
+  `python -m benchmarks.restarts` prints the seconds. torchft, which needs a second copy of the pipeline, loses 4.8 s
+  with its defaults (five kills, 4.7 to 4.8): `python -m benchmarks.torchft_replicas`.
 - Coordinator: nodes that attend a real coordinator and compute nothing, on the machine's other core; the worst of ten
   lost nodes a round, from the end of a stream to the moment when the last node has its plan; a commit of eight.
   A line is one pipeline of 990 stages, each with a standby, or of 8; a grid is 125 pipelines on as many replicas of 8
