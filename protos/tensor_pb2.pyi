@@ -111,22 +111,30 @@ class TensorSpec(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
+    STRIDES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """What the tensor is in its value, for example "output", "grad.weight", "buffer.running_mean"."""
     dtype: _builtins.str
     """Name of the torch dtype, for example "float32"."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def strides(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In elements, where they are not those of a tensor in order: the receiver's copy has them too, since kernels choose
+        by them. The bytes are in order in any case.
+        """
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         dtype: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
+        strides: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape", "strides", b"strides"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

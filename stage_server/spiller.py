@@ -12,8 +12,8 @@
 # of it is left whatever becomes of the process. If the disk is full the tensors stay in memory; it is tried again in
 # the next step.
 #
-# A tensor is written from its own bytes, in order. One that is not contiguous stays in memory: read back it would have
-# other strides, and a kernel may give other bits for those.
+# A tensor is written from its own bytes, in order. One with other strides stays in memory: a kernel may give other bits
+# for what is read back (``tensors.layout``).
 
 import logging
 import mmap
@@ -30,6 +30,7 @@ import torch
 from culm.pipeline.keys import Key
 from culm.pipeline.layer_bytes import LayerBytes, of_layers
 from culm.pipeline.plan import Plan
+from culm.pipeline.tensors.layout import strides_of
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import bytes_of
 from culm.stage_server.turn import Turn
@@ -143,7 +144,7 @@ def _size(value: Value) -> int:
 
 
 def _is_worth_it(value: Value) -> bool:
-    return value.size >= LEAST and all(tensor.is_cpu and tensor.is_contiguous() for _, tensor in value.tensors)
+    return value.size >= LEAST and all(tensor.is_cpu and not strides_of(tensor) for _, tensor in value.tensors)
 
 
 def written(value: Value, file: FileIO) -> Value:

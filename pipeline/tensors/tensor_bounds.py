@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 
 from culm.pipeline.clip import NORM_CHUNK
+from culm.pipeline.tensors.layout import span
 from culm.protos import tensor_pb2
 
 NAMES = [
@@ -60,6 +61,10 @@ def problem(header: tensor_pb2.ValueHeader, most_bytes: int = MOST_BYTES) -> str
         count = math.prod(spec.shape)
         if not count and math.prod(x or 1 for x in spec.shape) > most_bytes:  # torch multiplies these too
             return f"an empty tensor has the shape {list(spec.shape)}, whose other dimensions are too large"
+        if spec.strides and len(spec.strides) != len(spec.shape):
+            return f"a tensor has {len(spec.strides)} strides for {len(spec.shape)} dimensions"
+        if spec.strides and count and span(tuple(spec.shape), tuple(spec.strides)) * dtype.itemsize > most_bytes:
+            return f"a tensor's strides {list(spec.strides)} reach further than {most_bytes} bytes"
         total += count * dtype.itemsize
         chunks += 1 + count // NORM_CHUNK
     if len(header.squared_norms) > chunks:

@@ -10,13 +10,14 @@ import numpy.typing as npt
 import torch
 
 from culm.pipeline.tensors.buffers import SMALLEST, Buffers, Bytes
+from culm.pipeline.tensors.layout import laid_out, strides_of
 from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
 from culm.pipeline.tensors.values import Value
 from culm.protos import tensor_pb2
 
 # A value of three tensors of 3 MiB, 8 bytes and 8 bytes:
 #
-#     header    names, dtypes and shapes; total_bytes; squared norms and losses. It comes with the piece at offset 0.
+#     header    names, dtypes, shapes, strides; total_bytes; squared norms, losses. It comes with the piece at offset 0.
 #     bytes     | tensor 0 ------------------------------------ | tensor 1 | tensor 2 |
 #     pieces    | at 0: 2 MiB --------- | at 2 MiB: the rest of tensor 0, and both others |
 #
@@ -45,7 +46,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
     """The header. Nobody may change it: another value's header may be the same message."""
-    specs = _specs(tuple([(name, tensor.dtype, tensor.shape) for name, tensor in value.tensors]))
+    specs = _specs(tuple([(name, tensor.dtype, tensor.shape, strides_of(tensor)) for name, tensor in value.tensors]))
     if not value.squared_norms and not value.losses:
         return specs
     header = tensor_pb2.ValueHeader(squared_norms=value.squared_norms, losses=value.losses)
@@ -54,11 +55,11 @@ def header_of(value: Value) -> tensor_pb2.ValueHeader:
 
 
 @lru_cache(maxsize=1024)
-def _specs(tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tensor_pb2.ValueHeader:
+def _specs(tensors: tuple[tuple[str, torch.dtype, torch.Size, tuple[int, ...]], ...]) -> tensor_pb2.ValueHeader:
     """What a header says of its tensors: the same from microbatch to microbatch and from step to step."""
     header = tensor_pb2.ValueHeader()
-    for name, dtype, shape in tensors:
-        header.tensors.add(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape)
+    for name, dtype, shape, strides in tensors:
+        header.tensors.add(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, strides=strides)
         header.total_bytes += math.prod(shape) * dtype.itemsize
     return header
 
@@ -157,7 +158,8 @@ class Assembler(Passing):
             dtype = DTYPES[spec.dtype]
             shape = tuple(spec.shape)
             count = math.prod(shape)
-            tensors.append((spec.name, self._tensor(start, dtype, shape, count)))
+            tensor = self._tensor(start, dtype, shape, count)
+            tensors.append((spec.name, laid_out(tensor, tuple(spec.strides)) if spec.strides else tensor))
             start += count * dtype.itemsize
         return Value(tuple(tensors), tuple(self._header.squared_norms), tuple(self._header.losses))
 

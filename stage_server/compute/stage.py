@@ -16,6 +16,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import refuse_loss
@@ -93,7 +94,7 @@ class Stage:
             x = x.detach().requires_grad_()
         # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
-        h = given = x if self._writes_input is False else x.clone()
+        h = given = x if self._writes_input is False else copy_of(x)
         version = given._version
         boundaries: list[Boundary] = []
         for place, layer in enumerate(self.layers):
@@ -164,6 +165,11 @@ class Stage:
             gradient = self._share_of(output)
         if self._split is not None:
             return self._split.of_input(microbatch, x, output, gradient)
+        # Not ``x.grad``, which is laid out like x. The layer before gets the gradient as it was made, as if no cut lay
+        # between them.
+        given: list[torch.Tensor] = []
+        if not self._first and x.requires_grad:
+            x.register_hook(given.append)  # type: ignore[no-untyped-call]
         if gradient is not None and output.requires_grad:
             if through is None or microbatch != self._last_microbatch:
                 torch.autograd.backward(output, gradient)
@@ -171,7 +177,7 @@ class Stage:
                 backward_by_layer(output, gradient, self.layers, self._boundaries, through)
         if microbatch == self._last_microbatch:
             self._boundaries.clear()
-        return x.grad if not self._first else None
+        return given[0] if given else None
 
     def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
         """What one microbatch's loss is of the step's: the gradient that ``loss / parts`` would pass on, made once."""

@@ -1,6 +1,6 @@
 """Layers that write into their input work wherever the model is cut, and change nothing that another one keeps."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -9,17 +9,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import check_job
-from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
-from culm.stage_server.compute.stage import Stage, merged
+from tests.hostile.stages import train
 
 JOB = """
 [job]
@@ -124,39 +121,6 @@ def of_numbers() -> TensorDataset:
 
 def job_of(layers: str) -> Job:
     return parse_job(JOB.format(layers=layers, dataset="of_numbers" if layers == "numbers" else "of_floats"))
-
-
-def train(job: Job, cuts: tuple[int, ...], splits: bool) -> str:
-    """The weights' hash after all steps, the stages one after the other, each given the very tensor that the one before
-    keeps, as on one node.
-    """
-    source = ModelSource(job)
-    held = [HeldLayer.build(source, i, CPU) for i in range(source.layer_count)]
-    ranges = list(pairwise((0, *cuts, len(held))))
-    stages = [Stage(job, 0, held[a:b], a == 0, b == len(held), source.loss, splits) for a, b in ranges]
-    data = Microbatches(job, source.dataset())
-    for step in range(job.job.steps):
-        for stage in stages:
-            stage.begin_step(step)
-        for m in range(job.pipeline.microbatches):
-            x, target = data.microbatch(step, 0, m)
-            for s, stage in enumerate(stages):
-                kept = x.clone()
-                y = stage.forward(m, x, target if s == len(stages) - 1 else None)
-                assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
-                x = y
-        for m in range(job.pipeline.microbatches):
-            gradient: torch.Tensor | None = None
-            for stage in reversed(stages):
-                gradient = stage.backward(m, gradient)
-                if splits:
-                    stage.backward_of_parameters(m)
-        reduced: dict[int, Any] = {}
-        for stage in stages:
-            reduced |= merged([stage], Block(0, 1), 1)
-        for layer in held:
-            layer.apply(reduced[layer.index], 1.0)
-    return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])

@@ -1,0 +1,64 @@
+"""How a tensor's elements lie in memory: its strides, which a copy on another node is to have as well."""
+
+# Kernels choose their way by strides. The mean of a transposed tensor, or a BatchNorm over one in channels_last, has
+# other bits than that of the same elements in order. A stage that is cut off has its input from another process, one
+# that is not has it from the layer before; an heir has it from its own stage. All of them must see one layout, or the
+# weights would depend on where the model is cut.
+
+from typing import Any
+
+import torch
+
+
+def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """In elements, a dimension each; empty where they are those of a tensor that was made in order."""
+    strides, usual = tensor.stride(), 1
+    for size, stride in zip(reversed(tensor.shape), reversed(strides), strict=True):
+        # Also of a dimension of one element: by its stride a kernel takes a tensor for one in channels_last.
+        if stride != usual:
+            return strides
+        usual *= max(size, 1)
+    return ()
+
+
+def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """Elements from the first to the last in memory, of a tensor that is not empty."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The same elements with these strides, in memory of their own. ``strides`` as ``strides_of`` gives them."""
+    shape = tuple(tensor.shape)
+    if not strides or not tensor.numel():
+        return tensor
+    memory = torch.empty(span(shape, strides), dtype=tensor.dtype, device=tensor.device)
+    # Where a dimension repeats the same elements they are written once.
+    once = tensor
+    for dimension, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        if stride == 0 and size > 1:
+            once = once.narrow(dimension, 0, 1)
+    memory.as_strided(once.shape, strides).copy_(once)
+    return memory.as_strided(shape, strides)
+
+
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, whose gradient is the tensor's.
+
+    ``clone`` keeps strides only where no element is skipped or repeated.
+    """
+    copied: torch.Tensor = tensor.clone()
+    if copied.stride() != tensor.stride() and tensor.numel():
+        copied = _Copy.apply(tensor)  # type: ignore[no-untyped-call]
+    return copied
+
+
+class _Copy(torch.autograd.Function):
+    """To autograd one step: through those of ``laid_out`` the gradient would get other strides."""
+
+    @staticmethod
+    def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return laid_out(tensor.detach(), strides_of(tensor))
+
+    @staticmethod
+    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]

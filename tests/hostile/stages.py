@@ -1,0 +1,54 @@
+"""Trains a job on stages that stand beside each other in one process, cut anywhere."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from culm.pipeline.checkpoints.digest import weights_sha256
+from culm.pipeline.job import Job
+from culm.pipeline.tree import Block
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.device import CPU
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.stage import Stage, merged
+
+Pass = Callable[[torch.Tensor], torch.Tensor]
+
+
+def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    """As between two stages of one node: the next one has the very tensor that the one before keeps."""
+    return tensor
+
+
+def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is) -> str:
+    """The weights' hash after all steps, the stages one after the other. ``passed``: what the next stage is given."""
+    source = ModelSource(job)
+    held = [HeldLayer.build(source, i, CPU) for i in range(source.layer_count)]
+    ranges = list(pairwise((0, *cuts, len(held))))
+    stages = [Stage(job, 0, held[a:b], a == 0, b == len(held), source.loss, splits) for a, b in ranges]
+    data = Microbatches(job, source.dataset())
+    for step in range(job.job.steps):
+        for stage in stages:
+            stage.begin_step(step)
+        for m in range(job.pipeline.microbatches):
+            x, target = data.microbatch(step, 0, m)
+            for s, stage in enumerate(stages):
+                kept = x.clone()
+                y = stage.forward(m, x, target if s == len(stages) - 1 else None)
+                assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
+                x = passed(y)
+        for m in range(job.pipeline.microbatches):
+            gradient: torch.Tensor | None = None
+            for stage in reversed(stages):
+                gradient = stage.backward(m, passed(gradient) if gradient is not None else None)
+                if splits:
+                    stage.backward_of_parameters(m)
+        reduced: dict[int, Any] = {}
+        for stage in stages:
+            reduced |= merged([stage], Block(0, 1), 1)
+        for layer in held:
+            layer.apply(reduced[layer.index], 1.0)
+    return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])

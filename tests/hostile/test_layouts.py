@@ -1,0 +1,125 @@
+"""Layers whose outputs do not lie in order in memory give the plain loop's bits wherever the model is cut."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import parse_job
+from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import Assembler, chunks, header_of
+from culm.pipeline.user_code.model import ModelSource
+from tests.hostile.models import Wrapped
+from tests.hostile.stages import as_it_is, train
+
+JOB = """
+[job]
+steps = 2
+seed = 5
+[model]
+layers = "tests.hostile.test_layouts:{layers}"
+[data]
+dataset = "tests.hostile.test_layouts:of_{layers}"
+microbatch = 3
+[train]
+loss = "torch.nn.functional:cross_entropy"
+optimizer = "torch.optim:SGD"
+optimizer_args = {{ lr = 0.1, momentum = 0.9 }}
+[pipeline]
+stages = 1
+microbatches = 3
+"""
+
+
+class Last(nn.Conv2d):
+    """Gives its output in channels_last, which all layers after it keep."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(memory_format=torch.channels_last))
+
+
+def images() -> list[nn.Module]:
+    head = [Last(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)]
+    return [*head, nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 6, 1), nn.Flatten(), nn.Linear(6, 4)]
+
+
+def of_images() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(30, 3, 7, 7, generator=generator), _classes(generator))
+
+
+def sequences() -> list[nn.Module]:
+    """Transposed, averaged over time, one position of many, and one for all."""
+    return [
+        nn.Linear(20, 24),
+        Wrapped(lambda x: x.transpose(1, 2)),
+        Wrapped(lambda x: x - x.mean(1, keepdim=True)),
+        nn.Linear(17, 19),
+        Wrapped(lambda x: x.transpose(1, 2)[:, 3:9:2]),
+        Wrapped(lambda x: x * x.sum(2, keepdim=True)),
+        Wrapped(lambda x: x.mean(1, keepdim=True).expand(-1, 5, -1)),
+        nn.Linear(24, 16),
+        Wrapped(lambda x: x.mean(1)),
+        nn.Linear(16, 4),
+    ]
+
+
+def of_sequences() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(30, 17, 20, generator=generator), _classes(generator))
+
+
+def _classes(generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(0, 4, (30,), generator=generator)
+
+
+def by_the_wire(tensor: torch.Tensor) -> torch.Tensor:
+    """As between two nodes."""
+    value = Value.single(tensor)
+    assembler = Assembler(header_of(value))
+    for offset, parts in chunks(value):
+        assembler.add(offset, b"".join(parts))
+    return assembler.value().tensors[0][1]
+
+
+@pytest.mark.parametrize("passed", [as_it_is, by_the_wire])
+@pytest.mark.parametrize(
+    ("layers", "splits"),
+    # torch's own split backward crashes on convolutions.
+    [("images", False), ("sequences", False), ("sequences", True)],
+    ids=["images", "sequences", "sequences in two halves"],
+)
+def test_every_cut_gives_the_plain_loops_bits(layers: str, passed: Any, splits: bool) -> None:
+    job = parse_job(JOB.format(layers=layers))
+    plain = run_plain(job).sha256
+    inner = range(1, ModelSource(job).layer_count)
+    for cuts in [*combinations(inner, 1), *combinations(inner, 2), tuple(inner)]:
+        assert train(job, cuts, splits, passed) == plain, f"cut at {cuts}"
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24.0).reshape(2, 3, 4),
+        torch.arange(24.0).reshape(2, 3, 4).transpose(1, 2),
+        torch.arange(24.0).reshape(2, 3, 4)[:, 1],
+        torch.arange(24.0).reshape(2, 3, 4)[:, ::2, 1:3],
+        torch.arange(4.0).expand(3, 4),
+        torch.arange(8.0).reshape(2, 1, 4).transpose(1, 2).expand(2, 4, 5),
+        torch.arange(8.0).unfold(0, 3, 1),
+        torch.randn(2, 6, 1, 1).to(memory_format=torch.channels_last),
+        torch.arange(6).reshape(2, 3).t(),
+        torch.zeros(0, 3).t(),
+        torch.tensor(1.0),
+    ],
+    ids=str,
+)
+def test_what_is_sent_arrives_with_its_strides(tensor: torch.Tensor) -> None:
+    found = by_the_wire(tensor)
+    assert torch.equal(found, tensor)
+    if tensor.numel():
+        assert found.stride() == tensor.stride()
