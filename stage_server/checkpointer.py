@@ -3,7 +3,7 @@
 import logging
 import threading
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import File, folder_of, manifest_before
@@ -23,6 +23,13 @@ class Share:
     step: int
     loss: float
     layers: tuple[tuple[int, Value], ...]
+
+
+class Failed(NamedTuple):
+    """An attempt to write a share."""
+
+    why: str
+    for_good: bool  # no later attempt will do better
 
 
 class CheckpointListener(Protocol):
@@ -62,6 +69,7 @@ class Checkpointer:
     def _run(self) -> None:
         while (share := self._next()) is not None:
             self._write(share)
+            del share  # as much memory as what the node holds: not until the next one comes
 
     def _next(self) -> Share | None:
         with self._changed:
@@ -71,22 +79,26 @@ class Checkpointer:
 
     def _write(self, share: Share) -> None:
         """Until it is written, or a newer one waits, or this process is to end."""
-        folder, pause, told = folder_of(self._url, share.step), FIRST_PAUSE, ""
-        while True:
-            try:
-                before = manifest_before(folder)
-                files = {layer: write_layer(folder, layer, state, before) for layer, state in share.layers}
-            except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
-                if str(error) != told:
-                    told = str(error)
-                    log.warning("cannot write this node's share of checkpoint %d: %s", share.step, told)
-                    self._listener.unwritten(share.step, " ".join(told.split())[:500])
-                if isinstance(error, JobError):
-                    return  # no later attempt will do better
-                with self._changed:
-                    if self._changed.wait_for(lambda: self._waiting is not None or self._closed, pause):
-                        return
-                pause = min(LONGEST_PAUSE, 2 * pause)
-                continue
-            self._listener.saved(share, files)
-            return
+        pause, told = FIRST_PAUSE, ""
+        while (failed := self._attempt(share)) is not None:
+            if failed.why != told:
+                told = failed.why
+                log.warning("cannot write this node's share of checkpoint %d: %s", share.step, told)
+                self._listener.unwritten(share.step, " ".join(told.split())[:500])
+            if failed.for_good:
+                return
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting is not None or self._closed, pause):
+                    return
+            pause = min(LONGEST_PAUSE, 2 * pause)
+
+    def _attempt(self, share: Share) -> Failed | None:
+        """Writes the share. Nobody waits in here, where an exception would keep half-written files in memory."""
+        folder = folder_of(self._url, share.step)
+        try:
+            before = manifest_before(folder)
+            files = {layer: write_layer(folder, layer, state, before) for layer, state in share.layers}
+        except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
+            return Failed(str(error) or type(error).__name__, isinstance(error, JobError))
+        self._listener.saved(share, files)
+        return None

@@ -64,3 +64,4 @@ class HandingOn:
                     return
                 hand_on()
                 self._after_event()
+            del waiting, copied, hand_on  # they hold tensors

@@ -142,6 +142,10 @@ class Node:
                 if self._lending.waiting:
                     self._changed.notify_all()
             self._faults.after(work)
+            del (
+                work,
+                result,
+            )  # a checkpoint's copies are as large as what this node holds: not until there is other work
         self._handing_on.close()
         self._spiller.close()
         self._exchange.close()

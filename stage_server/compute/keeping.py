@@ -38,7 +38,9 @@ class Keeping:
         if tensor.is_leaf and tensor.requires_grad:
             return tensor
         self.size += tensor.numel() * tensor.element_size()
-        return self._device.home(tensor)
+        # Detached: a node that saves its own output, such as a softmax's, would be in a circle with it, which nothing
+        # frees but a backward. Of graphs that are kept for an heir most have none.
+        return self._device.home(tensor).detach()
 
     def _unpack(self, kept: Any) -> torch.Tensor:
         tensor: torch.Tensor = kept

@@ -3,15 +3,20 @@
 import os
 import subprocess
 import sys
+import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
+from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server.checkpointer import Checkpointer, Share
@@ -116,6 +121,26 @@ def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
     for step in range(1, 50):
         checkpointer.write(Share(0, step, 0.5, ()))
     assert checkpointer._waiting is None or checkpointer._waiting.step == 49
+    checkpointer.close(30.0)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> None:
+    """A copy of all that a node holds would stay in its memory."""
+    hears = Hears()
+    checkpointer = Checkpointer(f"file://{tmp_path}", hears)
+    tensor = torch.zeros(4)
+    seen = weakref.ref(tensor)
+    checkpointer.write(Share(0, 1, 0.5, ((0, Value((("weight", tensor),))),)))
+    del tensor
+    wait_until(lambda: hears.told == [(1, "")])
+    wait_until(lambda: seen() is None)
     checkpointer.close(30.0)
 
 

@@ -1,0 +1,37 @@
+"""Graphs that nobody runs backward are freed when they are dropped."""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from culm.stage_server.compute.device import CPU
+from culm.stage_server.compute.keeping import Keeping
+
+
+class Mark:
+    """Lives as long as the graph."""
+
+
+class Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, mark: Mark) -> torch.Tensor:
+        context.mark = mark
+        return x * 2.0
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * 2.0, None
+
+
+def test_a_graph_that_saves_its_own_output_goes_with_it() -> None:
+    """As a softmax does. Of redundant forwards hardly any graph is run backward."""
+    mark = Mark()
+    seen = weakref.ref(mark)
+    x = torch.randn(3, 4, requires_grad=True)
+    with Keeping(CPU, True) as keeping:
+        y = functional.softmax(torch.tanh(Marked.apply(x, mark)), 1)  # type: ignore[no-untyped-call]
+    assert keeping.size > 0
+    del y, mark
+    assert seen() is None
