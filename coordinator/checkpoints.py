@@ -46,7 +46,7 @@ def saved(state: State, report: Saved) -> Decision:
     # Written once: when the last layer came, and not with a share that repeats what was there.
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
-    return state, (WriteManifest(report.step, report.loss, state.fingerprint, files, state.agreement.nodes),)
+    return state, (WriteManifest(state.era, report.step, report.loss, state.fingerprint, files, state.agreement.nodes),)
 
 
 def checkpointed(state: State, report: Checkpointed) -> Decision:

@@ -82,6 +82,7 @@ class Persist:
 class WriteManifest:
     """Every layer of the checkpoint is written: make it whole, then report it (Checkpointed)."""
 
+    era: int
     step: int
     loss: float
     fingerprint: str

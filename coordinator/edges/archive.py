@@ -45,7 +45,9 @@ class Archive:
     def __init__(self, job: Job, take: Callable[[reports.Report], None], background: Background) -> None:
         self._job = job
         self._take = take
-        self._newest = -1  # the newest step whose manifest was ordered. Invariant: never falls
+        # The newest era and step whose manifest was ordered. Invariant: never falls. After a rollback steps come again
+        # that are lower than those before it.
+        self._newest = (-1, -1)
         # The last look at an origin. It may outlast PATIENCE, and no other begins until it is over.
         self._looking: asyncio.Task[tuple[reports.Sight, str]] | None = None
         self._background = background
@@ -53,7 +55,7 @@ class Archive:
     def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
         """Returns at once."""
         if isinstance(command, cmd.WriteManifest):
-            self._newest = max(self._newest, command.step)
+            self._newest = max(self._newest, (command.era, command.step))
             self._background.begin(self._complete(command))
         elif isinstance(command, cmd.Retain):
             self._background.begin(self._retain(command))
@@ -84,7 +86,7 @@ class Archive:
                 self._take(reports.CheckpointFault("", command.step, in_a_line(error)))
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, 2 * pause)
-                if self._newest > command.step:
+                if self._newest > (command.era, command.step):
                     return
                 continue
             self._take(reports.Checkpointed(checkpoint))
