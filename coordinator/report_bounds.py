@@ -32,6 +32,7 @@ from culm.pipeline.plan_bounds import (
     plan_problem,
     text_problem,
 )
+from culm.pipeline.terms import ERAS_BITS, is_believable
 from culm.pipeline.text import is_name
 from culm.protos import coordinator_pb2 as pb
 
@@ -39,6 +40,7 @@ MOST_PARAMETERS = 1 << 48  # of a layer: more than any machine holds
 MOST_SECONDS = 1e9  # 30 years: sums of them stay finite
 MOST_BYTES = 1 << 60  # of a file, of memory, or sent to a peer: more than a link carries in a run's life
 MOST_COUNT = 1 << 53  # of anything: what a float still counts one by one
+MOST_GENERATIONS_MISSED = 1 << 32  # plans that a leader has not heard of: a new one each millisecond for 50 days
 MOST_FILES = 8  # of a layer in a checkpoint; today there are two
 MOST_PARTS = 16  # of a node's identity; today there are six, and a later version may tell more
 LONGEST_WORD = 256  # characters of a name, a hash or an instruction: they are kept for every node
@@ -112,13 +114,26 @@ def _available(state: State, said: pb.Available) -> str:
             return f"it has applied step {commit.step}, but is at version {said.version}"
         if wrong := commit_problem(commit, count, steps, pipelines):
             return wrong
-    if said.HasField("plan") and (wrong := plan_problem(said.plan, count, steps, pipelines)):
-        return wrong
+    if said.HasField("plan"):
+        wrong = plan_problem(said.plan, count, steps, pipelines) or _its_plan(state, said.plan)
+        if wrong:
+            return wrong
     return (
         text_problem("the fingerprint", said.fingerprint, LONGEST_WORD)
         or text_problem("why it could not measure", said.unmeasured)
         or _identity(said, count)
     )
+
+
+def _its_plan(state: State, plan: pb.Plan) -> str:
+    """A plan that a leader may adopt: its numbers go on from there, and they are not to come to their end."""
+    if not is_believable(plan.term, state.term):
+        return f"its plan is of term {plan.term}, and this leader's is {state.term}"
+    if plan.generation > state.generation + MOST_GENERATIONS_MISSED:
+        return f"its plan is of generation {plan.generation}, and this leader knows {state.generation}"
+    if plan.era >= (plan.term + 1) << ERAS_BITS:
+        return f"its plan is of era {plan.era}, which no leader of term {plan.term} has begun"
+    return ""
 
 
 def _identity(said: pb.Available, layers: int) -> str:

@@ -259,6 +259,10 @@ WRONG = [
     pb.AttendRequest(available=pb.Available(layers=[0, 0], **FOUR)),
     pb.AttendRequest(available=pb.Available(last_commit=pb.Commit(step=1 << 60), **FOUR)),  # hung the coordinator
     pb.AttendRequest(available=pb.Available(plan=pb.Plan(step=1 << 60), **FOUR)),
+    # A leader would adopt it, and all nodes refuse whatever comes after the last generation, or era.
+    pb.AttendRequest(available=pb.Available(plan=plan_to_proto(plan(step=0, generation=(1 << 63) - 1)), **FOUR)),
+    pb.AttendRequest(available=pb.Available(plan=plan_to_proto(plan(step=0, era=(1 << 32) - 1)), **FOUR)),
+    pb.AttendRequest(available=pb.Available(plan=plan_to_proto(plan(step=0, term=1 << 19)), **FOUR)),
     pb.AttendRequest(heartbeat=pb.Heartbeat(version=STEPS + 1)),
     pb.AttendRequest(heartbeat=pb.Heartbeat(slowness=math.inf)),
     pb.AttendRequest(heartbeat=pb.Heartbeat(running_seconds=-1.0)),
