@@ -41,9 +41,12 @@ class Early(Generic[V]):
         """Of a peer's Hellos the newest counts, and of a tensor that comes again the first (rule 4)."""
         if arrival.key is None:
             self._arrivals = [x for x in self._arrivals if x.key is not None or x.peer != arrival.peer]
-        elif any(x.key == arrival.key and x[:3] == arrival[:3] for x in self._arrivals):
+        elif self._repeats(arrival):
             return
         self._arrivals.append(arrival)
+
+    def _repeats(self, arrival: Arrival[V]) -> bool:
+        return any(x.key == arrival.key and x[:3] == arrival[:3] for x in self._arrivals)
 
     def count(self, peer: str) -> int:
         """Tensors of this peer."""
@@ -52,6 +55,8 @@ class Early(Generic[V]):
 
     def add_of_later_step(self, arrival: Arrival[V], key: Key) -> None:
         """Of the steps that the senders are ahead all but the newest two have ended: the others are dropped."""
+        if self._repeats(arrival):
+            return
         # One sender may have applied a commit that another has not heard of yet. More than that they cannot be apart.
         self._arrivals.append(arrival)
         oldest = max(x.step for x in self.keys() if x.era == key.era) - 1

@@ -1,0 +1,21 @@
+"""What waits in ``early`` is bounded, however often a peer sends it."""
+
+from culm.pipeline.keys import ACTIVATION, Key
+from culm.simulator.histories.arithmetic import Number
+from culm.stage_server.worker.early import Arrival, Early
+
+ORDER = (1, 3)
+
+
+def arrival(step: int) -> Arrival[Number]:
+    return Arrival("n0", 1, ORDER, Key(0, step, 0, ACTIVATION, 0, 0), Number(step))
+
+
+def test_a_tensor_of_a_later_step_that_comes_again_waits_once() -> None:
+    early: Early[Number] = Early()
+    for _ in range(100):
+        for step in (7, 8):
+            early.add_of_later_step(arrival(step), Key(0, step, 0, ACTIVATION, 0, 0))
+    assert [x.value for x in early.waiting()] == [Number(7), Number(8)]
+    early.add_of_later_step(arrival(9), Key(0, 9, 0, ACTIVATION, 0, 0))
+    assert [x.value for x in early.waiting()] == [Number(8), Number(9)], "of the steps only the newest two stay"
