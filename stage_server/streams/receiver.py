@@ -20,6 +20,9 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
+from itertools import count
+from operator import itemgetter
 
 import grpc
 
@@ -51,8 +54,10 @@ class Receiver:
         self._guard = guard
         self._pace = RateLimit(seed_bytes_per_second)
         self._lock = threading.Lock()  # guards the table below; nobody waits with it held
-        # Invariant: for each peer the stream whose Hello came last, and no stream that has ended.
-        self._answers: dict[str, Answers] = {}
+        self._opened = count()  # streams are numbered as they are opened
+        # Invariant: for each peer the newest stream that has said Hello, with its number, and none that has ended. A
+        # Hello of a new plan may come late on an older stream, which nobody reads any more.
+        self._answers: dict[str, tuple[int, Answers]] = {}
 
     def acknowledge(self, peer: str, key: Key) -> None:
         self._answer(peer, key)
@@ -62,9 +67,9 @@ class Receiver:
 
     def _answer(self, peer: str, answer: Key | stage_pb2.Synced) -> None:
         with self._lock:
-            answers = self._answers.get(peer)
-        if answers is not None:
-            answers.put(answer)
+            newest = self._answers.get(peer)
+        if newest is not None:
+            newest[1].put(answer)
 
     def serve(self, server: grpc.Server) -> None:
         """Has the server call this for the Stage service."""
@@ -75,7 +80,7 @@ class Receiver:
         return (answer.SerializeToString() for answer in self._deliver(map(decode_any, requests), context))
 
     def _deliver(self, request_iterator: Iterator[Received], context: Context) -> Iterator[stage_pb2.DeliverResponse]:
-        incoming = Incoming(self._sink, self._heard, context, self._guard)
+        incoming = Incoming(self._sink, partial(self._heard, next(self._opened)), context, self._guard)
         threading.Thread(target=incoming.read, args=(request_iterator,), name="receive", daemon=True).start()
         if not incoming.greeted.wait(HELLO_SECONDS):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no Hello came within {HELLO_SECONDS:g} s")
@@ -86,14 +91,14 @@ class Receiver:
         if incoming.wrong:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, incoming.wrong[:MOST_SAID])
 
-    def _heard(self, peer: str, answers: Answers) -> None:
+    def _heard(self, number: int, peer: str, answers: Answers) -> None:
         with self._lock:
-            self._answers[peer] = answers
+            self._answers[peer] = max(self._answers.get(peer, (number, answers)), (number, answers), key=itemgetter(0))
 
     def _forget(self, ended: Answers) -> None:
         """The stream has ended. By identity, not by peer: a newer stream of this peer may stand in the table."""
         with self._lock:
-            self._answers = {peer: answers for peer, answers in self._answers.items() if answers is not ended}
+            self._answers = {peer: newest for peer, newest in self._answers.items() if newest[1] is not ended}
 
     def _fetch(
         self, request: stage_pb2.FetchRequest, context: grpc.ServicerContext

@@ -31,8 +31,11 @@ class Taker:
 
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[str | Key] = queue.SimpleQueue()
+        self.hellos: queue.SimpleQueue[PlanOrder] = queue.SimpleQueue()
+        self.receiver = Receiver(self)
 
-    def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None: ...
+    def heard_hello(self, peer: str, incarnation: int, order: PlanOrder) -> None:
+        self.hellos.put(order)
 
     def receiving(self, key: Key) -> None: ...
 
@@ -59,7 +62,7 @@ def taker() -> Taker:
 @pytest.fixture
 def channel(taker: Taker) -> Iterator[grpc.Channel]:
     server = grpc.server(ThreadPoolExecutor(max_workers=8), options=server_options())
-    Receiver(taker).serve(server)
+    taker.receiver.serve(server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -107,3 +110,31 @@ def test_what_cannot_be_read_ends_the_stream_and_the_next_one_is_taken(
         sends(channel, good, piece)
     assert taker.heard.get(timeout=PATIENCE) == KEY
     assert taker.heard.empty(), "what no node sends says nothing about the node that it names"
+
+
+def test_answers_go_to_the_newest_stream_though_an_older_one_says_hello_again(
+    channel: grpc.Channel, taker: Taker
+) -> None:
+    """The Hello of a new plan was still on its way on a stream that its sender had given up."""
+
+    def hello(generation: int) -> bytes:
+        said = stage_pb2.Hello(node="n0", incarnation=1, generation=generation)
+        return encode(stage_pb2.DeliverRequest(hello=said))
+
+    older: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    newer: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    streams = []
+    for requests, generation in ((older, 1), (newer, 2)):
+        requests.put(hello(generation))
+        streams.append(deliver(channel, iter(requests.get, b"")))
+        assert taker.hellos.get(timeout=PATIENCE) == (0, generation)
+    older.put(hello(3))
+    assert taker.hellos.get(timeout=PATIENCE) == (0, 3)
+    taker.receiver.acknowledge("n0", KEY)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        answer = beside.submit(next, streams[1])
+        try:
+            assert answer.result(timeout=PATIENCE).acknowledged
+        finally:
+            older.put(b"")
+            newer.put(b"")
