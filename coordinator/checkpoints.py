@@ -46,7 +46,15 @@ def saved(state: State, report: Saved) -> Decision:
     # Written once: when the last layer came, and not with a share that repeats what was there.
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
-    return state, (WriteManifest(state.era, report.step, report.loss, state.fingerprint, files, state.agreement.nodes),)
+    whole = WriteManifest(
+        era=state.era,
+        step=report.step,
+        loss=report.loss,
+        fingerprint=state.fingerprint,
+        files=files,
+        identity=state.agreement.nodes,
+    )
+    return state, (whole,)
 
 
 def checkpointed(state: State, report: Checkpointed) -> Decision:

@@ -78,7 +78,7 @@ class Persist:
     """Write the state that a successor needs, soon: what of it is lost the nodes tell (rule 8)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WriteManifest:
     """Every layer of the checkpoint is written: make it whole, then report it (Checkpointed)."""
 

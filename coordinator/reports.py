@@ -215,7 +215,7 @@ class Warned:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
     """The node has written these layers' files of the checkpoint of this step."""
 

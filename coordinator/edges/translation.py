@@ -172,7 +172,10 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
         files: dict[int, tuple[File, ...]] = {}
         for f in request.saved.files:
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
-        return reports.Saved(node, incarnation, request.saved.era, request.saved.step, files, request.saved.loss)
+        said = request.saved
+        return reports.Saved(
+            node=node, incarnation=incarnation, era=said.era, step=said.step, files=files, loss=said.loss
+        )
     if body == "checkpoint_bad":
         b = request.checkpoint_bad
         return reports.CheckpointBad(node, Origin(b.step, b.folder, b.sha256), told(b.why))

@@ -137,7 +137,11 @@ class SimulatedStorage:
                 if self._shares[to] == work.step:  # else a newer share waits
                     self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
-            n.tell(reports.Saved(n.name, n.incarnation, era, work.step, files, work.loss))
+            n.tell(
+                reports.Saved(
+                    node=n.name, incarnation=n.incarnation, era=era, step=work.step, files=files, loss=work.loss
+                )
+            )
 
         self._later(lambda: self._world.receive(to, write))
 

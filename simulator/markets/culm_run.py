@@ -272,7 +272,9 @@ class CulmRun:
         files = {layer: (File(f"layer-{layer}", 0, ""),) for layer in range(len(self.profile.layers))}
         name, node = next(iter(self._nodes.here.items()), ("", None))
         if node is not None and era == self._coordinator.state.era:
-            self._tell(reports.Saved(name, node.incarnation, era, step, files, loss=0.0))
+            self._tell(
+                reports.Saved(node=name, incarnation=node.incarnation, era=era, step=step, files=files, loss=0.0)
+            )
 
 
 def _settings(profile: Profile, cluster: Cluster, choice: Choice) -> co.Settings:

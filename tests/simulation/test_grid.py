@@ -60,7 +60,7 @@ def history_of_the_grid(seed: int, cluster: type[Cluster] = Cluster, **rule: Any
     return cluster(seed, **(settings | rule))
 
 
-@pytest.mark.parametrize("fifty", range(400 if SOAK else 3))
+@pytest.mark.parametrize("fifty", range(400 if SOAK else 2))
 def test_on_whatever_nodes_the_pipelines_run_the_history_ends_exact(fifty: int) -> None:
     for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = history_of_the_grid(seed).run()

@@ -17,7 +17,7 @@ FILE = File("layer-00000.safetensors", len(DATA), hashlib.sha256(DATA).hexdigest
 
 
 def order(era: int, step: int) -> cmd.WriteManifest:
-    return cmd.WriteManifest(era, step, 0.5, "", {0: (FILE,)})
+    return cmd.WriteManifest(era=era, step=step, loss=0.5, fingerprint="", files={0: (FILE,)})
 
 
 def test_after_a_rollback_the_manifest_of_a_lower_step_is_tried_again(tmp_path: Path) -> None:
