@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +37,7 @@ from culm.terminal.market_flags import add_market_arguments, read_market, read_p
 from culm.terminal.progress import counted
 
 Run = tuple[int, Way]  # the seed of a market, and how the job runs in it
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FIRST_LOOK = 5  # markets in which every way is tried; in the others only those that look good
 MOST_MACHINES, MOST_NUMBERS = 10_000, 1000
 CHUNK = 4  # runs that a process is given at once
@@ -148,7 +150,9 @@ def _all(
         for markets in (range(min(seeds, FIRST_LOOK)), range(FIRST_LOOK, seeds)):
             runs = list(product(markets, tried))
             given = [runs[first : first + CHUNK] for first in range(0, len(runs), CHUNK)]
-            for part, found in [(part, pool.submit(_several, one, part)) for part in given]:
+            with _signals_held():
+                under_way = [(part, pool.submit(_several, one, part)) for part in given]
+            for part, found in under_way:
                 for (seed, way), row in zip(part, found.result(), strict=True):
                     rows[way].append(row)
                     counted(f"market {seed + 1} of {seeds}, {len(tried)} ways each")
@@ -156,6 +160,16 @@ def _all(
             tried = short_list(outlooks, deadline_days)
     counted("")
     return outlooks
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """For as long as processes are started. One whose parent is interrupted meanwhile ends with a traceback."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
 
 @contextmanager
