@@ -63,7 +63,9 @@ def problem(header: tensor_pb2.ValueHeader, most_bytes: int = MOST_BYTES) -> str
             return f"an empty tensor has the shape {list(spec.shape)}, whose other dimensions are too large"
         if spec.strides and len(spec.strides) != len(spec.shape):
             return f"a tensor has {len(spec.strides)} strides for {len(spec.shape)} dimensions"
-        if spec.strides and count and span(tuple(spec.shape), tuple(spec.strides)) * dtype.itemsize > most_bytes:
+        # Also of a dimension of one element, which reaches nowhere: torch takes no number beyond 63 bits.
+        reach = max(span(tuple(spec.shape), tuple(spec.strides)), *spec.strides) if spec.strides and count else 0
+        if reach * dtype.itemsize > most_bytes:
             return f"a tensor's strides {list(spec.strides)} reach further than {most_bytes} bytes"
         total += count * dtype.itemsize
         chunks += 1 + count // NORM_CHUNK

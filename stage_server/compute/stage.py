@@ -167,9 +167,9 @@ class Stage:
             return self._split.of_input(microbatch, x, output, gradient)
         # Not ``x.grad``, which is laid out like x. The layer before gets the gradient as it was made, as if no cut lay
         # between them.
-        given: list[torch.Tensor] = []
+        made: list[torch.Tensor] = []
         if not self._first and x.requires_grad:
-            x.register_hook(given.append)  # type: ignore[no-untyped-call]
+            x.register_hook(made.append)  # type: ignore[no-untyped-call]
         if gradient is not None and output.requires_grad:
             if through is None or microbatch != self._last_microbatch:
                 torch.autograd.backward(output, gradient)
@@ -177,7 +177,7 @@ class Stage:
                 backward_by_layer(output, gradient, self.layers, self._boundaries, through)
         if microbatch == self._last_microbatch:
             self._boundaries.clear()
-        return given[0] if given else None
+        return made[0] if made else None
 
     def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
         """What one microbatch's loss is of the step's: the gradient that ``loss / parts`` would pass on, made once."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from culm.pipeline.checkpoints.digest import weights_sha256
-from culm.pipeline.job import Job
+from culm.pipeline.job import Job, parse_job
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -15,7 +15,29 @@ from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
 
+JOB = """
+[job]
+steps = 2
+seed = 5
+[model]
+layers = "{module}:{layers}"
+[data]
+dataset = "{module}:{dataset}"
+microbatch = 3
+[train]
+loss = "torch.nn.functional:cross_entropy"
+optimizer = "torch.optim:SGD"
+optimizer_args = {{ lr = 0.1, momentum = 0.9 }}
+[pipeline]
+stages = 1
+microbatches = 3
+"""
 Pass = Callable[[torch.Tensor], torch.Tensor]
+
+
+def job_of_parts(module: str, layers: str, dataset: str) -> Job:
+    """Two steps of a small job, whose layers and dataset are functions of the module."""
+    return parse_job(JOB.format(module=module, layers=layers, dataset=dataset))
 
 
 def as_it_is(tensor: torch.Tensor) -> torch.Tensor:

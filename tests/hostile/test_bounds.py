@@ -37,9 +37,13 @@ FULL = ("n0", "n1")
 
 
 def header(
-    dtype: str = "float32", shape: tuple[int, ...] = (2,), total: int = 8, name: str = "output"
+    dtype: str = "float32",
+    shape: tuple[int, ...] = (2,),
+    total: int = 8,
+    name: str = "output",
+    strides: tuple[int, ...] = (),
 ) -> tensor_pb2.ValueHeader:
-    spec = tensor_pb2.TensorSpec(name=name, dtype=dtype, shape=shape)
+    spec = tensor_pb2.TensorSpec(name=name, dtype=dtype, shape=shape, strides=strides)
     return tensor_pb2.ValueHeader(tensors=[spec], total_bytes=total)
 
 
@@ -55,6 +59,9 @@ def header(
         (header(shape=(1,) * 33, total=4), "dimensions"),
         (header(shape=(2,), total=4), "the tensors have"),
         (header(shape=(), total=0), "the tensors have"),
+        (header(strides=(1, 1)), "2 strides for 1 dimensions"),
+        (header(strides=(1 << 62,)), "reach further"),
+        (header(shape=(2, 1), strides=(1, (1 << 64) - 1)), "reach further"),
         (tensor_pb2.ValueHeader(total_bytes=8), "the tensors have"),
         (tensor_pb2.ValueHeader(squared_norms=[-1.0]), "squared norm"),
         (tensor_pb2.ValueHeader(squared_norms=[1.0] * 99), "99 squared norms"),

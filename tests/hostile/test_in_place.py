@@ -10,31 +10,13 @@ from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import Job, parse_job
+from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
-from tests.hostile.stages import train
-
-JOB = """
-[job]
-steps = 2
-seed = 5
-[model]
-layers = "tests.hostile.test_in_place:{layers}"
-[data]
-dataset = "tests.hostile.test_in_place:{dataset}"
-microbatch = 3
-[train]
-loss = "torch.nn.functional:cross_entropy"
-optimizer = "torch.optim:SGD"
-optimizer_args = {{ lr = 0.1, momentum = 0.9 }}
-[pipeline]
-stages = 1
-microbatches = 3
-"""
+from tests.hostile.stages import job_of_parts, train
 
 
 class Doubled(nn.Module):
@@ -120,7 +102,7 @@ def of_numbers() -> TensorDataset:
 
 
 def job_of(layers: str) -> Job:
-    return parse_job(JOB.format(layers=layers, dataset="of_numbers" if layers == "numbers" else "of_floats"))
+    return job_of_parts(__name__, layers, "of_numbers" if layers == "numbers" else "of_floats")
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])

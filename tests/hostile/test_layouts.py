@@ -9,30 +9,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.job import parse_job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.pipeline.user_code.model import ModelSource
 from tests.hostile.models import Wrapped
-from tests.hostile.stages import as_it_is, train
-
-JOB = """
-[job]
-steps = 2
-seed = 5
-[model]
-layers = "tests.hostile.test_layouts:{layers}"
-[data]
-dataset = "tests.hostile.test_layouts:of_{layers}"
-microbatch = 3
-[train]
-loss = "torch.nn.functional:cross_entropy"
-optimizer = "torch.optim:SGD"
-optimizer_args = {{ lr = 0.1, momentum = 0.9 }}
-[pipeline]
-stages = 1
-microbatches = 3
-"""
+from tests.hostile.stages import as_it_is, job_of_parts, train
 
 
 class Last(nn.Conv2d):
@@ -94,7 +75,7 @@ def by_the_wire(tensor: torch.Tensor) -> torch.Tensor:
     ids=["images", "sequences", "sequences in two halves"],
 )
 def test_every_cut_gives_the_plain_loops_bits(layers: str, passed: Any, splits: bool) -> None:
-    job = parse_job(JOB.format(layers=layers))
+    job = job_of_parts(__name__, layers, f"of_{layers}")
     plain = run_plain(job).sha256
     inner = range(1, ModelSource(job).layer_count)
     for cuts in [*combinations(inner, 1), *combinations(inner, 2), tuple(inner)]:
