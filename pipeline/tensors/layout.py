@@ -12,8 +12,13 @@ import torch
 
 def strides_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """In elements, a dimension each; empty where they are those of a tensor that was made in order."""
-    strides, usual = tensor.stride(), 1
-    for size, stride in zip(reversed(tensor.shape), reversed(strides), strict=True):
+    return unless_in_order(tuple(tensor.shape), tensor.stride())
+
+
+def unless_in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides; empty where they are those of a tensor of the shape that was made in order."""
+    usual = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         # Also of a dimension of one element: by its stride a kernel takes a tensor for one in channels_last.
         if stride != usual:
             return strides

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from culm.pipeline.tensors.buffers import SMALLEST, Buffers, Bytes
-from culm.pipeline.tensors.layout import laid_out, strides_of
+from culm.pipeline.tensors.layout import laid_out, unless_in_order
 from culm.pipeline.tensors.tensor_bounds import DTYPES, problem
 from culm.pipeline.tensors.values import Value
 from culm.protos import tensor_pb2
@@ -46,7 +46,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
     """The header. Nobody may change it: another value's header may be the same message."""
-    specs = _specs(tuple([(name, tensor.dtype, tensor.shape, strides_of(tensor)) for name, tensor in value.tensors]))
+    specs = _specs(tuple([(name, tensor.dtype, tensor.shape, tensor.stride()) for name, tensor in value.tensors]))
     if not value.squared_norms and not value.losses:
         return specs
     header = tensor_pb2.ValueHeader(squared_norms=value.squared_norms, losses=value.losses)
@@ -59,7 +59,9 @@ def _specs(tensors: tuple[tuple[str, torch.dtype, torch.Size, tuple[int, ...]], 
     """What a header says of its tensors: the same from microbatch to microbatch and from step to step."""
     header = tensor_pb2.ValueHeader()
     for name, dtype, shape, strides in tensors:
-        header.tensors.add(name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, strides=strides)
+        header.tensors.add(
+            name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, strides=unless_in_order(shape, strides)
+        )
         header.total_bytes += math.prod(shape) * dtype.itemsize
     return header
 
