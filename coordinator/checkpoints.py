@@ -9,22 +9,25 @@
 #
 # A node that cannot read the origin asks again for as long as it takes. Three things are told apart:
 #
-# - content that is wrong under the origin's own manifest is a proof: another era begins (``bad``);
+# - a file that has its hash, and is of another model, is a proof: another era begins (``bad``);
 # - a storage that does not answer proves nothing: the nodes wait, and the run says so (``unread``);
-# - a manifest that a node does not see proves nothing either: its mount may be gone, or its folder be that of another
-#   machine. The coordinator looks itself (``Examine``); only a storage that shows other things, and not this manifest,
-#   is a proof.
+# - a manifest that a node does not see, or a file of which it reads other bytes, proves nothing either: its mount may
+#   be gone, its disk be bad, or its folder be that of another machine. The coordinator looks itself (``Examine``);
+#   only what it sees is a proof: other files, or other things in place of this manifest. Where it sees what a stage's
+#   holders do not, those are lost once enough others are there to begin anew.
 #
 # All of that counts only while the origin is being read, which is until the era's first commit. Later every holder has
 # its state, and a checkpoint that turns out bad is merely struck off.
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
-from culm.coordinator.membership import roll_back
+from culm.coordinator.membership import lose, roll_back, usable
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
-from culm.coordinator.state import State
+from culm.coordinator.state import CannotRead, State
+from culm.coordinator.takeover import recovering
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.money import kinds
 
@@ -99,37 +102,41 @@ def bad(state: State, report: CheckpointBad) -> Decision:
     return roll_back(state, f"{report.node} cannot use the checkpoint of step {report.origin.step}: {report.why}")
 
 
-def unread(state: State, report: Unread) -> Decision:
+def unread(state: State, report: Unread, now: float) -> Decision:
     """A node waits for the storage; the log hears of it once a node and era."""
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation or report.era != state.era:
         return state, ()
     if report.origin != state.origin or not _is_being_read(state):
         return state, ()
-    first = report.node not in state.storage.unread
-    waiting = {**state.storage.unread, report.node: report.why}
+    before = state.storage.unread.get(report.node)
+    waiting = {**state.storage.unread, report.node: CannotRead(before.since if before else now, report.why)}
     text = f"{report.node} cannot read {state.origin}: {report.why}; it tries again, and asks the other holders too"
     commands: list[Command] = []
-    if first:
+    if before is None:
         commands.append(Record(kinds.Waiting(node=report.node, why=report.why), text))
-    looks = report.absent and not state.storage.examined  # one look at a time, whoever asks for it
+    asked = report.absent or report.damaged_layer is not None
+    looks = asked and not state.storage.examined  # one look at a time, whoever asks for it
     if looks:
-        commands.append(Examine(state.origin))
+        commands.append(Examine(state.origin, report.damaged_layer))
     storage = replace(state.storage, unread=waiting, examined=state.storage.examined or looks)
     return replace(state, storage=storage, detail=text), tuple(commands)
 
 
-def examined(state: State, report: Examined) -> Decision:
+def examined(state: State, report: Examined, now: float) -> Decision:
     """What the coordinator sees of an origin that a node does not see."""
     if report.origin != state.origin or not _is_being_read(state):
         return state, ()
     state = replace(state, storage=replace(state.storage, examined=False))
     if report.sight is Sight.WRONG:
         return bad(state, CheckpointBad("the coordinator", report.origin, report.why))
-    names = ", ".join(sorted(state.storage.unread))
     if report.sight is Sight.THERE:
-        why = f"{names} cannot see the manifest in {state.origin.folder}, but the coordinator can"
-        text = f"{why}: it has to be one folder for all machines, such as a mount or s3://; the nodes try again"
+        hopeless = _hopeless(state, now)
+        if hopeless:
+            return lose(state, hopeless, now)
+        what = "; ".join(f"{name} cannot ({x.why})" for name, x in sorted(state.storage.unread.items()))
+        mend = "it has to be one folder for all machines, such as a mount or s3://, and the disk or mount there sound"
+        text = f"the coordinator can read {state.origin.folder}, and {what}: {mend}; it is tried again"
     else:
         # To a coordinator a folder that shows nothing at all looks like a mount that is gone. A user can tell.
         gone = f"if it is gone for good, create {state.origin.folder} again, empty: the run then goes back further"
@@ -137,6 +144,23 @@ def examined(state: State, report: Examined) -> Decision:
     if text == state.detail:
         return state, ()
     return replace(state, detail=text), ()
+
+
+def _hopeless(state: State, now: float) -> Mapping[str, str]:
+    """The holders, with the evidence, of stages of which for a while no holder can read what the coordinator can.
+
+    None while those that can read are too few: then the nodes wait for a mount, or for other nodes.
+    """
+    plan, settings, unread = state.plan, state.settings, state.storage.unread
+    if plan is None or recovering(state):
+        return {}
+    long = {name for name, x in unread.items() if now - x.since >= settings.patience.seconds}
+    holders = {name for stage in plan.stages if long.issuperset(stage.required()) for name in stage.required()}
+    others = [name for name in usable(state) if name not in unread]
+    if len(others) < (2 if settings.redundancy and settings.stages > 1 else 1):
+        return {}
+    told = "for {:.0f} s it could not read {}, and the coordinator can: {}"
+    return {n: told.format(now - unread[n].since, state.origin, unread[n].why) for n in sorted(holders)}
 
 
 def _is_being_read(state: State) -> bool:

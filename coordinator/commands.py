@@ -100,9 +100,13 @@ class Retain:
 
 @dataclass(frozen=True, slots=True)
 class Examine:
-    """Look whether the storage answers, and has this very checkpoint, then report it (Examined)."""
+    """Look whether the storage answers, and has this very checkpoint, then report it (Examined).
+
+    ``layer``: this one's files are read as well, and compared with the manifest.
+    """
 
     origin: Origin
+    layer: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

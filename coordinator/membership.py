@@ -280,6 +280,7 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
         },
         facts={k: v for k, v in state.facts.items() if k not in gone},
         following={k: v for k, v in state.following.items() if k not in gone},
+        storage=replace(state.storage, unread={k: v for k, v in state.storage.unread.items() if k not in gone}),
         changed_at=now,
         lost_at=(*state.lost_at, *(now for _ in gone))[-LOST_REMEMBERED:],
     )

@@ -262,6 +262,8 @@ def _saved(state: State, said: pb.Saved) -> str:
 def _checkpoint(state: State, said: pb.CheckpointBad | pb.Unread) -> str:
     if said.step > state.settings.steps:
         return _beyond("a checkpoint", said.step, state)
+    if isinstance(said, pb.Unread) and said.damaged_layer >= max(_layers(state), 1):
+        return f"files of layer {said.damaged_layer} are damaged; there are {_layers(state)} layers"
     return (
         text_problem("the folder", said.folder, LONGEST_PLACE)
         or text_problem("the manifest's hash", said.sha256, LONGEST_WORD)

@@ -236,7 +236,7 @@ class Checkpointed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBad:
-    """Content of a checkpoint is provably wrong, read under its own manifest: it is not used again."""
+    """The manifest, or a file that has its hash, holds no state of this model: the checkpoint is not used again."""
 
     node: str
     origin: Origin
@@ -247,7 +247,8 @@ class CheckpointBad:
 class Unread:
     """The node cannot read what the era begins from, and asks again: no proof against the checkpoint (rule 14).
 
-    ``absent``: the storage answers, but has no such manifest for this node.
+    ``absent``: the storage answers, but has no such manifest for this node. ``damaged_layer``: it reads other files of
+    this layer than the manifest says.
     """
 
     node: str
@@ -256,13 +257,14 @@ class Unread:
     origin: Origin
     why: str
     absent: bool = False
+    damaged_layer: int | None = None
 
 
 class Sight(StrEnum):
     """What the coordinator itself has seen of an origin."""
 
-    THERE = "there"  # the very manifest
-    WRONG = "wrong"  # the storage answers, and has no such manifest or another one: it is gone for good
+    THERE = "there"  # the very manifest, and the files of the layer that was asked for
+    WRONG = "wrong"  # the storage answers, and has another manifest, or other files, or none: it is gone for good
     AWAY = "away"  # the storage does not answer, or shows nothing at all
 
 

@@ -187,10 +187,18 @@ class LostOwner:
 
 
 @dataclass(frozen=True, slots=True)
+class CannotRead:
+    """A node that cannot read what the era begins from."""
+
+    since: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Storage:
     """How it stands with the storage of checkpoints, as far as it does not do what is asked of it."""
 
-    unread: Mapping[str, str] = field(default_factory=dict)  # node -> why it cannot read the era's origin so far
+    unread: Mapping[str, CannotRead] = field(default_factory=dict)  # by node, as far as it is known
     examined: bool = False  # whether the coordinator is looking at the origin itself. Invariant: one look at a time
     fault: str = ""  # why no checkpoint can be written at present: told once, until one is whole again
 

@@ -718,7 +718,7 @@ Global___Saved: _TypeAlias = Saved  # noqa: Y015
 
 @_typing.final
 class CheckpointBad(_message.Message):
-    """A checkpoint is proved to be bad: a file that its very manifest lists is missing, damaged or of another model."""
+    """A checkpoint is proved to be bad: its manifest, or a file that has its hash, is of another model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -759,6 +759,7 @@ class Unread(_message.Message):
     SHA256_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
+    DAMAGED_LAYER_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
     folder: _builtins.str
@@ -767,6 +768,8 @@ class Unread(_message.Message):
     why: _builtins.str
     absent: _builtins.bool
     """The storage answers, but shows this node no such manifest."""
+    damaged_layer: _builtins.int
+    """Of this layer the node reads other files than the manifest says, or none."""
     def __init__(
         self,
         *,
@@ -776,12 +779,15 @@ class Unread(_message.Message):
         sha256: _builtins.str = ...,
         why: _builtins.str = ...,
         absent: _builtins.bool = ...,
+        damaged_layer: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer", "damaged_layer", b"damaged_layer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "era", b"era", "folder", b"folder", "sha256", b"sha256", "step", b"step", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer", "absent", b"absent", "damaged_layer", b"damaged_layer", "era", b"era", "folder", b"folder", "sha256", b"sha256", "step", b"step", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__damaged_layer: _TypeAlias = _typing.Literal["damaged_layer"]  # noqa: Y015
+    _WhichOneofArgType__damaged_layer: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__damaged_layer) -> _WhichOneofReturnType__damaged_layer | None: ...
 
 Global___Unread: _TypeAlias = Unread  # noqa: Y015
 

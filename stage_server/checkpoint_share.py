@@ -87,11 +87,11 @@ class Checkpoints:
         with self._node.changed:
             return era == self._node.worker.era and self._node.worker.holdings.lacks(layer)
 
-    def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None:
+    def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None:
         with self._node.changed:
             self._node.worker.unread(era)
             self._node.after_event()
-        self._report(attend_messages.unread(era, origin, why, absent))
+        self._report(attend_messages.unread(era, origin, why, absent, damaged_layer))
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
         self._bad = (era, attend_messages.checkpoint_bad(origin, why))

@@ -1,8 +1,9 @@
 """Reads the layers that an era begins with from its origin, for as long as the storage takes (rule 14).
 
-What is read is compared with the origin's own manifest. Only a file that is wrong under that manifest, twice, is a
-proof against the checkpoint. A storage that does not answer, or shows no such manifest, is asked again; the coordinator
-is told, which shows it to the user, and the worker, which asks the other holders meanwhile.
+What is read is compared with the origin's own manifest. A file that has its hash, and is of another model, is a proof
+against the checkpoint. A storage that does not answer, shows no such manifest or gives other bytes is asked again,
+since it may be this machine's disk or mount. The coordinator is told, which looks itself and shows it to the user, and
+the worker, which asks the other holders meanwhile.
 """
 
 import logging
@@ -11,7 +12,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from culm.pipeline.checkpoints.layer_file import read_layer
-from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Manifest, OriginUnseen, read_origin
+from culm.pipeline.checkpoints.manifest import (
+    CheckpointCorrupt,
+    FileDamaged,
+    Manifest,
+    OriginUnseen,
+    read_origin,
+)
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import options_changed
 from culm.pipeline.job import Job, parse_job
@@ -34,7 +41,7 @@ class RestoreListener(Protocol):
         """Whether the layer's state is still wanted: an era may be over, or another holder may have given it."""
         ...
 
-    def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None: ...
+    def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None: ...
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None: ...
 
@@ -65,8 +72,9 @@ class Restorer:
 
     def _run(self, origin: Origin, layers: list[int], era: int) -> None:
         pause, told, doubted = FIRST_PAUSE, "", False
+        layer = 0
         while layers := [layer for layer in layers if self._listener.lacks(era, layer)]:
-            absent = False
+            absent, damaged = False, None
             try:
                 with _Overdue(self._listener, origin, era):
                     manifest = read_origin(origin)
@@ -76,13 +84,13 @@ class Restorer:
                         state = self._fitted(read_layer(origin.folder, manifest, layer), manifest)
                         self._listener.fetched(era, layer, origin.step, state)
                 return
+            except FileDamaged as error:
+                why, damaged = error.problem, layer if doubted else None
+                doubted = True  # the second time it is no accident of one answer
             except CheckpointCorrupt as error:
-                why = error.problem
-                if doubted:  # the second time: it is no accident of one answer
-                    log.warning("%s is bad, and the coordinator is told: %s", origin, why)
-                    self._listener.checkpoint_bad(era, origin, why)
-                    return
-                doubted = True
+                log.warning("%s is bad, and the coordinator is told: %s", origin, error.problem)
+                self._listener.checkpoint_bad(era, origin, error.problem)
+                return
             except OriginUnseen as error:
                 why, absent = str(error), True
             except (OSError, JobError) as error:
@@ -90,7 +98,7 @@ class Restorer:
             if why != told:
                 log.warning("cannot read %s, trying again: %s", origin, why)
                 told = why
-            self._listener.unread(era, origin, why, absent)
+            self._listener.unread(era, origin, why, absent, damaged)
             if self._closed.wait(pause):
                 return
             pause = min(LONGEST_PAUSE, 2 * pause)
@@ -111,4 +119,4 @@ class _Overdue:
 
     def _watch(self) -> None:
         while not self._over.wait(OVERDUE):
-            self._listener.unread(self._era, self._origin, f"no answer within {OVERDUE:g} s", False)
+            self._listener.unread(self._era, self._origin, f"no answer within {OVERDUE:g} s", False, None)

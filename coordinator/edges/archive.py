@@ -25,6 +25,7 @@ from culm.pipeline.checkpoints.manifest import (
     Manifest,
     OriginUnseen,
     complete,
+    problems,
     read_origin,
     retain,
     shows_others,
@@ -48,8 +49,8 @@ class Archive:
         # The newest era and step whose manifest was ordered. Invariant: never falls. After a rollback steps come again
         # that are lower than those before it.
         self._newest = (-1, -1)
-        # The last look at an origin. It may outlast PATIENCE, and no other begins until it is over.
-        self._looking: asyncio.Task[tuple[reports.Sight, str]] | None = None
+        # The last look at an origin, and what was asked. It may outlast PATIENCE, and no other begins until it is over.
+        self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str]]] | None = None
         self._background = background
 
     def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
@@ -60,7 +61,7 @@ class Archive:
         elif isinstance(command, cmd.Retain):
             self._background.begin(self._retain(command))
         else:
-            self._background.begin(self._examine(command.origin))
+            self._background.begin(self._examine(command))
 
     @property
     def _url(self) -> str:
@@ -98,20 +99,34 @@ class Archive:
         except (OSError, JobError) as error:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 
-    async def _examine(self, origin: Origin) -> None:
+    async def _examine(self, asked: cmd.Examine) -> None:
         sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
-        if self._looking is None or self._looking.done():  # a thread that is stuck there stays the only one
-            self._looking = self._background.begin(asyncio.to_thread(look, origin))
-            await asyncio.wait({self._looking}, timeout=PATIENCE)
-            if self._looking.done():
-                sight, why = self._looking.result()
-        self._take(reports.Examined(origin, sight, why))
+        # A thread that is stuck there stays the only one. A large file may take longer than PATIENCE: whoever asks
+        # again gets the answer of the look that was begun.
+        if self._looking is None or (self._looking[0] != asked and self._looking[1].done()):
+            look_at = asyncio.to_thread(look, asked.origin, asked.layer)
+            self._looking = (asked, self._background.begin(look_at))
+        question, looking = self._looking
+        if question == asked:
+            await asyncio.wait({looking}, timeout=PATIENCE)
+            if looking.done():
+                sight, why = looking.result()
+                if self._looking == (question, looking):
+                    self._looking = None
+        self._take(reports.Examined(asked.origin, sight, why))
 
 
-def look(origin: Origin) -> tuple[reports.Sight, str]:
-    """Whether the storage has this very checkpoint, and if not, whether that is for good; with the reason."""
+def look(origin: Origin, layer: int | None = None) -> tuple[reports.Sight, str]:
+    """Whether the storage has this very checkpoint, and if not, whether that is for good; with the reason.
+
+    ``layer``: its files are read and compared with the manifest.
+    """
     try:
-        read_origin(origin)
+        manifest = read_origin(origin)
+        wrong = problems(origin.folder, manifest, layer) if layer is not None else []
+        if wrong:
+            read_origin(origin)  # a mount that went meanwhile looks the same, and is no proof
+            return reports.Sight.WRONG, wrong[0]
     except OriginUnseen as unseen:
         try:
             if shows_others(origin):

@@ -15,6 +15,7 @@ from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
     File,
+    FileDamaged,
     Manifest,
     check_file,
     read_manifest,
@@ -88,7 +89,7 @@ def _write(folder: str, name: str, data: bytes, named: tuple[File, ...] | None) 
 
 
 def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
-    """The layer's whole state. Raises CheckpointCorrupt, naming the file."""
+    """The layer's whole state. Raises CheckpointCorrupt, or FileDamaged of that kind, naming the file."""
     if layer not in manifest.files:
         raise CheckpointCorrupt(f"{folder} has no layer {layer}")
     in_model, in_rest = (_read(folder, file) for file in manifest.files[layer])
@@ -109,7 +110,7 @@ def _read(folder: str, file: File) -> bytes:
     try:
         data = storage.read(folder, file.name, file.size)
     except FileNotFoundError as error:
-        raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
+        raise FileDamaged(f"{folder}/{file.name} is missing") from error
     check_file(folder, file, data)
     return data
 

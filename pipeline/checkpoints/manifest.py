@@ -48,6 +48,10 @@ class CheckpointCorrupt(Exception):
         self.problem = problem
 
 
+class FileDamaged(CheckpointCorrupt):
+    """A file is missing, or has other content than its manifest says, as seen from here: a disk may be at fault."""
+
+
 class OriginUnseen(Exception):
     """The storage answers, and shows this process no such manifest: no proof that the checkpoint is bad (rule 14)."""
 
@@ -188,15 +192,15 @@ def named(data: bytes, origin: Origin) -> Manifest:
 
 
 def check_file(folder: str, file: File, data: bytes) -> None:
-    """Raises CheckpointCorrupt unless the data is the file's."""
+    """Raises FileDamaged unless the data is the file's."""
     _compare(folder, file, len(data), hashlib.sha256(data).hexdigest())
 
 
 def _compare(folder: str, file: File, size: int, sha256: str) -> None:
     if size != file.size:
-        raise CheckpointCorrupt(f"{folder}/{file.name} has {size} bytes, not {file.size}")
+        raise FileDamaged(f"{folder}/{file.name} has {size} bytes, not {file.size}")
     if sha256 != file.sha256:
-        raise CheckpointCorrupt(f"{folder}/{file.name} has another sha256 than its manifest says")
+        raise FileDamaged(f"{folder}/{file.name} has another sha256 than its manifest says")
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -292,11 +296,14 @@ def completed_at(folder: str) -> datetime | None:
     return storage.modified(folder, MANIFEST)
 
 
-def problems(folder: str, manifest: Manifest) -> list[str]:
-    """What is wrong with a checkpoint's files, a line each: missing, of another size, of another content."""
+def problems(folder: str, manifest: Manifest, layer: int | None = None) -> list[str]:
+    """What is wrong with a checkpoint's files, a line each: missing, of another size, of another content.
+
+    ``layer``: only this one's files are read.
+    """
     out = []
     there = storage.sizes(folder)
-    for files in manifest.files.values():
+    for files in manifest.files.values() if layer is None else [manifest.files.get(layer, ())]:
         for file in files:
             try:
                 if there.get(file.name, file.size) != file.size:  # a wrong size needs no reading

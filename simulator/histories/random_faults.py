@@ -50,6 +50,7 @@ class Counts:
     links: int = 0  # two nodes do not reach each other for a while
     for_good: bool = False  # those two never reach each other again
     storage: int = 0  # the checkpoints' storage fails, or a file of theirs is torn
+    disks: int = 0  # a node reads other bytes of checkpoints than there are
     forgets: int = 0  # Redis loses what it was given
     stops: int = 0  # coordinators are told to stop, and started again
 
@@ -76,6 +77,7 @@ class Faults:
             (counts.outages, self._outage),
             (counts.warnings, self._warn),
             (counts.storage, self._storage),
+            (counts.disks, self._disk),
             (counts.forgets, self._forget),
             (counts.stops, self._world.ending.stop_coordinator),
         )
@@ -334,6 +336,13 @@ class Faults:
         node = random.choice(sorted(self._world.nodes))
         storage.fault(what, node)
         self._world.clock.after(seconds, lambda: storage.mend(what, node))
+
+    def _disk(self) -> None:
+        """Through one node's disk, or mount, files look other than they are."""
+        storage, random = self._world.storage, self._world.random
+        node, seconds = random.choice(sorted(self._world.nodes)), random.choice([3.0, 20.0, 100.0])
+        storage.fault("rots", node)
+        self._world.clock.after(seconds, lambda: storage.mend("rots", node))
 
     def _disturb(self) -> None:
         if self._world.state.phase is co.Phase.DONE:

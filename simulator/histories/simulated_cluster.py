@@ -83,6 +83,7 @@ class Cluster:
         links: int = 0,
         for_good: bool = False,
         storage: int = 0,
+        disks: int = 0,
         forgets: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
@@ -142,6 +143,7 @@ class Cluster:
             links=links,
             for_good=for_good,
             storage=storage,
+            disks=disks,
             forgets=forgets,
             stops=stops,
         )

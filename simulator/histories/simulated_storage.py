@@ -1,7 +1,8 @@
 """A simulated storage of checkpoints: folders, files and manifests, with the faults that a real one has.
 
-It answers late, is away for a while, is full, loses its mount (then everything is absent), is not seen by one node, and
-has files that are torn. What is written and read is bytes, checked by the same functions as real files.
+It answers late, is away for a while, is full, loses its mount (then everything is absent), is not seen by one node, is
+read as other bytes by one node, and has files that are torn. What is written and read is bytes, checked by the same
+functions as real files.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
     File,
+    FileDamaged,
     Manifest,
     OriginUnseen,
     check_file,
@@ -35,6 +37,7 @@ from culm.stage_server.worker.work import Save
 #     slow      every answer takes up to 8 s
 #     gone      the mount is away: everything is absent      writes vanish, as into an empty folder
 #     unseen    one node sees nothing                        the same, for that node
+#     rots      one node reads other bytes than there are    no proof: the others read what there is
 #     torn      a file changed after the checkpoint was      its hash differs: that is a proof
 #               whole
 #
@@ -71,7 +74,8 @@ class SimulatedStorage:
             raise OSError("the storage does not answer")
         if self._absent(who) or name not in self._folders.get(folder, {}):
             raise FileNotFoundError(f"{folder}/{name}")
-        return self._folders[folder][name]
+        rots = ("rots", who) in self._faults and name != MANIFEST
+        return self._folders[folder][name] + (b"rotten" if rots else b"")
 
     def is_whole(self, origin: Origin) -> bool:
         """Whether the manifest and every file have their hashes, whoever can read them now."""
@@ -97,7 +101,7 @@ class SimulatedStorage:
             self.torn.add(folder)
 
     def fault(self, what: str, node: str) -> None:
-        """``what``: away, full, slow, gone, or unseen by the node."""
+        """``what``: away, full, slow, gone; or, of the node alone, unseen or rots."""
         self._faults.append((what, node))
 
     def mend(self, what: str, node: str) -> None:
@@ -154,7 +158,7 @@ class SimulatedStorage:
             nonlocal doubted
             if n.worker.era != effect.era:
                 return
-            absent, why = False, ""
+            absent, why, damaged, layer = False, "", None, 0
             try:
                 manifest = self._manifest(n.name, origin)
                 for layer in effect.layers:
@@ -162,12 +166,8 @@ class SimulatedStorage:
                         states = [self._file(n.name, origin.folder, file) for file in manifest.files[layer]]
                         n.worker.fetched(effect.era, layer, origin.step, Number(int(states[0])))
                 return
-            except CheckpointCorrupt as error:
-                why = error.problem
-                if doubted:  # and again, since a coordinator may have missed it
-                    n.tell(reports.CheckpointBad(n.name, origin, why))
-                    self._later(lambda: self._world.receive(to, attempt), PAUSE)
-                    return
+            except FileDamaged as error:
+                why, damaged = error.problem, layer if doubted else None
                 doubted = True
             except OriginUnseen as error:
                 why, absent = str(error), True
@@ -176,7 +176,13 @@ class SimulatedStorage:
             n.worker.unread(effect.era)
             n.tell(
                 reports.Unread(
-                    node=n.name, incarnation=n.incarnation, era=effect.era, origin=origin, why=why, absent=absent
+                    node=n.name,
+                    incarnation=n.incarnation,
+                    era=effect.era,
+                    origin=origin,
+                    why=why,
+                    absent=absent,
+                    damaged_layer=damaged,
                 )
             )
             self._later(lambda: self._world.receive(to, attempt), PAUSE)
@@ -194,7 +200,7 @@ class SimulatedStorage:
         try:
             data = self._read(who, folder, file.name)
         except FileNotFoundError as error:
-            raise CheckpointCorrupt(f"{folder}/{file.name} is missing") from error
+            raise FileDamaged(f"{folder}/{file.name} is missing") from error
         check_file(folder, file, data)
         return data
 
@@ -208,7 +214,7 @@ class SimulatedStorage:
         elif isinstance(command, cmd.Retain):
             self._later(lambda: self._retain(command))
         else:
-            self._later(lambda: leader.take(self._look(command.origin)))
+            self._later(lambda: leader.take(self._look(command.origin, command.layer)))
 
     def _complete(self, leader: Leader, command: cmd.WriteManifest) -> None:
         folder = folder_of(URL, command.step)
@@ -238,9 +244,11 @@ class SimulatedStorage:
             if step is not None and step < command.step and step not in command.kept:
                 del self._folders[folder]
 
-    def _look(self, origin: Origin) -> reports.Examined:
+    def _look(self, origin: Origin, layer: int | None) -> reports.Examined:
         try:
-            self._manifest(COORDINATOR, origin)
+            manifest = self._manifest(COORDINATOR, origin)
+            for file in manifest.files[layer] if layer is not None else ():
+                self._file(COORDINATOR, origin.folder, file)
         except OriginUnseen as unseen:
             shows = bool(self._folders) and not self._absent(COORDINATOR)
             return reports.Examined(origin, reports.Sight.WRONG if shows else reports.Sight.AWAY, str(unseen))

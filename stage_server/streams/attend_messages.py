@@ -58,10 +58,16 @@ def saved(era: int, step: int, loss: float, files: dict[int, tuple[File, ...]]) 
     return pb.AttendRequest(saved=pb.Saved(era=era, step=step, loss=loss, files=listed))
 
 
-def unread(era: int, origin: Origin, why: str, absent: bool) -> pb.AttendRequest:
+def unread(era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> pb.AttendRequest:
     """What the era begins from cannot be read so far."""
     named = pb.Unread(
-        era=era, step=origin.step, folder=origin.folder, sha256=origin.sha256, why=why[:500], absent=absent
+        era=era,
+        step=origin.step,
+        folder=origin.folder,
+        sha256=origin.sha256,
+        why=why[:500],
+        absent=absent,
+        damaged_layer=damaged_layer,
     )
     return pb.AttendRequest(unread=named)
 

@@ -1,5 +1,6 @@
 """What an era begins from is one checkpoint, named once; a storage that is away for a while costs none (rule 14)."""
 
+import hashlib
 import os
 import queue
 import shutil
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from culm.coordinator import reports
-from culm.coordinator.commands import Publish
+from culm.coordinator.commands import Examine, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import look
 from culm.coordinator.edges.persistence import from_document, to_document
@@ -20,7 +21,15 @@ from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
-from culm.pipeline.checkpoints.manifest import Manifest, complete, find_checkpoints, folder_of, write_manifest
+from culm.pipeline.checkpoints.manifest import (
+    File,
+    Manifest,
+    complete,
+    find_checkpoints,
+    folder_of,
+    read_manifest,
+    write_manifest,
+)
 from culm.pipeline.job import load_job
 from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
@@ -43,10 +52,10 @@ def arrival(node: str, incarnation: int) -> tuple[reports.Report, reports.Report
     )
 
 
-def after(state: State, *events: reports.Report) -> tuple[State, list[object]]:
+def after(state: State, *events: reports.Report, now: float = 0.0) -> tuple[State, list[object]]:
     done: list[object] = []
     for report in events:
-        state, commands = advance(state, report, 0.0)
+        state, commands = advance(state, report, now)
         validate(state)
         done.extend(commands)
     return state, done
@@ -115,6 +124,36 @@ def test_only_what_the_coordinator_itself_finds_wrong_ends_the_era(sight: report
     assert state.plan.origin == state.origin
 
 
+def test_other_bytes_that_one_node_reads_are_no_proof() -> None:
+    """Its disk may be bad. The coordinator reads the layer's files itself."""
+    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
+    damaged = reports.Unread(node="n2", incarnation=3, era=state.era, origin=TEN, why="another sha256", damaged_layer=1)
+    again, commands = after(state, damaged)
+    assert [command for command in commands if isinstance(command, Examine)] == [Examine(TEN, 1)]
+    again, _ = after(again, reports.Examined(TEN, reports.Sight.THERE))
+    assert (again.era, again.checkpoints) == (state.era, (TEN,))
+    assert "n2 cannot (another sha256)" in again.detail
+
+
+def test_holders_that_cannot_read_give_way_to_nodes_that_can() -> None:
+    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
+    for node, incarnation in (("n2", 3), ("n3", 4)):
+        no_mount = reports.Unread(
+            node=node, incarnation=incarnation, era=state.era, origin=TEN, why="no mount", absent=True
+        )
+        state, _ = after(state, no_mount)
+    seen = reports.Examined(TEN, reports.Sight.THERE)
+    alone, _ = after(state, seen, now=60.0)
+    assert alone.era == state.era, "nobody is there in their place"
+    state, _ = after(state, *arrival("n4", 5), *arrival("n5", 6))
+    early, _ = after(state, seen, now=1.0)
+    assert early.era == state.era, "a mount may come back"
+    state, commands = after(state, seen, now=60.0)
+    (plan,) = [command.plan for command in commands if isinstance(command, Publish)]
+    assert (plan.origin, plan.step, state.checkpoints) == (TEN, 10, (TEN,))
+    assert {name for stage in plan.stages for name in stage.holders()} == {"n4", "n5"}
+
+
 def test_a_report_about_an_origin_before_is_no_report_about_this_one() -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
     again, _ = after(state, reports.CheckpointBad("n2", replace(TEN, sha256="c" * 64), "late"))
@@ -144,8 +183,9 @@ class Hears:
     def lacks(self, era: int, layer: int) -> bool:
         return self.wants
 
-    def unread(self, era: int, origin: Origin, why: str, absent: bool) -> None:
-        self.told.put(("absent" if absent else "unread", why))
+    def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None:
+        kind = "absent" if absent else "unread" if damaged_layer is None else f"layer {damaged_layer} is damaged"
+        self.told.put((kind, why))
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
         self.told.put(("bad", why))
@@ -190,15 +230,32 @@ def test_the_folder_that_was_written_again_is_another_checkpoint(tmp_path: Path,
     restorer.close()
 
 
-def test_a_file_that_is_torn_under_its_manifest_is_a_proof(tmp_path: Path, hears: Hears) -> None:
+def test_a_file_that_is_torn_under_its_manifest_is_looked_at_by_the_coordinator(tmp_path: Path, hears: Hears) -> None:
     origin = written(str(tmp_path), 10)
     path = Path(origin.folder) / "layer-00000.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
-    Restorer(hears).read(origin, [0], 1)
+    restorer = Restorer(hears)
+    restorer.read(origin, [0], 1)
     assert hears.told.get()[0] == "unread", "it is read once more"
     kind, why = hears.told.get()
-    assert kind == "bad"
+    assert kind == "layer 0 is damaged"
     assert "layer-00000.safetensors has" in str(why)
+    restorer.close()
+    assert look(origin) == (reports.Sight.THERE, ""), "the manifest is whole"
+    assert look(origin, 0) == (reports.Sight.WRONG, why)
+
+
+def test_a_file_that_has_its_hash_and_is_no_layer_is_a_proof(tmp_path: Path, hears: Hears) -> None:
+    origin = written(str(tmp_path), 10)
+    manifest = read_manifest(origin.folder)
+    data = b"no tensors"
+    file = File("layer-00000.safetensors", len(data), hashlib.sha256(data).hexdigest())
+    (Path(origin.folder) / file.name).write_bytes(data)
+    origin = write_manifest(origin.folder, replace(manifest, files={0: (file, manifest.files[0][1])}))
+    Restorer(hears).read(origin, [0], 1)
+    kind, why = hears.told.get()
+    assert (kind, look(origin, 0)[0]) == ("bad", reports.Sight.THERE)
+    assert "do not hold a layer's state" in str(why)
 
 
 def test_the_loss_alone_makes_no_other_manifest(tmp_path: Path) -> None:

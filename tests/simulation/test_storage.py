@@ -19,8 +19,11 @@ Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.C
 SOAK = os.environ.get("CULM_SOAK") == "1"
 
 
-def history_of_storage(seed: int, decide: Decide = advance) -> Cluster:
-    """Checkpoints are written and read while nodes, coordinators and the storage fail."""
+def history_of_storage(seed: int, decide: Decide = advance, disks: int = 0) -> Cluster:
+    """Checkpoints are written and read while nodes, coordinators and the storage fail.
+
+    ``disks``: of so many nodes other bytes are read.
+    """
     draw = random.Random(seed)
     stages = draw.choice([1, 2, 2, 3, 3, 4])
     return Cluster(
@@ -35,6 +38,7 @@ def history_of_storage(seed: int, decide: Decide = advance) -> Cluster:
         changes=draw.choice([0, 0, 1]),
         layers=stages + draw.choice([0, 1, 3]),
         storage=draw.choice([0, 1, 2, 3]),
+        disks=disks,
         decide=decide,
     )
 
@@ -43,6 +47,12 @@ def history_of_storage(seed: int, decide: Decide = advance) -> Cluster:
 def test_random_histories_of_the_storage_end_exact(fifty: int) -> None:
     for seed in range(fifty * 50, fifty * 50 + 50):
         history_of_storage(seed).run()
+
+
+@pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
+def test_a_node_that_reads_other_bytes_costs_no_checkpoint(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + 50):
+        history_of_storage(seed, disks=1 + seed % 2).run()
 
 
 @pytest.mark.parametrize(

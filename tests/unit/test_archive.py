@@ -1,15 +1,21 @@
-"""Manifests are tried again until the storage takes them, in the newest era first of all."""
+"""Manifests are tried again until the storage takes them; a look at a large file may take its time."""
 
 import asyncio
 import hashlib
 from pathlib import Path
 
+import pytest
+import torch
+
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
+from culm.coordinator.edges import archive as archive_module
 from culm.coordinator.edges.archive import Archive
 from culm.coordinator.edges.background import Background
-from culm.pipeline.checkpoints.manifest import File, folder_of
+from culm.pipeline.checkpoints.layer_file import write_layer
+from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
 from culm.pipeline.job import load_job
+from culm.pipeline.tensors.values import Value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
 DATA = b"a layer"
@@ -50,3 +56,38 @@ def test_after_a_rollback_the_manifest_of_a_lower_step_is_tried_again(tmp_path: 
     last = asyncio.run(asyncio.wait_for(play(), 30.0))[-1]
     assert isinstance(last, reports.Checkpointed)
     assert last.checkpoint.step == 60
+
+
+def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt began anew, and none was ever over: of a large file nothing was found out."""
+    monkeypatch.setattr(archive_module, "PATIENCE", 0.0)
+    folder = folder_of(f"file://{tmp_path}", 60)
+    torn = write_layer(folder, 0, Value((("parameter.weight", torch.ones(3)),)))
+    manifest = Manifest(job="job", step=60, fingerprint="", loss=0.5, files={0: torn})
+    origin = write_manifest(folder, manifest)
+    path = Path(folder.removeprefix("file://")) / torn[0].name
+    path.write_bytes(path.read_bytes()[:-1])
+    job = load_job(EXAMPLE, [f"checkpoint.url=file://{tmp_path}", "checkpoint.every=10"])
+
+    async def play() -> list[reports.Report]:
+        told: list[reports.Report] = []
+        changed = asyncio.Event()
+
+        def take(report: reports.Report) -> None:
+            told.append(report)
+            changed.set()
+
+        archive = Archive(job, take, Background(lambda error: None))
+        while not told or told[-1].sight is reports.Sight.AWAY:  # type: ignore[union-attr]
+            archive.carry_out(cmd.Examine(origin, 0))
+            await changed.wait()
+            changed.clear()
+        return told
+
+    told = asyncio.run(asyncio.wait_for(play(), 30.0))
+    assert [report.sight for report in told[:1]] == [reports.Sight.AWAY]  # type: ignore[union-attr]
+    assert told[-1] == reports.Examined(
+        origin, reports.Sight.WRONG, f"{folder}/{torn[0].name} has {path.stat().st_size} bytes, not {torn[0].size}"
+    )
