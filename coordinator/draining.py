@@ -25,6 +25,7 @@ from culm.coordinator.decisions import Decision
 from culm.coordinator.membership import fence, usable
 from culm.coordinator.reports import Draining, Warned
 from culm.coordinator.state import State
+from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
 
 
@@ -67,6 +68,9 @@ def drain(state: State, report: Draining, now: float) -> Decision:
     # Nobody is left to hand over to: all stay for a last checkpoint (``ending``), also a node that holds nothing.
     last = all(n.draining for n in state.nodes.values())
     if (last and report.told) or (state.plan is not None and state.plan.held_by(node.node)):
+        return state, (noted, Persist())
+    # Of a leader that still hears from nodes the plan may be an old one: the node may hold something.
+    if recovering(state):
         return state, (noted, Persist())
     state, farewell = let_go(state, [node.node])
     return state, (noted, Persist(), *farewell)

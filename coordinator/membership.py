@@ -23,6 +23,8 @@
 #                 dismissed: it cannot take part; it holds nothing, so nobody has to take over
 #
 # While a new leader hears from the nodes (``recovering``) nobody is lost: each of them may just not have attached yet.
+# Of one that says itself that it ends that is noted: a plan without it, made from what this leader knows so far, could
+# pass over a newer one that the others obey.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
@@ -232,7 +234,7 @@ def tick(state: State, now: float) -> Decision:
     state = links.forgive(state, now)
     if recovering(state):
         return state, silent
-    lost: dict[str, str] = {}
+    lost = {node.node: node.gone for node in nodes.values() if node.gone}
     for node in nodes.values():
         silence = now - node.heard_at
         # One that is still importing and building the model holds nothing: nobody waits for it.
@@ -264,10 +266,16 @@ def _later(node: Node, seconds: float) -> Node:
 
 
 def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
-    """Fences the nodes (name -> evidence in words) and moves their work; a stage without a copy ends the era."""
+    """Fences the nodes (name -> evidence in words) and moves their work; a stage without a copy ends the era.
+
+    A leader that still hears from the nodes notes it, and its first tick after that decides.
+    """
     gone = {name: state.nodes[name] for name in lost if name in state.nodes}
     if not gone:
         return state, ()
+    if recovering(state):
+        ended = {k: replace(n, gone=lost[k], attached_since=None, detached_at=now) for k, n in gone.items()}
+        return replace(state, nodes={**state.nodes, **ended}), ()
     state = _with_deaths(state, gone.values())  # by the present plan: later nobody knows what they were at
     state = fence(state, {(n.node, n.incarnation) for n in gone.values()})
     state = replace(

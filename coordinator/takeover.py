@@ -293,6 +293,7 @@ def complete(state: State, now: float) -> Decision:
     in_time = now - state.took_over_at <= state.settings.patience.seconds
     if state.plan is None:  # holders of a plan that the store has lost may come: nobody knows how many
         return (state if in_time else replace(state, took_over_at=None)), ()
+    # Also for one that has said that it ends: meanwhile another may come that knows a newer plan.
     away = [n for n in {n for stage in state.plan.stages for n in stage.holders()} if not _is_back(state, n)]
     if away and in_time:
         return state, ()

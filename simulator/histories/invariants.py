@@ -1,9 +1,10 @@
 """What has to hold after every event of a simulated history, by the number of the rule (docs/rules.md)."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from culm.coordinator import state as co
+from culm.coordinator.commands import Command, Publish
 from culm.coordinator.decide import validate
 from culm.coordinator.membership import usable
 from culm.coordinator.zone_places import most_apart
@@ -20,6 +21,7 @@ from culm.stage_server.worker.validate import validate as validate_worker
 #     6          a fact on record of a gradient that the node does not have         check_coordinator
 #     7          one step of an era committed with two losses                       Cluster.note_commit
 #     12, 15     a lower term obeyed after a higher one; two leaders of one term    simulated_attendance
+#     8          a plan of its own by a leader that still hears from nodes          check_takeover
 #     14         an era that passes over a whole checkpoint                         check_rollback
 #     16         a run that failed though the job is not at fault                   start_up.check_verdict
 #     17         weights nowhere, nodes kept or let go too early                    after_the_end
@@ -60,6 +62,12 @@ def check_coordinator(world: World, state: co.State) -> None:
         assert plan is not None
         held = {layer for layer, buckets in enumerate(plan.bucket_numbers) if here.issuperset(buckets)}
         assert layers <= held, f"{name} is on record with gradients of {sorted(layers - held)} that it does not have"
+
+
+def check_takeover(before: co.State, commands: Sequence[Command]) -> None:
+    """Raises AssertionError if a leader that still hears from nodes makes a plan (rule 8)."""
+    published = [command for command in commands if isinstance(command, Publish)]
+    assert before.took_over_at is None or not published, "a leader makes a plan before it has heard all nodes (rule 8)"
 
 
 def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:

@@ -7,6 +7,7 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.instruction import Instruction
 from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.start_up import LAST_WORDS
 from culm.simulator.histories.world import COORDINATOR, Node, World
 from culm.stage_server.worker.work import Reduce, Run, Sum, Work
 
@@ -50,6 +51,7 @@ class Counts:
     links: int = 0  # two nodes do not reach each other for a while
     for_good: bool = False  # those two never reach each other again
     storage: int = 0  # the checkpoints' storage fails, or a file of theirs is torn
+    leaves: int = 0  # a node ends and says so, often while a new coordinator hears from the nodes
     disks: int = 0  # a node reads other bytes of checkpoints than there are
     forgets: int = 0  # Redis loses what it was given
     stops: int = 0  # coordinators are told to stop, and started again
@@ -77,6 +79,7 @@ class Faults:
             (counts.outages, self._outage),
             (counts.warnings, self._warn),
             (counts.storage, self._storage),
+            (counts.leaves, self._leave),
             (counts.disks, self._disk),
             (counts.forgets, self._forget),
             (counts.stops, self._world.ending.stop_coordinator),
@@ -336,6 +339,25 @@ class Faults:
         node = random.choice(sorted(self._world.nodes))
         storage.fault(what, node)
         self._world.clock.after(seconds, lambda: storage.mend(what, node))
+
+    def _leave(self) -> None:
+        """A node ends without handing over, and says why: with its last words, or with those of a failure."""
+        draw = self._world.random
+        if draw.random() < 0.6:
+            self._crash_if_alive()
+
+        def end() -> None:
+            live = [n for n in self._world.nodes.values() if n.alive and not n.frozen and n.attendance.leader]
+            if not live or self._world.state.phase is co.Phase.DONE:
+                return
+            node = draw.choice(live)
+            failed: reports.Report = reports.NodeFailed(node.name, node.incarnation, "its disk is full")
+            left: reports.Report = reports.Left(node.name, node.incarnation, "it was told to")
+            node.busy = True  # it does nothing any more
+            node.tell(draw.choice([failed, left]))
+            self._world.clock.after(LAST_WORDS, lambda: self.kill(node))
+
+        self._world.clock.after(draw.choice([0.1, 1.0, 5.0]) + draw.uniform(0.0, 0.5), end)
 
     def _disk(self) -> None:
         """Through one node's disk, or mount, files look other than they are."""

@@ -7,7 +7,7 @@ from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.takeover import is_heard
 from culm.pipeline.plan import Plan
-from culm.simulator.histories.invariants import check_coordinator, check_rollback, check_zones
+from culm.simulator.histories.invariants import check_coordinator, check_rollback, check_takeover, check_zones
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.histories.world import Node, World
 from culm.simulator.network import Channel
@@ -64,6 +64,8 @@ class Leader:
         before = self.state
         self.state, commands = self.world.decide(self.state, report, self.world.clock.now)
         check_coordinator(self.world, self.state)
+        if self.state.took_over_at is not None:
+            check_takeover(before, commands)
         check_rollback(before, self.state, self.world.storage)
         check_zones(before, self.state, self.world.zones)
         for command in commands:

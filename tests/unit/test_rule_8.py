@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from culm.coordinator.commands import Ask, Command, Commit, SendCommit
+from culm.coordinator.commands import Ask, Command, Commit, Dismiss, Publish, Record, SendCommit
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
-from culm.coordinator.reports import Available, Heartbeat, Joined, Ready, Report, Tick
+from culm.coordinator.reports import Available, Draining, Heartbeat, Joined, Left, Ready, Report, Tick
 from culm.coordinator.state import Settings, State
-from culm.pipeline.plan import Plan
+from culm.pipeline.plan import Member, Plan, Standby
 
 SETTINGS = Settings(stages=2, microbatches=1, steps=9)
+PATIENCE = SETTINGS.patience.seconds
 COSTS = (1.0, 1.0)
 BOTH = frozenset({0, 1})
 
@@ -105,3 +106,42 @@ def test_a_commit_of_a_history_that_nobody_goes_on_from_is_told_to_nobody() -> N
     state, commands = after(state, *back("n2", forgotten, 1, decided), now=10.2)
     assert (state.committed, state.last_commit) == (0, before)
     assert not [c for c in commands if isinstance(c, Ask | SendCommit)]
+
+
+def newer_plan(plan: Plan) -> Plan:
+    """One that the store does not know: n2 holds everything, beside n0."""
+    stages = tuple(replace(s, owners=("n0",), standbys=(Standby("n2", hot=True),)) for s in plan.stages)
+    member = Member("n2", 1, "n2:1", "")
+    return replace(plan, generation=plan.generation + 1, stages=stages, members={**plan.members, "n2": member})
+
+
+def back_with_all(node: str, plan: Plan) -> tuple[Report, Report]:
+    joined, available = back(node, plan, 0, None)
+    assert isinstance(available, Available)
+    return joined, replace(available, layers=BOTH)
+
+
+def test_a_node_that_says_that_it_ends_is_lost_once_the_others_are_heard() -> None:
+    """A plan without it came from what the store knew, and passed over a newer one that the others obey."""
+    state, plan, _ = successor()
+    state, commands = after(state, *back("n1", plan, 0, None), Left("n0", 1, "its disk is full"), Tick(), now=10.1)
+    assert not [c for c in commands if isinstance(c, Publish)]
+    state, _ = after(state, *back_with_all("n2", newer_plan(plan)), now=10.2)
+    state, commands = after(state, Tick(), now=10.3)
+    assert not [c for c in commands if isinstance(c, Publish)]
+    state, commands = after(
+        state, Heartbeat(node="n1", incarnation=1), Heartbeat(node="n2", incarnation=1), Tick(), now=10.2 + PATIENCE
+    )
+    (published,) = [c.plan for c in commands if isinstance(c, Publish)]
+    assert [stage.owners for stage in published.stages] == [("n2",), ("n2",)]
+    assert any("its disk is full" in c.text for c in commands if isinstance(c, Record))
+
+
+def test_a_node_that_drains_is_let_go_once_its_leader_knows_what_it_holds() -> None:
+    """By the plan that the store knew it held nothing, and was sent away with the only copy."""
+    state, plan, _ = successor()
+    state, commands = after(state, Draining("n2", "its machine is to go"), now=10.1)
+    assert not [c for c in commands if isinstance(c, Dismiss)]
+    state, commands = after(state, *back_with_all("n2", newer_plan(plan)), *back("n1", plan, 0, None), now=10.2)
+    assert "n2" in state.nodes
+    assert not [c for c in commands if isinstance(c, Dismiss)]
