@@ -12,7 +12,8 @@ from culm.coordinator.state import State
 # A node is held against its own history, not against others': layers differ, and so do machines. Ten deviations beyond
 # its median and longer than the patience besides: a machine that swaps or shares its cores is slow, and not lost.
 DEVIATIONS = 10.0
-# Instructions before a node's own history says anything: the first ones of all compile, allocate and page in.
+# Pieces of work of a kind before a node's own history says anything: the first ones of all compile, allocate and page
+# in. What is rarer, as building layers, is never taken for stuck: ``watchdog`` says that the run stands still, and why.
 SAMPLES = 8
 
 
@@ -22,7 +23,7 @@ def of_no_use(state: State, now: float) -> dict[str, str]:
 
 
 def _stuck(state: State) -> dict[str, str]:
-    """Those whose present instruction takes far longer than their own history explains."""
+    """Those whose present piece of work takes far longer than their own history explains."""
     lost = {}
     for node in state.nodes.values():
         if node.running_seconds <= state.settings.patience.seconds:

@@ -12,6 +12,7 @@ from culm.simulator.histories.simulated_attendance import SimulatedAttendance
 from culm.simulator.histories.simulated_compute import SimulatedCompute
 from culm.simulator.histories.simulated_streams import SimulatedStreams
 from culm.simulator.histories.world import Node, World
+from culm.stage_server.watching.durations import Durations, kind_of
 from culm.stage_server.worker.effects import (
     Acknowledge,
     Adopted,
@@ -63,6 +64,7 @@ class SimulatedNode:
         )
         self.arithmetic = self._compute.arithmetic
         self.executed = self._compute.executed
+        self.durations = Durations()
         self._spilled: dict[Key, Number] = {}  # on disk
 
     def start(self) -> None:
@@ -105,6 +107,7 @@ class SimulatedNode:
                 work = self.worker.next_redundant()
             if work is not None:
                 self.busy = True
+                self.durations.begin(kind_of(work), self.world.clock.now)
                 seconds = self.world.duration(work) + self.world.start_up.stall(self, work)
                 if isinstance(work, Run) and work.completes is not None:
                     self._leave_by_layer(work, work.completes, seconds)
@@ -143,6 +146,7 @@ class SimulatedNode:
         if self.deaf or self.world.start_up.goes_wrong(self, work):
             return
         self.busy = False
+        self.durations.end(self.world.clock.now)
         if isinstance(work, Save):
             self.world.storage.save(self, work)
         splits = isinstance(work, Run) and self.worker.at.schedule.splits_at(work.instruction.stage)

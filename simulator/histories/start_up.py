@@ -1,14 +1,16 @@
 """What is wrong with single machines, or with the job: the simulated cluster's part for rule 16 and for patience.
 
 A machine on which the job does not start, once or ever; one on which a piece of work raises; one whose storage stalls;
-one whose node neither dies nor works when it is ordered to die; heartbeats that come late, since a machine is busy. Or
-a job that raises, or ends its process, at the same work wherever it runs.
+one whose node neither dies nor works when it is ordered to die; one that lives and never ends a piece of work;
+heartbeats that come late, since a machine is busy. Or a job that raises, or ends its process, at the same work wherever
+it runs.
 """
 
 from dataclasses import dataclass
 
 from culm.coordinator import reports
 from culm.coordinator import state as co
+from culm.coordinator.detection import SAMPLES
 from culm.coordinator.failures import START
 from culm.coordinator.failures import Work as FailedWork
 from culm.simulator.histories.arithmetic import Number
@@ -20,8 +22,6 @@ from culm.stage_server.worker.work import Run, Work
 # failed; one that goes on for ever is stuck.
 
 LAST_WORDS = 0.3  # seconds in which a process that ends says why
-USUAL_RUN = 0.01  # seconds that an instruction takes, as far as a node's own history says
-SAMPLES = 40  # instructions in that history
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Wrong:
     stalls: str = ""  # its storage stalls once, at its first forward of step 1
     stall_seconds: float = 0.0
     cannot_die: str = ""  # is ordered to die in the middle of the run
+    hangs: str = ""  # once, with beating heart
+    hangs_at: str = ""  # the name of the class of the work
     late_beats: float = 0.0  # up to so much
 
     @property
@@ -78,6 +80,8 @@ class StartUp:
 
     def goes_wrong(self, node: Node, work: Work[Number]) -> bool:
         """Whether the piece of work raises, or ends the process."""
+        if node.name == self.wrong.hangs and type(work).__name__ == self.wrong.hangs_at and self._hangs(node):
+            return True
         fault = self.wrong.fault
         if fault is None or not isinstance(work, Run) or work.instruction.op != "F" or work.step != fault.step:
             return False
@@ -94,6 +98,13 @@ class StartUp:
             self._end(node, reports.NodeFailed(node.name, node.incarnation, "ValueError: out of luck", what))
         return True
 
+    def _hangs(self, node: Node) -> bool:
+        """Whether the node, which has been at such work often enough to know how long it takes, never ends it."""
+        if "hang" in self._happened or node.durations.running(self._world.clock.now)[1].samples < SAMPLES:
+            return False
+        self._happened.add("hang")
+        return True
+
     def _end(self, node: Node, words: reports.NodeFailed) -> None:
         node.busy = True  # it does nothing any more
         node.tell(words)
@@ -108,6 +119,7 @@ class StartUp:
         self._happened.add("stall")
         seconds, began = self.wrong.stall_seconds, self._world.clock.now
         self._loading[node.name] = began
+        node.durations.leave_out(seconds)
 
         def over() -> None:
             self._loading.pop(node.name, None)
@@ -119,15 +131,16 @@ class StartUp:
         """What a heartbeat says of the node's present instruction."""
         now = self._world.clock.now
         loads = self._loading.get(node.name)
-        seconds = now - loads if loads is not None else 0.0
+        running, usual = node.durations.running(now)
         return reports.Heartbeat(
             node=node.name,
             incarnation=node.incarnation,
             version=node.worker.version,
-            median_seconds=USUAL_RUN,
-            deviation_seconds=USUAL_RUN / 10,
-            samples=SAMPLES,
-            loading_seconds=seconds,
+            running_seconds=running if loads is None else 0.0,
+            median_seconds=usual.median,
+            deviation_seconds=usual.deviation,
+            samples=usual.samples,
+            loading_seconds=now - loads if loads is not None else 0.0,
         )
 
     def beat_delay(self) -> float:

@@ -17,6 +17,7 @@ from culm.pipeline.plan import Plan, PlanOrder
 from culm.simulator.histories.arithmetic import Arithmetic, Number
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel, Clock
+from culm.stage_server.watching.durations import Durations
 from culm.stage_server.worker.effects import FetchLayers, RestoreLayers
 from culm.stage_server.worker.work import Save, Work
 from culm.stage_server.worker.worker import Worker
@@ -35,6 +36,7 @@ class Node(Protocol):
     deaf: bool  # it obeys nobody any more
     worker: Worker[Number]
     arithmetic: Arithmetic
+    durations: Durations
 
     @property
     def attendance(self) -> "Attendance": ...

@@ -8,7 +8,7 @@ from culm.pipeline.keys import Key
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.keeping import Limit
-from culm.stage_server.watching.durations import Durations
+from culm.stage_server.watching.durations import Durations, kind_of
 from culm.stage_server.watching.slack import COMMIT, LOADS, Awaited, Slack
 from culm.stage_server.watching.time_split import Times, phase_of, redundant_share
 from culm.stage_server.worker.work import Load, Run, Work
@@ -36,7 +36,7 @@ class Activity:
 
     @property
     def running(self) -> str:
-        """From any thread: the instruction, or nothing."""
+        """From any thread: the piece of work, or nothing."""
         work = self._running
         return _words(work) if work is not None else ""
 
@@ -55,8 +55,7 @@ class Activity:
         self._began = self._clock()
         self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
         self._running = work
-        if isinstance(work, Run) and not work.redundant:
-            self._durations.begin((work.instruction.stage, work.instruction.op), self._began)
+        self._durations.begin(kind_of(work), self._began)
 
     def end(self, work: Work[Value] | Load, step: int, kept_bytes: int) -> bool:
         """``kept_bytes``: of a redundant forward's graph. False if the step's memory for these is used up."""
@@ -114,7 +113,7 @@ def _awaited(key: Key) -> Awaited:
 
 
 def _words(work: Work[Value] | Load) -> str:
-    """What heartbeats and errors call it; nothing for what is over in a moment."""
+    """What heartbeats and errors call it."""
     if isinstance(work, Run):
         return str(work.instruction)
-    return str(work) if isinstance(work, Load) else ""
+    return str(work) if isinstance(work, Load) else type(work).__name__.lower()

@@ -1,10 +1,12 @@
-"""How long a node's instructions take, by its own history: what is stuck, and what is slow, is told by it."""
+"""How long a node's pieces of work take, by its own history: what is stuck, and what is slow, is told by it."""
 
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-BASELINE = 32  # instructions of a kind that say what is usual
+from culm.stage_server.worker.work import Apply, Load, Run, V, Work
+
+BASELINE = 32  # pieces of work of a kind that say what is usual
 RECENT = 16  # that say what it is like now
 DEVIATIONS = 10.0  # from the usual before a node counts as slower, or faster, than it was
 NOTICEABLE = 1.5  # and so many times
@@ -12,37 +14,43 @@ NOTICEABLE = 1.5  # and so many times
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """Median and median absolute deviation, in seconds, of so many instructions."""
+    """Median and median absolute deviation, in seconds, of so many pieces of work."""
 
     median: float = 0.0
     deviation: float = 0.0
     samples: int = 0
 
 
-Direction = tuple[int, str]  # a stage's forwards, or its backwards: stage, operation
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Work that takes about as long each time, such as the forwards of one stage."""
+
+    name: str
+    # Whether it tells how slow the node is: it is of the node's own stages, and computes the same each time.
+    is_measure: bool = False
 
 
 @dataclass
-class _Kind:
-    """Instructions of one stage in one direction."""
+class _Past:
+    """Of one kind."""
 
     first: list[float] = field(default_factory=list)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
 class Durations:
-    """One thread begins and ends instructions; any thread may ask. Times are seconds of one clock."""
+    """One thread begins and ends work; any thread may ask. Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Direction, _Kind] = {}
-        self._running: tuple[Direction, float] | None = None  # since when; replaced whole: who asks needs no lock
+        self._kinds: dict[Kind, _Past] = {}
+        self._running: tuple[Kind, float] | None = None  # since when; replaced whole: who asks needs no lock
         self._factor = 1.0  # how many times slower than at first, as of the last time that the stages changed
 
-    def begin(self, kind: Direction, now: float) -> None:
+    def begin(self, kind: Kind, now: float) -> None:
         self._running = kind, now
 
     def leave_out(self, seconds: float) -> None:
-        """So much of the present instruction's time went elsewhere: it says nothing about the instruction."""
+        """So much of the present work's time went elsewhere: it says nothing about the work."""
         if self._running is not None:
             kind, began = self._running
             self._running = kind, began + seconds
@@ -53,23 +61,25 @@ class Durations:
         (kind, began), self._running = self._running, None
         known = self._kinds.get(kind)
         if known is None:
-            known = self._kinds[kind] = _Kind()
+            known = self._kinds[kind] = _Past()
         seconds = now - began
         if len(known.first) < BASELINE:
             known.first.append(seconds)
         known.recent.append(seconds)
 
     def running(self, now: float) -> tuple[float, Usual]:
-        """For how long the present instruction has been running, and what is usual; zeros between two."""
+        """For how long the present work has been running, and what is usual; zeros between two."""
         running = self._running
-        known = self._kinds.get(running[0]) if running is not None else None
-        if running is None or known is None or not known.first:
+        if running is None:
             return 0.0, Usual()
-        return now - running[1], _usual(list(known.first))
+        known = self._kinds.get(running[0])
+        first = list(known.first) if known is not None else []
+        return now - running[1], _usual(first) if first else Usual()
 
     def slowness(self) -> float:
         """How many times slower the node has become since it started; 1.0 as long as that is not beyond doubt."""
-        kinds = [k for k in list(self._kinds.values()) if len(k.first) == BASELINE and len(k.recent) == RECENT]
+        measures = [past for kind, past in list(self._kinds.items()) if kind.is_measure]
+        kinds = [past for past in measures if len(past.first) == BASELINE and len(past.recent) == RECENT]
         if not kinds:
             return self._factor
         usual = [_usual(list(k.first)) for k in kinds]
@@ -89,3 +99,13 @@ class Durations:
 def _usual(past: list[float]) -> Usual:
     median = statistics.median(past)
     return Usual(median, statistics.median(abs(x - median) for x in past), len(past))
+
+
+def kind_of(work: Work[V] | Load) -> Kind:
+    """As what its time is kept."""
+    if isinstance(work, Run):
+        own = f"{work.instruction.stage}{work.instruction.op}"
+        return Kind(f"{own} ahead") if work.redundant else Kind(own, is_measure=True)
+    if isinstance(work, Apply):  # of all layers, or of one that is seeded
+        return Kind("catch up" if work.catch_up else "apply")
+    return Kind(type(work).__name__.lower())

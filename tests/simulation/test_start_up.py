@@ -71,6 +71,18 @@ def test_a_stall_of_storage_loses_nobody(seconds: float) -> None:
         assert [r.text for _, r in cluster.records if r.kind == "lost"] == [], f"seed {seed}"
 
 
+@pytest.mark.parametrize("work", ["Run", "Apply", "Reduce"])
+def test_a_node_that_never_ends_a_piece_of_work_is_lost(work: str) -> None:
+    """Its heart beats, and its streams stand. Only forwards and backwards of its own were looked at."""
+    stuck = 0
+    for seed in range(200 if SOAK else 10):
+        wrong = Wrong(hangs=f"n{seed % 3}", hangs_at=work)
+        cluster = Cluster(seed, 3, steps=20, disturb=seed % 2, eager=seed % 4 > 1, wrong=wrong).run()
+        assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
+        stuck += any("it is stuck" in r.text for _, r in cluster.records if r.kind == "lost")
+    assert stuck >= 8
+
+
 def test_late_heartbeats_within_the_patience_lose_nobody() -> None:
     for seed in range(4):
         late = Wrong(late_beats=8.0)

@@ -5,7 +5,7 @@ import pytest
 from culm.pipeline.keys import Key
 from culm.pipeline.tensors.values import Value
 from culm.stage_server.watching.activity import Activity
-from culm.stage_server.worker.work import Load, Run
+from culm.stage_server.worker.work import Apply, Load, Run
 from tests.short import gradient, unit
 
 GRADIENT = gradient(1, 3)
@@ -100,3 +100,16 @@ def test_a_heartbeat_tells_what_runs(activity: Activity) -> None:
     activity.end(FORWARD, 0, 0)
     beat = activity.heartbeat()
     assert (beat.instruction, beat.finished) == ("", 1)
+
+
+def test_a_heartbeat_tells_how_long_any_work_has_been_running(activity: Activity, clock: Clock) -> None:
+    """A node that hung in what is no instruction looked as if it waited."""
+    apply: Apply[Value] = Apply(step=0, scale=1.0, gradients=())
+    for _ in range(8):
+        activity.begin(apply, ())
+        clock.now += 0.25
+        activity.end(apply, 0, 0)
+    activity.begin(apply, ())
+    clock.now += 60.0
+    beat = activity.heartbeat()
+    assert (beat.instruction, beat.running_seconds, beat.median_seconds, beat.samples) == ("apply", 60.0, 0.25, 8)
