@@ -8,6 +8,7 @@ from collections import deque
 
 import torch
 
+from culm.pipeline.tensors.layout import memory_of
 from culm.pipeline.user_code.streams import seed_all
 from culm.stage_server.compute.device import PASSED, Event, Memory
 
@@ -26,16 +27,16 @@ class Late:
         self._lock = threading.Lock()
 
     def here(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone()
+        return memory_of(tensor).clone().as_strided(tensor.shape, tensor.stride())
 
     def home(self, tensor: torch.Tensor) -> torch.Tensor:
-        source = tensor.detach()
+        source = memory_of(tensor.detach().resolve_conj())
         whole = torch.empty_like(source)
         whole.untyped_storage().fill_(GARBAGE)  # type: ignore[attr-defined]
         with self._lock:
             self._copies.append((whole, source))
             self._ordered += 1
-        return whole
+        return whole.as_strided(tensor.shape, tensor.stride())
 
     def computed(self) -> Event:
         return PASSED

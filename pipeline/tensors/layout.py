@@ -31,6 +31,16 @@ def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What lies in memory from its first element to its last, in order, gaps and all: a view of one dimension.
+
+    A copy of that, seen with the tensor's shape and strides, is a copy of the tensor with its strides.
+    """
+    if not tensor.numel():
+        return tensor.reshape(0)
+    return tensor.as_strided((span(tuple(tensor.shape), tensor.stride()),), (1,))
+
+
 def laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """The same elements with these strides, in memory of their own. ``strides`` as ``strides_of`` gives them."""
     shape = tuple(tensor.shape)

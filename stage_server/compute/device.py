@@ -15,6 +15,9 @@
 # Before its event has passed the memory that ``home`` gave holds anything: nobody may read it. The event, and not the
 # device, is waited for, so neither thread waits for what the other one has ordered.
 #
+# Both keep strides, also those that skip or repeat elements: what lies in memory is copied as it lies there. Kernels
+# choose their way by strides, and the stage after this one may be on this node or on another one.
+#
 # On the CPU a tensor is at home already and work is done when the call returns. So ``here`` and ``home`` give back what
 # they are given, and every event has passed.
 
@@ -28,6 +31,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.layout import memory_of
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.streams import seed_all
@@ -134,19 +138,21 @@ class Cuda:
 
     def here(self, tensor: torch.Tensor) -> torch.Tensor:
         # torch keeps the memory of a pinned tensor until it is copied, and has copied any other when the call returns.
-        return tensor.to(self.place, non_blocking=True)
+        memory = memory_of(tensor).to(self.place, non_blocking=True)
+        return memory.as_strided(tensor.shape, tensor.stride())
 
     def home(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_cpu:
             return tensor
         # What torch conjugates or negates lazily it would do in the host's memory, before the copy is there.
         source = tensor.detach().resolve_conj().resolve_neg()
-        whole = torch.empty_like(source, device="cpu", pin_memory=True)
+        memory = memory_of(source)
+        whole = torch.empty_like(memory, device="cpu", pin_memory=True)
         self._copies.wait_stream(torch.cuda.current_stream(self.place))
         with torch.cuda.stream(self._copies):
-            whole.copy_(source, non_blocking=True)
+            whole.copy_(memory, non_blocking=True)
         source.record_stream(self._copies)  # its memory is given to nobody else before it is copied
-        return whole
+        return whole.as_strided(source.shape, source.stride())
 
     def computed(self) -> Event:
         return _Recorded(torch.cuda.current_stream(self.place))

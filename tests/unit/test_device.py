@@ -58,11 +58,14 @@ TENSORS = [
     torch.randn(5, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16),
     torch.tensor([1 + 2j, 3 - 4j]).conj(),
     torch.ones(1).expand(4),
+    torch.arange(24.0).reshape(2, 3, 4)[:, 1:3, ::2].transpose(1, 2),
+    torch.arange(8.0).reshape(2, 1, 4)[:, :, 1:].expand(2, 3, 3),
+    torch.arange(24.0).reshape(1, 2, 3, 4).contiguous(memory_format=torch.channels_last),
 ]
 
 
 @every_device
-def test_a_tensor_goes_to_the_device_and_comes_home_with_its_bits(device: Device) -> None:
+def test_a_tensor_goes_to_the_device_and_comes_home_with_its_bits_and_strides(device: Device) -> None:
     there = [device.here(tensor) for tensor in TENSORS]
     assert all(tensor.device.type == device.place.type for tensor in there)
     home = [device.home(tensor) for tensor in there]
@@ -71,6 +74,8 @@ def test_a_tensor_goes_to_the_device_and_comes_home_with_its_bits(device: Device
         assert back.is_cpu
         assert back.dtype == tensor.dtype
         assert torch.equal(back, tensor)
+        assert back.stride() == tensor.stride()
+    assert [tensor.stride() for tensor in there] == [tensor.stride() for tensor in TENSORS]
 
 
 @every_device
