@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -57,7 +58,7 @@ class Broken(AssertionError):
 
 
 class Cluster:
-    """Coordinators and nodes n0, n1, ... ``random_faults.Counts`` says what the counts of failures mean.
+    """Coordinators and nodes n0, n1, ... ``counts``: how often things fail, as ``random_faults.Counts``.
 
     ``hostile`` makes whoever says what no node says (``hostile_peer.speaking``). ``afterlife``: what happens once every
     step is committed; without one the history ends there. ``make_worker`` and ``decide`` take variants without a rule.
@@ -72,20 +73,9 @@ class Cluster:
         steps: int = 4,
         spares: int = 0,
         nodes: int | None = None,
-        disturb: int = 1,
-        reducers: int = 0,
-        outages: int = 0,
-        changes: int = 0,
         checkpoint_every: int = 0,
         settle_seconds: float = 30.0,
         most_stages: int = 0,
-        warnings: int = 0,
-        links: int = 0,
-        for_good: bool = False,
-        storage: int = 0,
-        leaves: int = 0,
-        disks: int = 0,
-        forgets: int = 0,
         kills: tuple[Kill, ...] = (),
         clip_norm: float | None = 50.0,
         respawn: bool = True,
@@ -100,17 +90,18 @@ class Cluster:
         uneven: bool = False,
         copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
-        stops: int = 0,
         measured: bool = False,
         memory_bytes: int = 0,
         memory_of: Mapping[str, int] = MappingProxyType({}),
         spills: bool = False,
+        home_seconds: float = 0.0,
         parameters: tuple[float, ...] = (),
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
         wrong: Wrong = NOTHING,
         make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
+        **counts: Any,
     ) -> None:
         self.seed = seed
         self.random = random.Random(seed)
@@ -128,6 +119,7 @@ class Cluster:
         self.zones = zones  # node -> zone
         self.memory_bytes, self.memory_of = memory_bytes, memory_of  # that each node tells
         self.spills = spills
+        self.home_seconds = home_seconds  # that what a card has computed takes at most to the host's memory
         self.slow = self.random.choice([0.001, 0.005, 0.03])  # mean seconds of a message
         self.held: dict[Node, list[Callable[[], None]]] = {}
         self.nodes: dict[str, SimulatedNode] = {}
@@ -135,22 +127,8 @@ class Cluster:
         self.records: list[tuple[float, cmd.Record]] = []
         self.losses: dict[tuple[int, int], float] = {}  # by (era, step); Invariant: a value never changes (rule 7)
         self.messages = 0  # that nodes received
-        counts = Counts(
-            disturb=disturb,
-            reducers=reducers,
-            outages=outages,
-            changes=changes,
-            warnings=warnings,
-            links=links,
-            for_good=for_good,
-            storage=storage,
-            leaves=leaves,
-            disks=disks,
-            forgets=forgets,
-            stops=stops,
-        )
         self.ending = Ending(self, afterlife)
-        self.faults = Faults(self, counts, kills)
+        self.faults = Faults(self, Counts(**counts), kills)
         self.checkpoint_every = checkpoint_every
         self.eager = eager
         self.ship_every = ship_every

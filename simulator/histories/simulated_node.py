@@ -1,5 +1,6 @@
 """A simulated node: the real worker over the tiny arithmetic, with virtual streams and virtual time for its work."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -41,6 +42,9 @@ from culm.stage_server.worker.worker import Worker
 # has not done it. But while the last backward of a block runs its layers leave, each at a moment of its own. Everything
 # else takes no time: messages, plans and effects come between two pieces of work, as in a real node's loop. A frozen
 # node does nothing; what reaches it waits, and happens when it thaws, in that order.
+#
+# With ``home_seconds`` it computes on a card: what forwards and backwards give, and layers that leave, come to the
+# host's memory after up to so many seconds, in their order, and are handed on then (``culm.stage_server.handing_on``).
 
 RUNS_AHEAD = 0.7  # how often a node that waits takes the time for a redundant forward, where it may
 
@@ -66,6 +70,7 @@ class SimulatedNode:
         self.executed = self._compute.executed
         self.durations = Durations()
         self._spilled: dict[Key, Number] = {}  # on disk
+        self._home_at = 0.0  # when all that was computed so far is in the host's memory
 
     def start(self) -> None:
         self.attendance.start()
@@ -132,7 +137,7 @@ class SimulatedNode:
             return
         if (values := self._compute.leave(work, completes, layer)) is not None:
             self.worker.runner.summing.leaves(completes, layer)
-            self.worker.has_left(completes, values)
+            self._hand_on(partial(self.worker.has_left, completes, values))
         carry_out(self.worker.drain(), self)
         self.world.faults.after_layer(self)
         self.world.check(self)
@@ -151,10 +156,33 @@ class SimulatedNode:
             self.world.storage.save(self, work)
         splits = isinstance(work, Run) and self.worker.at.schedule.splits_at(work.instruction.stage)
         done = self._compute.carry_out(work, splits)
-        self.worker.finish(work, done.result, done.values, done.accumulated)
+        if isinstance(work, Run) and self.world.home_seconds:
+            self.worker.runner.note(work)
+            self._hand_on(partial(self.worker.runner.hand_on, work, done.result, done.accumulated))
+        else:
+            self.worker.finish(work, done.result, done.values, done.accumulated)
         if self.world.spills:
             self._spill()
         self.world.faults.after_work(self, work)
+        self.go()
+        self.world.check(self)
+
+    def _hand_on(self, action: Callable[[], None]) -> None:
+        """Tells the worker of a result: at once, or when it is in the host's memory."""
+        if not self.world.home_seconds:
+            action()
+            return
+        now = self.world.clock.now
+        self._home_at = max(self._home_at, now + self.world.random.uniform(0.0, self.world.home_seconds))
+        self.world.clock.after(self._home_at - now, partial(self._is_home, action))
+
+    def _is_home(self, action: Callable[[], None]) -> None:
+        if not self.alive or self.deaf:
+            return
+        if self.frozen:
+            self.world.held.setdefault(self, []).append(partial(self._is_home, action))
+            return
+        action()
         self.go()
         self.world.check(self)
 

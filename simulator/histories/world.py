@@ -150,6 +150,7 @@ class World(Protocol):
     memory_bytes: int  # that each node tells, but for those that have another number
     memory_of: Mapping[str, int]
     spills: bool  # nodes write every tensor that they can to disk
+    home_seconds: float  # see ``simulated_node``
     held: dict[Node, list[Callable[[], None]]]  # what reaches frozen nodes
     records: list[tuple[float, cmd.Record]]
     oracle: tuple[list[float], list[list[int]]]  # losses by step, and states by version and layer

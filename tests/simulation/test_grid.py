@@ -76,3 +76,11 @@ def test_on_whatever_nodes_the_pipelines_run_the_history_ends_exact(fifty: int) 
 )
 def test_histories_of_the_grid_that_failed_once(seed: int, why: str) -> None:
     history_of_the_grid(seed).run()
+
+
+@pytest.mark.parametrize("fifty", range(40 if SOAK else 1))
+def test_on_cards_whose_results_come_home_later_the_history_ends_exact(fifty: int) -> None:
+    """A plan may take the duty away in between, or a commit end the step."""
+    for seed in range(fifty * 50, fifty * 50 + 50):
+        cluster = history_of_the_grid(seed, home_seconds=(0.002, 0.02, 0.2)[seed % 3]).run()
+        assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
