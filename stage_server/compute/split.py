@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from culm.stage_server.compute.torch_private import is_view, stage_backward_input, stage_backward_weight
+from culm.stage_server.compute.torch_private import halves, is_view
 
 
 class SplitBackward:
@@ -18,6 +18,7 @@ class SplitBackward:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
+        self._backward_input, self._backward_weight = halves()
         self._groups: dict[int, list[dict[str, Any]]] = {}
         self._whole: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
 
@@ -40,7 +41,7 @@ class SplitBackward:
         if is_view(output):
             output = output.clone()  # torch detaches it in place, which a view does not allow
         gradients = None if gradient is None else [gradient]
-        _, self._groups[microbatch] = stage_backward_input([output], gradients, [x], iter(self._parameters))
+        _, self._groups[microbatch] = self._backward_input([output], gradients, [x], iter(self._parameters))
         return x.grad
 
     def of_parameters(self, microbatch: int) -> None:
@@ -51,7 +52,7 @@ class SplitBackward:
         if microbatch not in self._groups:
             return
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
-        stage_backward_weight(iter(self._parameters), self._groups.pop(microbatch))
+        self._backward_weight(iter(self._parameters), self._groups.pop(microbatch))
         for parameter in fresh:
             if parameter.grad is not None:
                 # It may be the memory of a gradient that was sent, and the next one is added to it in place.

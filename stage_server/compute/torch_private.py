@@ -3,10 +3,21 @@
 A backward in two halves is torch.distributed.pipelining's, which offers it to its own schedules alone.
 """
 
-import torch
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["is_view", "stage_backward_input", "stage_backward_weight"]
+import torch
+
+
+def halves() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``stage_backward_input`` and ``stage_backward_weight``."""
+    # Not at the top: torch's tracer comes with them, and takes a second of every node's start.
+    from torch.distributed.pipelining._backward import (  # noqa: PLC0415
+        stage_backward_input,
+        stage_backward_weight,
+    )
+
+    return stage_backward_input, stage_backward_weight
 
 
 def is_view(tensor: torch.Tensor) -> bool:

@@ -43,7 +43,7 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
         (f"{TORCH},redis", "culm.terminal.progress"),
         ("torch,safetensors,redis", "culm.ui.screens.overview"),
         ("torch,safetensors,redis", "culm.ui.recorded"),
-        ("redis", "culm.stage_server.service"),
+        ("redis,torch.distributed.pipelining,torch._dynamo", "culm.stage_server.service"),
         (f"{TORCH},redis,grpc", "culm.simulator.markets.advice"),
         ("redis", "culm.local.gathering"),
     ],

@@ -21,9 +21,8 @@ def test_pythons_forkserver_keeps_its_process_and_its_file_where_culm_looks() ->
 
 
 def test_torch_splits_a_backward_as_culm_calls_it() -> None:
-    of_input = inspect.signature(torch_private.stage_backward_input)
+    of_input, of_weights = map(inspect.signature, torch_private.halves())
     assert list(of_input.parameters) == ["stage_outputs_or_loss", "output_grads", "input_values", "weights"]
-    of_weights = inspect.signature(torch_private.stage_backward_weight)
     assert list(of_weights.parameters) == ["weights", "param_groups", "retain_graph"]
     whole = torch.zeros(4)
     assert torch_private.is_view(whole[:2])
