@@ -12,7 +12,7 @@ import torch
 def halves() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``stage_backward_input`` and ``stage_backward_weight``."""
     # Not at the top: torch's tracer comes with them, and takes a second of every node's start.
-    from torch.distributed.pipelining._backward import (  # noqa: PLC0415
+    from torch.distributed.pipelining._backward import (
         stage_backward_input,
         stage_backward_weight,
     )
