@@ -244,7 +244,8 @@ class Worker(Generic[V]):
     def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> bool:
         """A peer has these tensors. Whether that may change what there is to do: an heir need not do them again."""
         matters = False
-        for key in keys:
+        # Of another era nothing is kept: what is would stay until that era comes.
+        for key in (key for key in keys if key.era == self.at.era):
             matters = self.runner.has_taken_over(key.duty) or matters
             self.runner.held_elsewhere(key)
             self.post.outbox.acknowledge(key, peer, incarnation)

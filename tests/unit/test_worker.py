@@ -78,6 +78,13 @@ def test_an_acknowledgement_gives_an_owner_nothing_to_do_but_it_may_spare_an_hei
     assert worker.acknowledged("n2", 1, [activation(1, 0)])
 
 
+def test_nothing_is_kept_of_what_a_peer_acknowledges_of_eras_to_come() -> None:
+    worker = worker_of("n0")
+    worker.acknowledged("n1", 1, [activation(0, 0)._replace(era=era) for era in range(50)])
+    kept = [worker.post.outbox.has_acknowledged(activation(0, 0)._replace(era=era), "n1", 1) for era in range(50)]
+    assert kept == [True, *[False] * 49]
+
+
 def test_a_program_is_gone_through_once_and_again_from_its_beginning_in_the_next_plan() -> None:
     worker = worker_of("n0")
     assert [runs_next(worker) for _ in range(2)] == [unit(0, "F", 0), unit(0, "F", 1)]
