@@ -63,6 +63,7 @@ from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
 from culm.stage_server.notices import Notice, NoticeWatcher, make_sources
 from culm.stage_server.one_machine.local_streams import LocalServer, listen
+from culm.stage_server.signals import on_signals
 from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
@@ -384,8 +385,7 @@ def main(settings: StageSettings) -> int:
         return 2
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.excepthook = lambda raised: server.broken(raised.exc_value or SystemExit())
-    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
-    signal.signal(signal.SIGINT, lambda *_: server.stop())
+    on_signals({signal.SIGTERM: server.terminate, signal.SIGINT: server.stop})
     code = server.run()
     if server.join_anew:
         log.info("this process starts again: it joins anew, holding nothing")
