@@ -13,20 +13,18 @@
 # - a storage that does not answer proves nothing: the nodes wait, and the run says so (``unread``);
 # - a manifest that a node does not see, or a file of which it reads other bytes, proves nothing either: its mount may
 #   be gone, its disk be bad, or its folder be that of another machine. The coordinator looks itself (``Examine``);
-#   only what it sees is a proof: other files, or other things in place of this manifest. Where it sees what a stage's
-#   holders do not, those are lost once enough others are there to begin anew.
+#   only what it sees is a proof: other files, or other things in place of this manifest.
 #
 # All of that counts only while the origin is being read, which is until the era's first commit. Later every holder has
 # its state, and a checkpoint that turns out bad is merely struck off.
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
-from culm.coordinator.membership import lose, roll_back, usable
+from culm.coordinator.membership import roll_back
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
-from culm.coordinator.state import CannotRead, State
+from culm.coordinator.state import State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.money import kinds
@@ -95,6 +93,8 @@ def fault(state: State, report: CheckpointFault) -> Decision:
 
 def bad(state: State, report: CheckpointBad) -> Decision:
     """Content of a checkpoint is wrong: an era that is still to begin from it gives way to one from the one before."""
+    if recovering(state):  # the era may be far beyond what this leader knows: see ``looked_back``
+        return replace(state, storage=replace(state.storage, proof=report)), ()
     known = report.origin in state.checkpoints
     state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != report.origin))
     if report.origin != state.origin or not _is_being_read(state):
@@ -102,18 +102,26 @@ def bad(state: State, report: CheckpointBad) -> Decision:
     return roll_back(state, f"{report.node} cannot use the checkpoint of step {report.origin.step}: {report.why}")
 
 
-def unread(state: State, report: Unread, now: float) -> Decision:
+def looked_back(state: State) -> Decision:
+    """After a takeover: what was said against a checkpoint while the leader heard from the nodes counts now."""
+    proof = state.storage.proof
+    if proof is None or recovering(state):
+        return state, ()
+    return bad(replace(state, storage=replace(state.storage, proof=None)), proof)
+
+
+def unread(state: State, report: Unread) -> Decision:
     """A node waits for the storage; the log hears of it once a node and era."""
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation or report.era != state.era:
         return state, ()
     if report.origin != state.origin or not _is_being_read(state):
         return state, ()
-    before = state.storage.unread.get(report.node)
-    waiting = {**state.storage.unread, report.node: CannotRead(before.since if before else now, report.why)}
+    first = report.node not in state.storage.unread
+    waiting = {**state.storage.unread, report.node: report.why}
     text = f"{report.node} cannot read {state.origin}: {report.why}; it tries again, and asks the other holders too"
     commands: list[Command] = []
-    if before is None:
+    if first:
         commands.append(Record(kinds.Waiting(node=report.node, why=report.why), text))
     asked = report.absent or report.damaged_layer is not None
     looks = asked and not state.storage.examined  # one look at a time, whoever asks for it
@@ -123,20 +131,22 @@ def unread(state: State, report: Unread, now: float) -> Decision:
     return replace(state, storage=storage, detail=text), tuple(commands)
 
 
-def examined(state: State, report: Examined, now: float) -> Decision:
+def examined(state: State, report: Examined) -> Decision:
     """What the coordinator sees of an origin that a node does not see."""
-    if report.origin != state.origin or not _is_being_read(state):
-        return state, ()
     state = replace(state, storage=replace(state.storage, examined=False))
+    if report.origin != state.origin or not _is_being_read(state) or report.sight is Sight.BUSY:
+        return state, ()
+    unread = sorted(state.storage.unread.items())
     if report.sight is Sight.WRONG:
         return bad(state, CheckpointBad("the coordinator", report.origin, report.why))
     if report.sight is Sight.THERE:
-        hopeless = _hopeless(state, now)
-        if hopeless:
-            return lose(state, hopeless, now)
-        what = "; ".join(f"{name} cannot ({x.why})" for name, x in sorted(state.storage.unread.items()))
-        mend = "it has to be one folder for all machines, such as a mount or s3://, and the disk or mount there sound"
-        text = f"the coordinator can read {state.origin.folder}, and {what}: {mend}; it is tried again"
+        if not unread:  # whoever asked has gone
+            return state, ()
+        (name, why), *others = unread
+        more = f", nor can {len(others)} others" if others else ""
+        mend = "the folder has to be the same one on all machines, such as a mount or s3://, and their disks sound"
+        text = f"the coordinator can read {state.origin.folder}, and {name} cannot ({why}){more}: {mend}; "
+        text += "it is tried again"
     else:
         # To a coordinator a folder that shows nothing at all looks like a mount that is gone. A user can tell.
         gone = f"if it is gone for good, create {state.origin.folder} again, empty: the run then goes back further"
@@ -144,23 +154,6 @@ def examined(state: State, report: Examined, now: float) -> Decision:
     if text == state.detail:
         return state, ()
     return replace(state, detail=text), ()
-
-
-def _hopeless(state: State, now: float) -> Mapping[str, str]:
-    """The holders, with the evidence, of stages of which for a while no holder can read what the coordinator can.
-
-    None while those that can read are too few: then the nodes wait for a mount, or for other nodes.
-    """
-    plan, settings, unread = state.plan, state.settings, state.storage.unread
-    if plan is None or recovering(state):
-        return {}
-    long = {name for name, x in unread.items() if now - x.since >= settings.patience.seconds}
-    holders = {name for stage in plan.stages if long.issuperset(stage.required()) for name in stage.required()}
-    others = [name for name in usable(state) if name not in unread]
-    if len(others) < (2 if settings.redundancy and settings.stages > 1 else 1):
-        return {}
-    told = "for {:.0f} s it could not read {}, and the coordinator can: {}"
-    return {n: told.format(now - unread[n].since, state.origin, unread[n].why) for n in sorted(holders)}
 
 
 def _is_being_read(state: State) -> bool:

@@ -263,9 +263,10 @@ def _tick(state: State, report: Tick, now: float) -> Decision:
     # A takeover that ends now loses in this very tick who did not come back. The watchdog comes last: it has to see the
     # commit that this tick may have led to.
     state, ended = takeover.complete(state, now)
+    state, proved = checkpoints.looked_back(state)
     state, commands = chain(membership.tick(state, now), now)
     state, watched = watchdog.look(state, now)
-    return state, (*ended, *commands, *watched)
+    return state, (*ended, *proved, *commands, *watched)
 
 
 # Chained is what may change who is there, which plan holds, or what an era can begin from. Not chained is what decides
@@ -290,8 +291,8 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Checkpointed: lambda s, e, n: chain(checkpoints.checkpointed(s, e), n),
     CheckpointBad: lambda s, e, n: chain(checkpoints.bad(s, e), n),
     CheckpointFault: lambda s, e, n: checkpoints.fault(s, e),
-    Unread: lambda s, e, n: checkpoints.unread(s, e, n),
-    Examined: lambda s, e, n: chain(checkpoints.examined(s, e, n), n),
+    Unread: lambda s, e, n: checkpoints.unread(s, e),
+    Examined: lambda s, e, n: chain(checkpoints.examined(s, e), n),
     NodeFailed: lambda s, e, n: chain(blame.node_failed(s, e, n), n),
     Condemned: _condemned,
     Tick: _tick,
@@ -310,7 +311,7 @@ def chain(decision: Decision, now: float) -> Decision:
     elif state.phase is Phase.DONE:
         state, more = keep(state, now)
     else:
-        state, given_up = without_lost_target(state, now)
+        state, given_up = without_lost_target(state, now) if not takeover.recovering(state) else (state, ())
         state, more = commit_if_ready(state, now)
         more = (*given_up, *more)
     return state, (*commands, *looked, *more)

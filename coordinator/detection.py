@@ -7,14 +7,16 @@
 # lost it. A node that loads is waited for much longer, and not lost while another one waits for storage as well: then
 # it is the storage.
 
-from culm.coordinator.state import State
+from culm.coordinator.state import Node, State
 
 # A node is held against its own history, not against others': layers differ, and so do machines. Ten deviations beyond
 # its median and longer than the patience besides: a machine that swaps or shares its cores is slow, and not lost.
 DEVIATIONS = 10.0
 # Pieces of work of a kind before a node's own history says anything: the first ones of all compile, allocate and page
-# in. What is rarer, as building layers, is never taken for stuck: ``watchdog`` says that the run stands still, and why.
+# in. Of what takes another time each time, as building layers, no history is kept: it is never taken for stuck, and
+# ``watchdog`` says that the run stands still, and why.
 SAMPLES = 8
+APPLY = "apply"  # as a node calls it
 
 
 def of_no_use(state: State, now: float) -> dict[str, str]:
@@ -30,12 +32,22 @@ def _stuck(state: State) -> dict[str, str]:
             continue
         if node.attached_since is None or node.samples < SAMPLES:
             continue
+        if _is_the_jobs(state, node):
+            continue
         if node.running_seconds > node.median_seconds + DEVIATIONS * node.deviation_seconds:
             lost[node.node] = (
                 f"it is stuck: {node.instruction or 'its work'} has been running for {node.running_seconds:.1f} s; "
                 f"usually that takes {node.median_seconds:.3f} s, with a deviation of {node.deviation_seconds:.3f} s"
             )
     return lost
+
+
+def _is_the_jobs(state: State, node: Node) -> bool:
+    """Whether another node has been applying for as long, about: an optimizer may have a step that takes long."""
+    if node.instruction != APPLY:
+        return False
+    others = (n for n in state.nodes.values() if n is not node and n.instruction == APPLY)
+    return any(n.running_seconds > node.running_seconds / 2 for n in others)
 
 
 def _loading(state: State) -> dict[str, str]:

@@ -57,7 +57,8 @@ def drain(state: State, report: Draining, now: float) -> Decision:
     # seconds later. A new leader has none, as clocks differ: it takes that of the repeat.
     if node.draining:
         leaves_at = leaves_at if node.leaves_at is None else node.leaves_at
-        return replace(state, nodes={**state.nodes, node.node: replace(node, leaves_at=leaves_at)}), ()
+        told = node.told or report.told  # no store remembers that
+        return replace(state, nodes={**state.nodes, node.node: replace(node, leaves_at=leaves_at, told=told)}), ()
     state = replace(
         state,
         nodes={**state.nodes, node.node: replace(node, draining=report.why, leaves_at=leaves_at, told=report.told)},

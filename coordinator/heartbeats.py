@@ -1,7 +1,7 @@
 """What heartbeats tell: that a node lives, what it is at, and whether it has become slower. Pure."""
 
 # Heartbeats decide nothing. They leave their figures with the node, and others look at those when time passes: silence
-# is judged by ``membership.tick``, an instruction that does not end by ``detection``. Only a change of pace that lasts
+# is judged by ``membership.tick``, work that does not end by ``detection``. Only a change of pace that lasts
 # is told at once, since the next commit may cut the model by it (``slowness``, ``repartition``).
 #
 # They come in bulk (``Heard``): a thousand nodes beat twice a second or more, and to copy the nodes' mapping for each

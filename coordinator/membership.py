@@ -240,7 +240,7 @@ def tick(state: State, now: float) -> Decision:
         # One that is still importing and building the model holds nothing: nobody waits for it.
         if node.attached_since is not None and silence > (patience.seconds if node.available else patience.joining):
             lost[node.node] = f"no heartbeat for {silence:.1f} s"
-        elif node.detached_at is not None and now - node.detached_at > patience.seconds:
+        elif node.detached_at is not None and now - node.detached_at > patience.seconds and not node.gone:
             away = now - node.detached_at
             lost[node.node] = f"its order stream broke, and it did not attach again within {away:.1f} s"
     # One kind of evidence at a time, the plainest first: a node that is gone may be why another one seems stuck, or is

@@ -266,6 +266,7 @@ class Sight(StrEnum):
     THERE = "there"  # the very manifest, and the files of the layer that was asked for
     WRONG = "wrong"  # the storage answers, and has another manifest, or other files, or none: it is gone for good
     AWAY = "away"  # the storage does not answer, or shows nothing at all
+    BUSY = "busy"  # it looks yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from enum import StrEnum
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
 from culm.coordinator.node_prices import FREE, NodePrice
+from culm.coordinator.reports import CheckpointBad
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -113,9 +114,9 @@ class Node:
     version: int = 0
     instruction: str = ""
     finished: int = 0  # instructions since the process started: the progress watermark
-    running_seconds: float = 0.0  # how long its present instruction has been running, without the time of loading
+    running_seconds: float = 0.0  # how long its present piece of work has been running, without the time of loading
     loading_seconds: float = 0.0  # how long it has been loading samples, if it does
-    median_seconds: float = 0.0  # of its own instructions like that one, and their deviation
+    median_seconds: float = 0.0  # of its own pieces of work like that one, and their deviation
     deviation_seconds: float = 0.0
     samples: int = 0
     pace: Pace = field(default_factory=Pace)  # how many times slower it has become since it started
@@ -188,18 +189,11 @@ class LostOwner:
 
 
 @dataclass(frozen=True, slots=True)
-class CannotRead:
-    """A node that cannot read what the era begins from."""
-
-    since: float
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Storage:
     """How it stands with the storage of checkpoints, as far as it does not do what is asked of it."""
 
-    unread: Mapping[str, CannotRead] = field(default_factory=dict)  # by node, as far as it is known
+    unread: Mapping[str, str] = field(default_factory=dict)  # node -> why it could not read the era's origin
+    proof: CheckpointBad | None = None  # that is looked at once a takeover is over
     examined: bool = False  # whether the coordinator is looking at the origin itself. Invariant: one look at a time
     fault: str = ""  # why no checkpoint can be written at present: told once, until one is whole again
 

@@ -360,11 +360,11 @@ class Heartbeat(_message.Message):
     LOADING_SECONDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     instruction: _builtins.str
-    """The instruction being run, such as "2B3"; empty while it waits."""
+    """The piece of work that runs, such as "2B3" or "apply"; empty while it waits."""
     finished: _builtins.int
     """Instructions finished since the process started: the progress watermark."""
     running_seconds: _builtins.float
-    """How long the instruction has been running, and what is usual for one like it on this node."""
+    """How long the present piece of work has been running, and what is usual for one like it on this node."""
     median_seconds: _builtins.float
     deviation_seconds: _builtins.float
     """Median absolute deviation."""

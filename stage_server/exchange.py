@@ -90,6 +90,7 @@ class Exchange:
         self.checkpoints = Checkpoints(self, job, attendance.report)
         # Invariant: the layers of each stage that this node owns under the plan that was adopted last.
         self.owned: dict[int, range] = {}
+        self._held: frozenset[int] = frozenset()
         self._peers = Peers(self, faults, patience, guard)
         self._fetcher = Fetcher(self, patience, guard.run)
         self._attendance = attendance
@@ -147,8 +148,9 @@ class Exchange:
 
     def _note_stages(self, plan: Plan) -> None:
         owned = {s: plan.stages[s].layers for s in plan.owned_by(self.worker.node)}
-        if owned != self.owned:  # what was learnt of durations and waits is of other stages
-            self.owned = owned
+        held = plan.layers_of(self.worker.node)
+        if (owned, held) != (self.owned, self._held):  # what was learnt of durations and waits is of other layers
+            self.owned, self._held = owned, held
             self._activity.forget()
 
     # ---- what senders ask (culm.stage_server.streams.sender.Source) --------------------------------------------------

@@ -86,11 +86,14 @@ class Restorer:
                 return
             except FileDamaged as error:
                 why, damaged = error.problem, layer if doubted else None
-                doubted = True  # the second time it is no accident of one answer
+                doubted = True  # the second time: it is no accident of one answer
             except CheckpointCorrupt as error:
-                log.warning("%s is bad, and the coordinator is told: %s", origin, error.problem)
-                self._listener.checkpoint_bad(era, origin, error.problem)
-                return
+                why = error.problem
+                if doubted:
+                    log.warning("%s is bad, and the coordinator is told: %s", origin, why)
+                    self._listener.checkpoint_bad(era, origin, why)
+                    return
+                doubted = True
             except OriginUnseen as error:
                 why, absent = str(error), True
             except (OSError, JobError) as error:

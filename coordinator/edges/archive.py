@@ -8,7 +8,7 @@
 #     command         what comes back
 #     WriteManifest   Checkpointed; until then CheckpointFault after each attempt, of which one is on record
 #     Retain          nothing: what stays behind goes with the next one
-#     Examine         Examined, with THERE, WRONG or AWAY: only WRONG is a proof against a checkpoint
+#     Examine         Examined, with THERE, WRONG, AWAY or BUSY: only WRONG is a proof against a checkpoint
 #
 # A storage may hang for minutes, and a thread that waits for it cannot be ended. So all I/O is done in threads, and at
 # most one looks at an origin.
@@ -100,19 +100,23 @@ class Archive:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 
     async def _examine(self, asked: cmd.Examine) -> None:
-        sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
-        # A thread that is stuck there stays the only one. A large file may take longer than PATIENCE: whoever asks
-        # again gets the answer of the look that was begun.
-        if self._looking is None or (self._looking[0] != asked and self._looking[1].done()):
+        sight, why = reports.Sight.BUSY, ""
+        # A thread that is stuck there stays the only one. A large file may take longer than PATIENCE: whoever asks for
+        # it again gets the answer of the look that was begun. Of a manifest an answer that has waited is out of date.
+        before = self._looking
+        waits = before is not None and before[0] == asked and asked.layer is not None
+        if before is None or (before[1].done() and not waits):
             look_at = asyncio.to_thread(look, asked.origin, asked.layer)
-            self._looking = (asked, self._background.begin(look_at))
-        question, looking = self._looking
+            before = self._looking = (asked, self._background.begin(look_at))
+        question, looking = before
         if question == asked:
             await asyncio.wait({looking}, timeout=PATIENCE)
             if looking.done():
                 sight, why = looking.result()
-                if self._looking == (question, looking):
+                if self._looking == before:
                     self._looking = None
+            elif asked.layer is None:
+                sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
         self._take(reports.Examined(asked.origin, sight, why))
 
 
@@ -123,7 +127,10 @@ def look(origin: Origin, layer: int | None = None) -> tuple[reports.Sight, str]:
     """
     try:
         manifest = read_origin(origin)
-        wrong = problems(origin.folder, manifest, layer) if layer is not None else []
+        # Twice, since one answer may be an accident.
+        wrong = (
+            layer is not None and problems(origin.folder, manifest, layer) and problems(origin.folder, manifest, layer)
+        )
         if wrong:
             read_origin(origin)  # a mount that went meanwhile looks the same, and is no proof
             return reports.Sight.WRONG, wrong[0]

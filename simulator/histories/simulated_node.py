@@ -156,7 +156,7 @@ class SimulatedNode:
             self.world.storage.save(self, work)
         splits = isinstance(work, Run) and self.worker.at.schedule.splits_at(work.instruction.stage)
         done = self._compute.carry_out(work, splits)
-        if isinstance(work, Run) and self.world.home_seconds:
+        if isinstance(work, Run) and not work.redundant and self.world.home_seconds:
             self.worker.runner.note(work)
             self._hand_on(partial(self.worker.runner.hand_on, work, done.result, done.accumulated))
         else:

@@ -150,7 +150,7 @@ class SimulatedStorage:
         self._later(lambda: self._world.receive(to, write))
 
     def restore(self, node: Node, effect: RestoreLayers) -> None:
-        """Reads the layers, again until the storage gives them, or content is wrong twice."""
+        """Reads the layers, again until the storage gives them."""
         to, origin = (node.name, node.incarnation), effect.origin
         doubted = False
 

@@ -4,7 +4,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
-from culm.stage_server.worker.work import Apply, Load, Run, V, Work
+from culm.stage_server.worker.work import Apply, Load, Reduce, Run, Sum, V, Work
 
 BASELINE = 32  # pieces of work of a kind that say what is usual
 RECENT = 16  # that say what it is like now
@@ -23,9 +23,11 @@ class Usual:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Work that takes about as long each time, such as the forwards of one stage."""
+    """Such as the forwards of one stage."""
 
     name: str
+    # Whether it takes about as long each time, as long as the node holds the same layers: else no history is kept.
+    is_regular: bool = False
     # Whether it tells how slow the node is: it is of the node's own stages, and computes the same each time.
     is_measure: bool = False
 
@@ -59,6 +61,8 @@ class Durations:
         if self._running is None:
             return
         (kind, began), self._running = self._running, None
+        if not kind.is_regular:
+            return
         known = self._kinds.get(kind)
         if known is None:
             known = self._kinds[kind] = _Past()
@@ -105,7 +109,8 @@ def kind_of(work: Work[V] | Load) -> Kind:
     """As what its time is kept."""
     if isinstance(work, Run):
         own = f"{work.instruction.stage}{work.instruction.op}"
-        return Kind(f"{own} ahead") if work.redundant else Kind(own, is_measure=True)
-    if isinstance(work, Apply):  # of all layers, or of one that is seeded
-        return Kind("catch up" if work.catch_up else "apply")
-    return Kind(type(work).__name__.lower())
+        ahead = work.redundant
+        return Kind(f"{own} ahead" if ahead else own, is_regular=True, is_measure=not ahead)
+    # To arrange takes no time at all, or builds layers. A layer that was seeded catches up by itself.
+    is_regular = isinstance(work, Reduce | Sum) or (isinstance(work, Apply) and not work.catch_up)
+    return Kind(type(work).__name__.lower(), is_regular)

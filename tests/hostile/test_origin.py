@@ -52,10 +52,10 @@ def arrival(node: str, incarnation: int) -> tuple[reports.Report, reports.Report
     )
 
 
-def after(state: State, *events: reports.Report, now: float = 0.0) -> tuple[State, list[object]]:
+def after(state: State, *events: reports.Report) -> tuple[State, list[object]]:
     done: list[object] = []
     for report in events:
-        state, commands = advance(state, report, now)
+        state, commands = advance(state, report, 0.0)
         validate(state)
         done.extend(commands)
     return state, done
@@ -133,25 +133,6 @@ def test_other_bytes_that_one_node_reads_are_no_proof() -> None:
     again, _ = after(again, reports.Examined(TEN, reports.Sight.THERE))
     assert (again.era, again.checkpoints) == (state.era, (TEN,))
     assert "n2 cannot (another sha256)" in again.detail
-
-
-def test_holders_that_cannot_read_give_way_to_nodes_that_can() -> None:
-    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
-    for node, incarnation in (("n2", 3), ("n3", 4)):
-        no_mount = reports.Unread(
-            node=node, incarnation=incarnation, era=state.era, origin=TEN, why="no mount", absent=True
-        )
-        state, _ = after(state, no_mount)
-    seen = reports.Examined(TEN, reports.Sight.THERE)
-    alone, _ = after(state, seen, now=60.0)
-    assert alone.era == state.era, "nobody is there in their place"
-    state, _ = after(state, *arrival("n4", 5), *arrival("n5", 6))
-    early, _ = after(state, seen, now=1.0)
-    assert early.era == state.era, "a mount may come back"
-    state, commands = after(state, seen, now=60.0)
-    (plan,) = [command.plan for command in commands if isinstance(command, Publish)]
-    assert (plan.origin, plan.step, state.checkpoints) == (TEN, 10, (TEN,))
-    assert {name for stage in plan.stages for name in stage.holders()} == {"n4", "n5"}
 
 
 def test_a_report_about_an_origin_before_is_no_report_about_this_one() -> None:
@@ -253,6 +234,7 @@ def test_a_file_that_has_its_hash_and_is_no_layer_is_a_proof(tmp_path: Path, hea
     (Path(origin.folder) / file.name).write_bytes(data)
     origin = write_manifest(origin.folder, replace(manifest, files={0: (file, manifest.files[0][1])}))
     Restorer(hears).read(origin, [0], 1)
+    assert hears.told.get()[0] == "unread", "it is read once more"
     kind, why = hears.told.get()
     assert (kind, look(origin, 0)[0]) == ("bad", reports.Sight.THERE)
     assert "do not hold a layer's state" in str(why)

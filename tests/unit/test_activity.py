@@ -5,7 +5,7 @@ import pytest
 from culm.pipeline.keys import Key
 from culm.pipeline.tensors.values import Value
 from culm.stage_server.watching.activity import Activity
-from culm.stage_server.worker.work import Apply, Load, Run
+from culm.stage_server.worker.work import Apply, Arrange, Load, Run
 from tests.short import gradient, unit
 
 GRADIENT = gradient(1, 3)
@@ -104,12 +104,15 @@ def test_a_heartbeat_tells_what_runs(activity: Activity) -> None:
 
 def test_a_heartbeat_tells_how_long_any_work_has_been_running(activity: Activity, clock: Clock) -> None:
     """A node that hung in what is no instruction looked as if it waited."""
+    arrange = Arrange(layers=(), duties=(), stages=3, step=0, anew=False)
     apply: Apply[Value] = Apply(step=0, scale=1.0, gradients=())
-    for _ in range(8):
-        activity.begin(apply, ())
-        clock.now += 0.25
-        activity.end(apply, 0, 0)
-    activity.begin(apply, ())
-    clock.now += 60.0
-    beat = activity.heartbeat()
-    assert (beat.instruction, beat.running_seconds, beat.median_seconds, beat.samples) == ("apply", 60.0, 0.25, 8)
+    for work, name, median, samples in ((apply, "apply", 0.25, 8), (arrange, "arrange", 0.0, 0)):
+        for _ in range(8):
+            activity.begin(work, ())
+            clock.now += 0.25
+            activity.end(work, 0, 0)
+        activity.begin(work, ())
+        clock.now += 60.0
+        beat = activity.heartbeat()
+        told = (beat.instruction, beat.running_seconds, beat.median_seconds, beat.samples)
+        assert told == (name, 60.0, median, samples), "one that builds layers takes another time each time"

@@ -80,14 +80,14 @@ def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
             changed.set()
 
         archive = Archive(job, take, Background(lambda error: None))
-        while not told or told[-1].sight is reports.Sight.AWAY:  # type: ignore[union-attr]
+        while not told or told[-1].sight is reports.Sight.BUSY:  # type: ignore[union-attr]
             archive.carry_out(cmd.Examine(origin, 0))
             await changed.wait()
             changed.clear()
         return told
 
     told = asyncio.run(asyncio.wait_for(play(), 30.0))
-    assert [report.sight for report in told[:1]] == [reports.Sight.AWAY]  # type: ignore[union-attr]
+    assert [report.sight for report in told[:1]] == [reports.Sight.BUSY]  # type: ignore[union-attr]
     assert told[-1] == reports.Examined(
         origin, reports.Sight.WRONG, f"{folder}/{torn[0].name} has {path.stat().st_size} bytes, not {torn[0].size}"
     )
