@@ -114,7 +114,7 @@ def _available(state: State, report: Available, now: float) -> Decision:
     ahead = takeover.led_by_another(state, report)
     if ahead is not None:
         return state, (ahead,)
-    state = takeover.before_checkpoints(state, report)
+    state = takeover.before_newcomers(takeover.before_checkpoints(state, report), report)
     # Before anything that it says becomes the run's own: costs, fingerprint, identity (rule 23).
     refusal = membership.refusal(state, report)
     if refusal:

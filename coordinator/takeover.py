@@ -22,6 +22,7 @@
 #
 #     a plan of another leader, of this term or above     this leader gives its term up: LeadAnew
 #     a plan newer than the one known                     it is adopted, under a generation of this leader's own
+#     a plan, where the store knew none                   its code and hardware count, not those of a newcomer before
 #     a version above what is committed                   so much is committed; whoever came before is asked again
 #     an era, or a version, that nobody here leads to     it joins anew: it obeyed a leader that lost
 #     a holder without the layers that it should hold     it joins anew
@@ -95,6 +96,17 @@ def before_checkpoints(state: State, report: Available) -> State:
         checkpoints=() if differs else state.checkpoints,
         agreement=replace(state.agreement, checkpoint=Identity()),
     )
+
+
+def before_newcomers(state: State, report: Available) -> State:
+    """What a node of the run is made of counts more than what one is that obeys no plan and came sooner (rule 23).
+
+    Who came sooner is asked again once the plan is adopted, and refused where it differs.
+    """
+    if report.plan is None or state.plan is not None or not recovering(state):
+        return state
+    unbound = replace(state.agreement, nodes=Identity())
+    return replace(state, agreement=unbound, fingerprint="", layer_costs=(), layer_bytes=())
 
 
 def learn(state: State, report: Available, now: float) -> Decision:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.coordinator.commands import Command, Publish
+from culm.coordinator.commands import Command, Dismiss, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges import origins
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
@@ -149,3 +149,16 @@ def test_a_node_of_the_run_counts_more_and_the_checkpoints_stay_for_eras_to_come
     assert set(state.nodes) == {"n0", "n1"}, "none is refused for what another run left"
     state, _ = roll_back(state, "both copies of a stage are lost")
     assert state.origin.step == origin
+
+
+def test_a_newcomer_of_other_code_refuses_no_node_of_the_run() -> None:
+    """Redis was emptied. It came first, its code became the run's, and the holders were sent away with all weights."""
+    led, _ = after(begin(SETTINGS, 1, 1), *arrival("n0"), *arrival("n1"))
+    assert led.plan is not None
+    plan, other = replace(led.plan, step=7), Identity({"code": "b" * 64})
+    state, _ = after(begin(SETTINGS, 2, 2, 0.0), *arrival("n9", None, other), *arrival("n0", plan))
+    state, _ = after(state, *arrival("n1", plan))
+    state, commands = after(state, arrival("n9", None, other)[1])
+    assert (state.committed, set(state.nodes)) == (7, {"n0", "n1"})
+    (refused,) = (c for c in commands if isinstance(c, Dismiss))
+    assert "code" in refused.why
