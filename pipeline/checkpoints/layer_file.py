@@ -21,10 +21,12 @@ from culm.pipeline.checkpoints.manifest import (
     read_manifest,
 )
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.layout import is_dense, laid_out, strides_of
 from culm.pipeline.tensors.values import Value
 
 #     layer-00003.safetensors              parameters and buffers, named as in the layer's state dict; its metadata has
-#                                          the names of the whole state, in order
+#                                          the names of the whole state, in order, each with its strides if it does not
+#                                          lie in order: an optimizer's products would have other bits
 #     layer-00003.optimizer.safetensors    all the rest, under its whole name: the optimizer's state, transient buffers
 
 # What parsing may raise of a file that anybody may have made.
@@ -51,11 +53,12 @@ def write_layer(folder: str, layer: int, state: Value, before: Manifest | None =
         into, key = (model, entry) if kind in MODEL_KINDS else (rest, name)
         into[key] = _alone(tensor.detach().cpu().contiguous(), storages)
     # safetensors keeps neither order nor kind, and installing the state needs both.
-    order = "\n".join(name for name, _ in state.tensors)
+    # In one entry: safetensors writes several in any order, and two holders would write other bytes.
+    metadata = {"order": "\n".join(_line(name, tensor) for name, tensor in state.tensors)}
     name = f"layer-{layer:05d}"
     named = before.files.get(layer, ()) if before is not None else None
     return (
-        _write(folder, f"{name}.safetensors", save(model, {"order": order}), named),
+        _write(folder, f"{name}.safetensors", save(model, metadata), named),
         _write(folder, f"{name}.optimizer.safetensors", save(rest), named),
     )
 
@@ -96,9 +99,9 @@ def read_layer(folder: str, manifest: Manifest, layer: int) -> Value:
     try:
         model, rest = load(in_model), load(in_rest)
         tensors = []
-        for name in _order(in_model):
+        for name, strides in _order(in_model):
             kind, _, entry = name.partition(".")
-            tensors.append((name, model[entry] if kind in MODEL_KINDS else rest[name]))
+            tensors.append((name, _laid_out(model[entry] if kind in MODEL_KINDS else rest[name], strides)))
     except _UNREADABLE as error:
         files = " and ".join(file.name for file in manifest.files[layer])
         what = f"{type(error).__name__} {str(error)[:200]}"
@@ -115,11 +118,24 @@ def _read(folder: str, file: File) -> bytes:
     return data
 
 
-def _order(data: bytes) -> list[str]:
-    """The names in the order of the state, from the file's header: 8 bytes of length, then JSON."""
+def _line(name: str, tensor: torch.Tensor) -> str:
+    """The name, and the strides that a copy is to have: none of a tensor that lies in order, or has gaps."""
+    strides = strides_of(tensor) if is_dense(tuple(tensor.shape), tensor.stride()) else ()
+    return "\t".join([name, *map(str, strides)])
+
+
+def _order(data: bytes) -> list[tuple[str, tuple[int, ...]]]:
+    """The lines in the order of the state, from the file's header: 8 bytes of length, then JSON."""
     length = int.from_bytes(data[:8], "little")
     order: str = json.loads(data[8 : 8 + length])["__metadata__"]["order"]
-    return order.split("\n") if order else []
+    lines = (line.split("\t") for line in order.split("\n")) if order else ()
+    return [(name, tuple(map(int, strides))) for name, *strides in lines]
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if strides and not (len(strides) == tensor.dim() and is_dense(tuple(tensor.shape), strides)):
+        raise ValueError(f"strides of a tensor of shape {list(tensor.shape)} are {str(strides)[:80]}")
+    return laid_out(tensor, strides)
 
 
 def export(folder: str, out: str | Path) -> None:

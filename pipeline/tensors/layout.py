@@ -26,6 +26,16 @@ def unless_in_order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[i
     return ()
 
 
+def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether every element of a tensor with these has a place of its own in memory, and there are no gaps."""
+    usual = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
+        if stride != usual:
+            return False
+        usual *= size
+    return all(stride >= 0 for stride in strides)
+
+
 def span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Elements from the first to the last in memory, of a tensor that is not empty."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
