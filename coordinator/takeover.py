@@ -151,7 +151,7 @@ def _leads_here(plan: Plan, state: State) -> bool:
     A leader that heard nobody of another history, since Redis had lost it, has decided without it (rule 15).
     """
     known = state.plan
-    return known is None or plan.order >= known.order or _is_same(plan, known)
+    return known is None or plan.order == known.order or _is_same(plan, known)
 
 
 def _ask_others(state: State, name: str) -> Decision:
@@ -173,7 +173,10 @@ def _is_newer(plan: Plan, state: State) -> bool:
         return False  # this leader's own, or of a later one, for which this one is to step down
     if state.plan is None:
         return state.phase is Phase.WAITING and plan.era >= state.era
-    return state.plan.term < state.term and plan.order > state.plan.order
+    # Two may have led at once. A plan under which the model is cut otherwise than the nodes have cut it since, as their
+    # commits show, was obeyed by none of its holders.
+    was_obeyed = plan.era != state.era or plan.step >= state.committed or plan.ranges == state.plan.ranges
+    return state.plan.term < state.term and plan.order > state.plan.order and was_obeyed
 
 
 _FORGOTTEN = (
@@ -203,6 +206,9 @@ def without_its_state(state: State, report: Available) -> str:
     member = plan.members.get(report.node) if plan is not None else None
     if plan is None or member is None or member.incarnation != report.incarnation:
         return "" if plan is None or not _was_member(report, plan) else _FORGOTTEN.format(report.node)
+    at_this_step = report.holds_state and (report.era, report.version) == (state.era, state.committed)
+    if at_this_step and report.plan is not None and report.plan.ranges != plan.ranges:  # a cut changes with a commit
+        return f"{report.node} is at step {report.version} under another cut, which this run does not follow"
     needed = {layer for stage in plan.stages if report.node in stage.required() for layer in stage.layers}
     if not needed or report.plan is None:
         return ""
@@ -311,4 +317,7 @@ def complete(state: State, now: float) -> Decision:
         return state, ()
     # From now on silence counts and commits are decided: whoever is away is declared lost by this tick or the next.
     text = "every node is back" if not away else f"{', '.join(sorted(away))} did not come back in time"
-    return replace(state, took_over_at=None), (Record(kinds.TookOver(), f"the coordinator took over: {text}"),)
+    # From here on the plan is this leader's own: none of a leader before takes its place, whoever comes with it.
+    return replace(state, took_over_at=None, plan=stamped(state)), (
+        Record(kinds.TookOver(), f"the coordinator took over: {text}"),
+    )

@@ -54,3 +54,16 @@ def test_whatever_goes_wrong_together_the_cut_changes_no_number(fifty: int) -> N
     for seed in range(fifty * 50, fifty * 50 + 50):
         cluster = history_of_everything(seed, measured=True).run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
+
+
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (
+            427,
+            "two had led at once: after a takeover a spare brought the plan of the other, which was obeyed in a step",
+        )
+    ],
+)
+def test_histories_of_measured_cuts_that_failed_once(seed: int, why: str) -> None:
+    history_of_measured_cuts(seed).run()
