@@ -11,6 +11,7 @@ import torch
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.model import ModelSource
@@ -73,7 +74,9 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
                     seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
                     x = layer(x)
                 loss = source.loss(x, target)
+                fresh = [parameter for parameter in parameters if parameter.grad is None]
                 (loss / (pipelines * microbatches)).backward()
+                own_gradients(fresh)
                 of_step.append(loss.item())
                 total += of_step[-1]
             sums.append(total)

@@ -46,13 +46,12 @@ class SplitBackward:
 
     def of_parameters(self, microbatch: int) -> None:
         """Adds to the accumulated gradients and frees the graph."""
+        fresh = [parameter for parameter in self._parameters if parameter.grad is None]
         if microbatch in self._whole:
             output, gradient = self._whole.pop(microbatch)
             torch.autograd.backward(output, gradient)
-        if microbatch not in self._groups:
-            return
-        fresh = [parameter for parameter in self._parameters if parameter.grad is None]
-        self._backward_weight(iter(self._parameters), self._groups.pop(microbatch))
+        elif microbatch in self._groups:
+            self._backward_weight(iter(self._parameters), self._groups.pop(microbatch))
         for parameter in fresh:
             if parameter.grad is not None:
                 # It may be the memory of a gradient that was sent, and the next one is added to it in place.

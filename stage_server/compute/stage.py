@@ -16,6 +16,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
@@ -54,12 +55,10 @@ class Stage:
         self._boundaries: list[Boundary] = []  # between the layers of the last microbatch's graph
         self._losses: dict[int, float] = {}  # of the last stage alone
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
-        self._split = SplitBackward(self._parameters()) if splits else None
+        self._parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
+        self._split = SplitBackward(self._parameters) if splits else None
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
         self._writes_input: bool | None = None
-
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [p for layer in self.layers for p in layer.module.parameters() if p.requires_grad]
 
     def losses(self) -> tuple[float, ...]:
         """The step's so far, in order of microbatch; none but at the last stage."""
@@ -145,7 +144,7 @@ class Stage:
         self._enter()
         if accumulates:
             return self._backward(microbatch, gradient, through)
-        kept = [(p, p.grad) for p in self._parameters()]
+        kept = [(p, p.grad) for p in self._parameters]
         for parameter, _ in kept:
             parameter.grad = None
         try:
@@ -170,11 +169,14 @@ class Stage:
         made: list[torch.Tensor] = []
         if not self._first and x.requires_grad:
             x.register_hook(made.append)  # type: ignore[no-untyped-call]
+        fresh = [parameter for parameter in self._parameters if parameter.grad is None]
         if gradient is not None and output.requires_grad:
             if through is None or microbatch != self._last_microbatch:
                 torch.autograd.backward(output, gradient)
             else:
                 backward_by_layer(output, gradient, self.layers, self._boundaries, through)
+        if fresh:
+            own_gradients(fresh, [x, *made, *([gradient] if gradient is not None else [])])
         if microbatch == self._last_microbatch:
             self._boundaries.clear()
         return made[0] if made else None

@@ -23,7 +23,7 @@ seed = 5
 layers = "{module}:{layers}"
 [data]
 dataset = "{module}:{dataset}"
-microbatch = 3
+microbatch = {microbatch}
 [train]
 loss = "torch.nn.functional:cross_entropy"
 optimizer = "torch.optim:SGD"
@@ -35,9 +35,9 @@ microbatches = 3
 Pass = Callable[[torch.Tensor], torch.Tensor]
 
 
-def job_of_parts(module: str, layers: str, dataset: str) -> Job:
+def job_of_parts(module: str, layers: str, dataset: str, microbatch: int = 3) -> Job:
     """Two steps of a small job, whose layers and dataset are functions of the module."""
-    return parse_job(JOB.format(module=module, layers=layers, dataset=dataset))
+    return parse_job(JOB.format(module=module, layers=layers, dataset=dataset, microbatch=microbatch))
 
 
 def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
@@ -62,12 +62,16 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
                 y = stage.forward(m, x, target if s == len(stages) - 1 else None)
                 assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
                 x = passed(y)
+        given: list[tuple[torch.Tensor, torch.Tensor]] = []
         for m in range(job.pipeline.microbatches):
             gradient: torch.Tensor | None = None
             for stage in reversed(stages):
                 gradient = stage.backward(m, passed(gradient) if gradient is not None else None)
+                given += [(gradient, gradient.clone())] if gradient is not None else []
                 if splits:
                     stage.backward_of_parameters(m)
+        kept_whole = all(torch.equal(gradient, kept) for gradient, kept in given)
+        assert kept_whole, "a later backward wrote into a gradient that the stage had given away"
         reduced: dict[int, Any] = {}
         for stage in stages:
             reduced |= merged([stage], Block(0, 1), 1)

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
@@ -162,3 +163,39 @@ def test_an_optimizer_that_writes_into_gradients_only_later_is_refused_by_name()
         layer.apply(gradient(), 1.0)
     with pytest.raises(JobError, match="Halving changes the gradients of layer 0 in place"):
         layer.apply(gradient(), 1.0)
+
+
+class Shift(nn.Module):
+    """Adds a parameter by views alone: its first gradient is the memory of its output's, and of its input's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table.unsqueeze(0)
+
+
+def shifts() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Shift(), nn.Linear(8, 8), Shift(), Shift(), nn.Linear(8, 4)]
+
+
+@pytest.mark.parametrize("splits", [False, True])
+def test_a_gradient_that_is_the_memory_of_a_parameters_is_not_added_to(splits: bool) -> None:
+    """It was sent, and an heir may need it again. Two tables that share it would each get what the other one gets."""
+    job = job_of_parts(__name__, "shifts", "of_floats", microbatch=1)
+    plain = run_plain(job).sha256
+    for count in (1, 2, 5):
+        for cuts in combinations(range(1, 6), count):
+            assert train(job, cuts, splits) == plain, f"cut at {cuts}"
+
+
+def test_parameters_whose_gradients_share_memory_each_get_their_own() -> None:
+    one, other = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+    for _ in range(3):
+        fresh = [parameter for parameter in (one, other) if parameter.grad is None]
+        torch.autograd.backward(torch.ones(1, 3) + one.unsqueeze(0) + other.unsqueeze(0), torch.ones(1, 3))
+        own_gradients(fresh)
+    assert one.grad is not None
+    assert other.grad is not None
+    assert one.grad.tolist() == other.grad.tolist() == [3.0, 3.0, 3.0]
