@@ -131,8 +131,11 @@ class Exchange:
 
     def fetch_layers(self, effect: FetchLayers) -> None:
         assert self.worker.plan is not None
+        holder = self.worker.plan.members.get(effect.peer)
+        if holder is None:  # gone by the plan after the one that asked it: that plan asks another
+            return
         log.info("fetching layers %s from %s, while at step %d", effect.layers, effect.peer, self.worker.version)
-        self._fetcher.fetch(self.worker.plan.members[effect.peer], effect.layers, effect.era)
+        self._fetcher.fetch(holder, effect.layers, effect.era)
 
     def restore_layers(self, effect: RestoreLayers) -> None:
         self.checkpoints.read(effect)

@@ -120,6 +120,7 @@ class StageServer:
         # What stays true once it was said, as ``_failed`` does. It is repeated on every attaching: a coordinator that
         # takes over has not heard it.
         self._draining: pb.AttendRequest | None = None
+        self._told = False  # to stop: by SIGTERM
         self._warning: pb.AttendRequest | None = None
         self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
         self._failed: pb.AttendRequest | None = None
@@ -273,16 +274,16 @@ class StageServer:
 
     def drain(self, why: str, seconds_left: float | None, told: bool = False) -> None:
         """Asks to be let go: what this node holds is handed over at the next commit. SIGTERM (told), or a notice."""
-        if self._draining is not None:
+        if self._draining is not None and (self._told or not told):
             return
+        self._told = told
         self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0, told=told))
-        left = f" within {seconds_left:.0f} s" if seconds_left else ""
-        log.warning("this node asks to hand over what it holds%s, and goes: %s", left, why)
+        log.warning("this node asks to hand over what it holds, and goes: %s (%s s left)", why, seconds_left or "?")
         self._orders.report(self._draining)
 
     def terminate(self) -> None:
         """SIGTERM: hands over first; a second one, or one that reaches a node that attends nobody, ends it."""
-        if self._draining is not None or not self._orders.attends:
+        if self._told or not self._orders.attends:
             self.stop()
             return
         threading.Thread(target=self._hand_over, name="hand over", daemon=True).start()
@@ -315,7 +316,7 @@ class StageServer:
 
     def _deserted(self, why: str) -> None:
         """No coordinator for longer than this node's own bound: a failure, but where it was told to stop anyhow."""
-        if self._draining is not None and self._draining.draining.told:
+        if self._told:
             self.stop()
         else:
             self._end(1, why)

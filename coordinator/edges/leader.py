@@ -137,6 +137,8 @@ class Leader:
         # A write that the term before still owed is of a state that this one has replaced. Were it left standing, no
         # decision of this term would ask for another.
         self.term, self.outranked, self._unwritten = term, None, False
+        if self._state.took_over_at is not None:  # nodes have their time from now on: storage may have taken all of it
+            self._state = replace(self._state, took_over_at=time.monotonic())
 
     def _state_of(self, document: Document | None, settings: co.Settings, term: int, number: int) -> co.State | None:
         """What a leader before persisted; None if nothing, or nothing that this version can read.

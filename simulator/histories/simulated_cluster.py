@@ -234,6 +234,9 @@ class Cluster:
 
     def fetch(self, node: Node, effect: FetchLayers) -> None:
         """Seeding: each layer is read from the source's live memory between two pieces of its work."""
+        plan = node.worker.plan
+        if plan is None or effect.peer not in plan.members:  # two plans were taken before the effects of the first
+            return
         to = (node.name, node.incarnation)
         request, answer = self.channel(), self.channel()
 

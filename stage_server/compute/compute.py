@@ -21,6 +21,7 @@
 # those that no duty of this node computes with (``HeldLayer.go_home``).
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
 log = logging.getLogger("culm.compute")
+
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between two attempts to load samples
+LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # no attempt mends them
 
 
 Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
@@ -193,10 +197,22 @@ class Compute:
         return load in self._loaded
 
     def _load(self, load: Load) -> Samples:
+        """Asks again for a while: a storage that fails for a moment is no fault of the job, or of this machine."""
         with self.loading():
-            if self._microbatches is None:
-                self._microbatches = Microbatches(self._job, self._source.dataset())
-            return self._microbatches.microbatch(load.step, load.pipeline, load.microbatch)
+            for pause in PAUSES:
+                try:
+                    return self._take(load)
+                except LASTING:
+                    raise
+                except OSError as error:
+                    log.warning("cannot load microbatch %d, trying again: %s", load.microbatch, error)
+                    time.sleep(pause)
+            return self._take(load)
+
+    def _take(self, load: Load) -> Samples:
+        if self._microbatches is None:
+            self._microbatches = Microbatches(self._job, self._source.dataset())
+        return self._microbatches.microbatch(load.step, load.pipeline, load.microbatch)
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:
         found = self._loaded.get(load) or self._load(load)

@@ -41,7 +41,7 @@ class Guard:
         self._worker = worker
 
     def _standing(self) -> Standing:
-        return Standing(self._worker.term, self._worker.committed)
+        return Standing(self._worker.term, self._worker.committed, self._worker.era)
 
     def hello(self, hello: stage_pb2.Hello) -> None:
         refuse(bounds.hello_problem(hello, self._standing()))

@@ -90,7 +90,7 @@ class Incoming:
     def __init__(
         self,
         sink: Sink,
-        heard: Callable[[str, Answers], None],
+        heard: Callable[[str, int, Answers], None],
         context: Context,
         guard: Guard | None = None,
     ) -> None:
@@ -150,7 +150,7 @@ class Incoming:
             self._slots = slots
             self.answers.put(SenderOpened())
         self.greeted.set()
-        self._heard(hello.node, self.answers)
+        self._heard(hello.node, hello.incarnation, self.answers)
         self._sink.heard_hello(hello.node, hello.incarnation, (hello.term, hello.generation))
 
     def _piece(self, chunk: tensor_pb2.Chunk, payload: memoryview) -> None:

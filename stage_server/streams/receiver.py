@@ -57,7 +57,7 @@ class Receiver:
         self._opened = count()  # streams are numbered as they are opened
         # Invariant: for each peer the newest stream that has said Hello, with its number, and none that has ended. A
         # Hello of a new plan may come late on an older stream, which nobody reads any more.
-        self._answers: dict[str, tuple[int, Answers]] = {}
+        self._answers: dict[str, tuple[tuple[int, int], Answers]] = {}
 
     def acknowledge(self, peer: str, key: Key) -> None:
         self._answer(peer, key)
@@ -91,9 +91,10 @@ class Receiver:
         if incoming.wrong:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, incoming.wrong[:MOST_SAID])
 
-    def _heard(self, number: int, peer: str, answers: Answers) -> None:
+    def _heard(self, number: int, peer: str, incarnation: int, answers: Answers) -> None:
+        mine = ((incarnation, number), answers)  # an older process of that name may still be there, and open another
         with self._lock:
-            self._answers[peer] = max(self._answers.get(peer, (number, answers)), (number, answers), key=itemgetter(0))
+            self._answers[peer] = max(self._answers.get(peer, mine), mine, key=itemgetter(0))
 
     def _forget(self, ended: Answers) -> None:
         """The stream has ended. By identity, not by peer: a newer stream of this peer may stand in the table."""

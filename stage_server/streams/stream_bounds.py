@@ -100,6 +100,7 @@ class Standing(NamedTuple):
 
     term: int  # the highest seen
     committed: int
+    era: int = 0
 
 
 def hello_problem(hello: stage_pb2.Hello, standing: Standing) -> str:
@@ -152,7 +153,7 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
     for key in keys:
         if wrong := key_problem(key, run):
             return f"it acknowledges {wrong}"
-        if key.step > standing.committed + AHEAD:
+        if key.era == standing.era and key.step > standing.committed + AHEAD:  # of an era before it may be anything
             return f"it acknowledges {key}, which nobody can have sent while step {standing.committed} runs"
     if any(slot >= SLOTS for slot in answer.free_slots):
         return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"

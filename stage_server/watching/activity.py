@@ -100,7 +100,7 @@ class Activity:
             instruction=self.running,
             finished=self.finished,
             running_seconds=running if since is None else 0.0,
-            loading_seconds=now - since if since is not None else 0.0,
+            loading_seconds=max(0.0, now - since) if since is not None else 0.0,
             median_seconds=usual.median,
             deviation_seconds=usual.deviation,
             samples=usual.samples,

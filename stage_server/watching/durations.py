@@ -78,7 +78,8 @@ class Durations:
             return 0.0, Usual()
         known = self._kinds.get(running[0])
         first = list(known.first) if known is not None else []
-        return now - running[1], _usual(first) if first else Usual()
+        # Who asks may have read the clock just before the work began.
+        return max(0.0, now - running[1]), _usual(first) if first else Usual()
 
     def slowness(self) -> float:
         """How many times slower the node has become since it started; 1.0 as long as that is not beyond doubt."""

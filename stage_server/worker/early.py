@@ -38,8 +38,13 @@ class Early(Generic[V]):
         self._arrivals: list[Arrival[V]] = []
 
     def add(self, arrival: Arrival[V]) -> None:
-        """Of a peer's Hellos the newest counts, and of a tensor that comes again the first (rule 4)."""
+        """Of a peer's Hellos the newest counts, and of a tensor that comes again the first (rule 4).
+
+        A stream that was given up may still bring an older Hello after that of the next one.
+        """
         if arrival.key is None:
+            if any(x.key is None and x.peer == arrival.peer and x[1:3] > arrival[1:3] for x in self._arrivals):
+                return
             self._arrivals = [x for x in self._arrivals if x.key is not None or x.peer != arrival.peer]
         elif self._repeats(arrival):
             return

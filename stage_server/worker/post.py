@@ -145,6 +145,8 @@ class Post(Generic[V]):
     def drops(self, peer: str, incarnation: int, order: PlanOrder, key: Key) -> bool:
         """Whether a tensor would be dropped if it were here: its sender is not its producer under the present plan."""
         plan = self._at.plan
+        if key.era > self._at.era:  # an era is being begun at this very moment, by another thread
+            return False
         return plan is not None and not self.is_taken(Arrival(peer, incarnation, order), key, plan)
 
     # ---- what goes --------------------------------------------------------------------------------------------------

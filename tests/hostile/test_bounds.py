@@ -160,6 +160,8 @@ def test_answers_and_requests_are_held_against_the_run() -> None:
     nothing = stage_pb2.DeliverResponse()
     assert bounds.answer_problem(nothing, [key()], RUN, HERE) == ""
     assert bounds.answer_problem(nothing, [key(step=19)], RUN, HERE), "it would be kept until that step"
+    before = key(step=19)._replace(era=7)
+    assert bounds.answer_problem(nothing, [before], RUN, HERE) == "", "of the era before a rollback: no peer's fault"
     assert bounds.answer_problem(stage_pb2.DeliverResponse(free_slots=[16]), [], RUN, HERE)
     synced = stage_pb2.Synced(committed=STEPS + 1)
     assert bounds.answer_problem(stage_pb2.DeliverResponse(synced=synced), [], RUN, HERE)

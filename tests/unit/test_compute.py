@@ -1,16 +1,21 @@
 """The torch side of a node: what the middle of a step must not lose, and what a commit must drop."""
 
 from pathlib import Path
+from typing import Any, ClassVar
 
+import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from benchmarks.paced import WIDTH, job_file
 from culm.pipeline.job import load_job
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute import compute as compute_module
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import CPU
-from culm.stage_server.worker.work import Apply, Arrange, Run
+from culm.stage_server.worker.work import Apply, Arrange, Load, Run
 from tests.short import duty, unit
 
 OWN, STANDBY = 1, 2
@@ -46,3 +51,30 @@ def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_pat
     assert ahead.kept_bytes > 0
     compute.do(arrange(anew=False))
     assert compute.do(Run(instruction=unit(STANDBY, "B", 0), step=0, tenure=2, operand=None)).value is not None
+
+
+class Flaky(TensorDataset):
+    """Its storage fails as often as ``errors`` says, once each."""
+
+    errors: ClassVar[list[OSError]] = []
+
+    def __getitem__(self, index: int) -> Any:
+        if self.errors:
+            raise self.errors.pop(0)
+        return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+
+def test_a_storage_of_samples_that_fails_for_a_moment_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes that raised at once failed the run: as the job's fault."""
+    monkeypatch.setattr(compute_module, "PAUSES", (0.0, 0.0))
+    compute, _ = made(tmp_path)
+    flaky = Flaky(torch.zeros(16, WIDTH), torch.zeros(16, dtype=torch.int64))
+    compute._microbatches = Microbatches(compute._job, flaky)
+    Flaky.errors = [TimeoutError("the mount does not answer"), OSError(5, "Input/output error")]
+    compute.do(Load(0, 0, 0))
+    assert compute.has_loaded(Load(0, 0, 0))
+    Flaky.errors = [FileNotFoundError("shard-7 is missing")]
+    with pytest.raises(FileNotFoundError):
+        compute.do(Load(0, 0, 1))
