@@ -128,11 +128,12 @@ def learn(state: State, report: Available, now: float) -> Decision:
         commands += [Persist(), Record(kinds.Adopted(node=report.node), text), plan_record(state, report.plan)]
     if report.era != state.era:
         return state, tuple(commands)
-    applied = bool(report.layers) or report.last_commit is not None  # else the version is only that of its plan
-    if report.version > state.committed and applied and _leads_here(report.plan, state):
-        # What a node has applied is committed, whatever was persisted (rule 8).
-        state = replace(state, committed=report.version, facts={}, norms={}, losses=())
     known, told = state.last_commit, report.last_commit
+    # Without layers its version may be that of its plan alone, which proves nothing.
+    applied = report.version if report.layers else told.step + 1 if told is not None else 0
+    if applied > state.committed and _leads_here(report.plan, state):
+        # What a node has applied is committed, whatever was persisted (rule 8).
+        state = replace(state, committed=applied, facts={}, norms={}, losses=())
     if told is not None and told.step < state.committed and (known is None or told.step > known.step):
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
         state = replace(state, last_commit=told)

@@ -162,11 +162,11 @@ class Worker(Generic[V]):
         at = self.at
         if commit.term < at.term or commit.era != at.era:
             return
+        at.term = commit.term
         if commit.step < at.committed:
             # A successor tells the last commit to every node that attaches (rule 8).
             self._take_again(commit)
             return
-        at.term = commit.term
         if commit.step > at.committed and at.plan is not None:
             self._skip_to(commit.step)
         at.commits.append(commit)
