@@ -26,8 +26,13 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
     following = [commit.next_plan for commit in at.commits if commit.next_plan is not None]
     if any(_sender(plan, at.node, k.index) != _sender(x, at.node, k.index) for x in following for k in missing):
         return False
-    # Streams keep their order: where a later gradient is here, the missing one will not come. The later one may
-    # be of any step, since the stream may have been broken, or wait for the plan within this very commit.
+    # Streams keep their order: nor does anything come from a sender that has said hello under such a plan, which may
+    # wait for this node's answer.
+    greeted = {arrival.peer for arrival in post.early.waiting() if arrival.key is None}
+    if any(_sender(plan, at.node, key.index) in greeted for key in missing):
+        return False
+    # Where a later gradient is here, the missing one will not come. The later one may be of any step, since the stream may
+    # have been broken, or wait for the plan within this very commit.
     here = (*post.mailbox, *post.early.keys())
     later = {key._replace(step=0) for key in here if key.step > at.version}
     passed = any(key._replace(step=0) in later for key in missing)

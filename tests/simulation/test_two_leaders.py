@@ -55,6 +55,7 @@ def test_whoever_led_beside_whom_the_history_ends_exact(fifty: int) -> None:
         (734, "the same, with more stages than the plan that the nodes had obeyed"),
         (2307, "a spare's version was that of its plan, and counted as applied: nobody had the commit"),
         (2746, "a commit that was queued already, told again by a higher term, did not raise the node's own"),
+        (5372, "a commit with a plan waited for a gradient of the sender that waited for an answer under that plan"),
     ],
 )
 def test_histories_of_two_leaders_that_failed_once(seed: int, why: str) -> None:
