@@ -31,8 +31,8 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
     greeted = {arrival.peer for arrival in post.early.waiting() if arrival.key is None}
     if any(_sender(plan, at.node, key.index) in greeted for key in missing):
         return False
-    # Where a later gradient is here, the missing one will not come. The later one may be of any step, since the stream may
-    # have been broken, or wait for the plan within this very commit.
+    # Where a later gradient is here, the missing one will not come. The later one may be of any step, since the stream
+    # may have been broken, or wait for the plan within this very commit.
     here = (*post.mailbox, *post.early.keys())
     later = {key._replace(step=0) for key in here if key.step > at.version}
     passed = any(key._replace(step=0) in later for key in missing)

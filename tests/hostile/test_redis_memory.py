@@ -68,7 +68,10 @@ class Amnesia:
             (shutil.copytree if path.is_dir() else shutil.copy)(path, self._memory / path.name)
 
 
-@pytest.mark.parametrize("older", [False, True], ids=["empty", "older than the last coordinator"])
+@pytest.mark.parametrize(
+    "older",
+    [pytest.param(False, id="empty", marks=pytest.mark.slow), pytest.param(True, id="older than the last coordinator")],
+)
 def test_a_coordinator_that_starts_over_a_redis_without_memory_loses_no_step(tmp_path: Path, older: bool) -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", [f"job.steps={STEPS}", "pipeline.stages=3"])
     events: list[pb.ListEventsResponse] = []
@@ -105,7 +108,14 @@ class OtherVersion:
         os.kill(coordinator, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("state", ["{}", '{"plan": {"term": 1}, "job": ""}', '{"plan": "AAAA", "job": ""}'])
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param("{}", marks=pytest.mark.slow),
+        pytest.param('{"plan": {"term": 1}, "job": ""}', marks=pytest.mark.slow),
+        '{"plan": "AAAA", "job": ""}',
+    ],
+)
 def test_a_coordinator_that_cannot_read_what_was_persisted_learns_it_from_the_nodes(tmp_path: Path, state: str) -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", [f"job.steps={STEPS}", "pipeline.stages=2"])
     events: list[pb.ListEventsResponse] = []

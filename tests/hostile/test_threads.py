@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -48,7 +47,7 @@ def test_a_place_that_is_none_is_refused_and_nobody_dies(tmp_path: Path) -> None
 @pytest.mark.parametrize("thread", ["orders", "heartbeat", "send", "receive"])
 def test_what_raises_on_a_thread_ends_the_node_with_its_reason(thread: str, tmp_path: Path) -> None:
     """The fault is put into the process by its environment: see ``bad_nodes``. The steps outlast some heartbeats."""
-    job, seen, flag = bad_job(400), Seen(), tmp_path / "flag"
+    job, seen, flag = bad_job(400 if thread == "heartbeat" else 100), Seen(), tmp_path / "flag"
     broken = {"n1": {"CULM_BREAKS": thread, "CULM_FLAG": str(flag)}}
     outcome = run(job, 3, tmp_path / "run", broken, Later(flag, 5), seen)
     assert outcome.sha256 == run_plain(job).sha256
@@ -133,17 +132,6 @@ def test_an_order_to_die_kills_the_first_process_of_a_container(tmp_path: Path) 
         finally:
             contained.kill()
             contained.wait()
-
-
-def test_a_node_that_does_not_attend_still_says_why_it_ends(tmp_path: Path) -> None:
-    """The coordinator's port is closed: one line, and an exit code that is no success."""
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    words = ["-m", "culm", "stage", "--coordinator", address, "--connect-timeout", "0.5"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"culm stage: no coordinator at {address}")
 
 
 def test_a_run_whose_only_node_breaks_ends(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def plain(job: Job) -> PlainResult:
     return run_plain(job)
 
 
-@pytest.mark.parametrize("at", ["1B5", "1F3"])
+@pytest.mark.parametrize("at", ["1B5", pytest.param("1F3", marks=pytest.mark.slow)])
 def test_a_loss_under_eager_redundancy_changes_no_bit(at: str, job: Job, plain: PlainResult, tmp_path: Path) -> None:
     kills = [Kill("n1", 8, at)]
     with LocalCluster(job, ROOT, STAGES, kills, folder=tmp_path / "run", patience=20.0) as cluster:

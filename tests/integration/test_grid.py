@@ -38,7 +38,9 @@ def outcome_of(job: Job, nodes: int, folder: Path, kills: list[Kill]) -> Outcome
         return train(cluster, lambda status, events, outcome: None)
 
 
-@pytest.mark.parametrize("nodes", [1, 3, 4, 6])
+@pytest.mark.parametrize(
+    "nodes", [1, pytest.param(3, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
+)
 def test_the_number_of_nodes_changes_no_bit(nodes: int, job: Job, plain: PlainResult, tmp_path: Path) -> None:
     outcome = outcome_of(job, nodes, tmp_path / "run", [])
     assert [x.hex() for x in outcome.losses] == [x.hex() for x in plain.losses]
@@ -47,15 +49,15 @@ def test_the_number_of_nodes_changes_no_bit(nodes: int, job: Job, plain: PlainRe
 
 # On six nodes n0, n1 and n2 run the first pipeline, n3, n4 and n5 the second.
 PLACES = [
-    (0, "forward"),
-    (1, "backward"),
-    (2, "send"),
-    (3, "receive"),
+    pytest.param(0, "forward", marks=pytest.mark.slow),
+    pytest.param(1, "backward", marks=pytest.mark.slow),
+    pytest.param(2, "send", marks=pytest.mark.slow),
+    pytest.param(3, "receive", marks=pytest.mark.slow),
     (4, "p1/1B2"),
-    (5, "ship"),
+    pytest.param(5, "ship", marks=pytest.mark.slow),
     (3, "ship"),  # of the first stage: the last backward of its pipeline runs still
     (0, "sum"),
-    (1, "sum"),
+    pytest.param(1, "sum", marks=pytest.mark.slow),
     (0, "ready"),
     (4, "commit"),
 ]

@@ -15,7 +15,7 @@ from culm.pipeline.places import KINDS
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
-from culm.terminal.outcome import Outcome, RunFailed
+from culm.terminal.outcome import Outcome
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOAK = os.environ.get("CULM_SOAK") == "1"
@@ -147,25 +147,6 @@ def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) ->
     (lost,) = (event for event in events if event.kind == "lost")
     assert "stuck: " in lost.fields["evidence"]
     check(outcome, run_plain(job))
-
-
-def test_a_layer_that_raises_on_two_nodes_ends_the_run_with_one_line(job: Job, tmp_path: Path) -> None:
-    model = job.model.model_copy(update={"layers": "tests.integration.bad_models:failing", "args": {}})
-    job = job.model_copy(update={"model": model, "pipeline": job.pipeline.model_copy(update={"stages": 2})})
-    flag = tmp_path / "fail"
-
-    def fail(stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
-        if status.step >= 2:
-            flag.touch()
-
-    environments = {name: {"CULM_FAIL": str(flag)} for name in ("n0", "n1")}
-    with (
-        LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "run", environments=environments) as cluster,
-        pytest.raises(
-            RunFailed, match=r"^F\d of layers \d to \d in step \d+ raised on n1 and n0: ValueError: out of luck$"
-        ),
-    ):
-        train(cluster, lambda status, events, outcome: None, fail)
 
 
 @pytest.mark.slow

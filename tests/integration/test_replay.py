@@ -26,8 +26,14 @@ def trace(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ["--set", "pipeline.pipelines=2", "--set", "pipeline.stages=2"]],
-    ids=["one pipeline", "two replicas of two stages"],
+    [
+        pytest.param([], id="one pipeline"),
+        pytest.param(
+            ["--set", "pipeline.pipelines=2", "--set", "pipeline.stages=2"],
+            id="two replicas of two stages",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_machines_go_and_come_as_the_trace_says(
     settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

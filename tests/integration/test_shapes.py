@@ -91,7 +91,7 @@ def plain_of(run: Run) -> PlainResult:
     return run_plain(job_of(run))
 
 
-@pytest.mark.parametrize("run", RUNS if SOAK else RUNS[3:7], ids=lambda run: "-".join(map(str, run)))
+@pytest.mark.parametrize("run", RUNS if SOAK else [*RUNS[3:5], RUNS[6]], ids=lambda run: "-".join(map(str, run)))
 def test_a_job_has_one_result_on_all_shapes(run: Run, tmp_path: Path) -> None:
     job = job_of(run)
     place = KINDS[RUNS.index(run) % len(KINDS)]

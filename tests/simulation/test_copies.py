@@ -1,5 +1,6 @@
 """Bulk losses in the simulated cluster: fewer nodes than there are copies go at once without a rollback."""
 
+import os
 import random
 from dataclasses import replace
 
@@ -11,6 +12,8 @@ from culm.coordinator.decide import advance
 from culm.coordinator.decisions import Decision
 from culm.simulator.histories.simulated_cluster import Cluster
 from tests.simulation.zone_losses import rolled_back
+
+SOAK = os.environ.get("CULM_SOAK") == "1"
 
 
 def after_a_bulk_loss(seed: int, copies: int, gone: int) -> Cluster:
@@ -35,7 +38,7 @@ def after_a_bulk_loss(seed: int, copies: int, gone: int) -> Cluster:
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_fewer_lost_nodes_than_copies_roll_nothing_back(copies: int) -> None:
-    for seed in range(10):
+    for seed in range(10 if SOAK else 4):
         assert rolled_back(after_a_bulk_loss(seed, copies, copies - 1)) == [], f"seed {seed}"
 
 
@@ -51,7 +54,7 @@ def long_steps(state: co.State, report: reports.Report, now: float) -> Decision:
 
 def test_a_bulk_loss_asks_for_more_copies_and_the_next_one_rolls_nothing_back() -> None:
     """Two of six nodes go at once, twice: the first time no neighbours, the second time any."""
-    for seed in range(4):
+    for seed in range(4 if SOAK else 2):
         draw = random.Random(f"auto {seed}")
         cluster = Cluster(
             seed,

@@ -9,6 +9,7 @@ import pytest
 from culm.simulator.histories.simulated_cluster import Cluster
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
+EACH = 50 if SOAK else 20  # histories of a block
 
 
 def history_of_forgetting(seed: int, **options: Any) -> Cluster:
@@ -33,7 +34,7 @@ def history_of_forgetting(seed: int, **options: Any) -> Cluster:
 
 @pytest.mark.parametrize("fifty", range(400 if SOAK else 1))
 def test_a_redis_that_forgets_costs_no_step_and_no_bit(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + 50):
+    for seed in range(fifty * 50, fifty * 50 + EACH):
         history_of_forgetting(seed).run()
 
 

@@ -1,5 +1,6 @@
 """Culm over traces with several pipelines: the coordinator's own shapes, and nothing is lost on the way."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,8 @@ from culm.simulator.markets.random_market import Zone, zoned
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import PUBLISHED
+
+SOAK = os.environ.get("CULM_SOAK") == "1"
 
 HOUR = 3600.0
 SMALL = Profile(
@@ -142,7 +145,7 @@ def histories(count: int) -> list[tuple[int, list[Change]]]:
 @pytest.mark.parametrize("redundancy", ["off", "lazy", "eager", "auto"])
 def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> None:
     """``CulmRun`` and ``Account`` assert it at the end of every run; the machine's own invariants after every event."""
-    for seed, changes in histories(8):
+    for seed, changes in histories(8 if SOAK else 4):
         listening = Listening()
         choice = Choice(redundancy=redundancy, machines=8, checkpoint_steps=50)
         row = CulmRun(changes, SMALL, Cluster(starts_up=10.0), choice, listening).run(HOUR)

@@ -1,6 +1,7 @@
 """Culm and others over traces: nothing is lost on the way, and it is the real machine that decides."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -22,6 +23,8 @@ from culm.simulator.markets.random_market import Zone, hourly, zoned
 from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change
 from culm.simulator.markets.workload import PUBLISHED
+
+SOAK = os.environ.get("CULM_SOAK") == "1"
 
 BERT = PUBLISHED["bert"]
 HOUR = 3600.0
@@ -182,7 +185,7 @@ def histories(count: int) -> list[tuple[int, list[Change]]]:
 @pytest.mark.parametrize("redundancy", ["off", "lazy", "eager", "auto"])
 def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> None:
     """``CulmRun`` and ``Account`` assert it at the end of every run; the machine's own invariants after every event."""
-    for seed, changes in histories(12):
+    for seed, changes in histories(12 if SOAK else 6):
         choice = Choice(redundancy=redundancy, machines=6, checkpoint_steps=50)
         row = CulmRun(changes, SMALL, Cluster(starts_up=10.0), choice, checked).run(HOUR)
         assert row.samples == row.steps * SMALL.samples_per_step, f"seed {seed}"
@@ -191,7 +194,7 @@ def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> N
 
 @pytest.mark.parametrize("redundancy", ["off", "lazy", "auto"])
 def test_steps_that_are_passed_over_would_have_changed_nothing(redundancy: str) -> None:
-    for seed, changes in histories(3):
+    for seed, changes in histories(3 if SOAK else 1):
         choice = Choice(redundancy=redundancy, machines=6, checkpoint_steps=50)
         fast = CulmRun(changes, SMALL, Cluster(), choice)
         slow = CulmRun(changes, SMALL, Cluster(), replace(choice, passes_over=False))

@@ -17,6 +17,7 @@ from culm.simulator.histories.simulated_cluster import Cluster
 
 Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]
 SOAK = os.environ.get("CULM_SOAK") == "1"
+EACH = 50 if SOAK else 20  # histories of a block
 
 
 def history_of_storage(seed: int, decide: Decide = advance, disks: int = 0) -> Cluster:
@@ -45,13 +46,13 @@ def history_of_storage(seed: int, decide: Decide = advance, disks: int = 0) -> C
 
 @pytest.mark.parametrize("fifty", range(300 if SOAK else 1))
 def test_random_histories_of_the_storage_end_exact(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + 50):
+    for seed in range(fifty * 50, fifty * 50 + EACH):
         history_of_storage(seed).run()
 
 
 @pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
 def test_a_node_that_reads_other_bytes_costs_no_checkpoint(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + 50):
+    for seed in range(fifty * 50, fifty * 50 + EACH):
         history_of_storage(seed, disks=1 + seed % 2).run()
 
 

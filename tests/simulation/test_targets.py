@@ -15,6 +15,7 @@ from culm.simulator.histories.simulated_cluster import Cluster
 from culm.stage_server.worker.worker import Worker
 
 SOAK = os.environ.get("CULM_SOAK") == "1"
+EACH = 50 if SOAK else 20  # histories of a block
 
 
 def ready_beside_the_plan(state: co.State, plan: Plan) -> list[tuple[str, int]]:
@@ -74,7 +75,7 @@ def history_of_two_lost_nodes(seed: int, make_worker: type[Worker[Number]] = Wor
 
 @pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
 def test_two_losses_in_the_step_in_which_stages_to_be_are_given_up(fifty: int) -> None:
-    for seed in range(fifty * 50, fifty * 50 + 50):
+    for seed in range(fifty * 50, fifty * 50 + EACH):
         history_of_two_lost_nodes(seed).run()
 
 
