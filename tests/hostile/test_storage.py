@@ -26,7 +26,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def make_job(url: str, steps: int = 8, every: int = 4) -> Job:
-    changes = [f"job.steps={steps}", "pipeline.stages=2", f"checkpoint.url={no_folder}", f"checkpoint.every={every}"]
+    changes = [f"job.steps={steps}", "pipeline.stages=2", f"checkpoint.url={url}", f"checkpoint.every={every}"]
     return load_job(EXAMPLES / "digits_mlp.toml", changes)
 
 
