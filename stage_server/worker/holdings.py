@@ -13,9 +13,12 @@
 # - *Ahead.* Its source had applied commits that this node has not heard of yet. They are not applied again:
 #   ``takes_step`` says no for a version that is past the step.
 #
-# A layer subscribes before it is fetched: from ``adopt`` on its commits are kept as follow-ups, so whatever version the
+# A layer subscribes before it is fetched: from then on its commits are kept as follow-ups, so whatever version the
 # source sends, what follows is here or on its way. A follow-up whose gradient never comes is a gap. Streams keep their
 # order, so a later gradient of the same bucket shows it (``passed``), and the layer is fetched again.
+#
+# Follow-ups are as large as what is fetched, a gradient each. So holders are asked for few layers at a time, and of the
+# others one follow-up stays: the source of the next layer may be a step behind this node.
 #
 # ``_asked`` and the deques say what is under way. Invariants: a layer has follow-ups only while its state is not here
 # or is behind; what is given out (``_running``) counts only if its layer was not restarted meanwhile.
@@ -40,6 +43,8 @@ from culm.stage_server.worker.outbox import COMMITS_TO_WAIT
 from culm.stage_server.worker.work import Apply, Install, V
 
 CHECKPOINT = ""  # in place of a holder: the layer was asked for from a checkpoint
+# Layers for which holders are asked at once: while one is put in place the next is on its way.
+MOST_ASKED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +169,19 @@ class Holdings(Generic[V]):
     def fetches(self, plan: Plan, node: str) -> list[FetchLayers]:
         """What to ask for now: layers without state that nobody was asked for, from the owner or a hot standby."""
         out: list[FetchLayers] = []
-        if None not in self._versions.values():
+        room = MOST_ASKED - sum(holder != CHECKPOINT for holder in self._asked.values())
+        if None not in self._versions.values() or room <= 0:
             return out
         mine = plan.layers_of(node)
         for stage in plan.stages:
-            wanted = tuple(x for x in stage.layers if x in mine and self._versions[x] is None and x not in self._asked)
+            lacking = [x for x in stage.layers if x in mine and self._versions[x] is None and x not in self._asked]
+            wanted = tuple(lacking[:room])
             holders = [n for n in stage.required() if n != node]
             if wanted and self._failed_sources.issuperset(holders):
                 self._failed_sources.clear()  # each has failed once: the first one again
             sources = [n for n in holders if n not in self._failed_sources]
             if wanted and sources:
+                room -= len(wanted)
                 self._asked.update(dict.fromkeys(wanted, sources[0]))
                 out.append(FetchLayers(sources[0], wanted, plan.era))
         return out
@@ -268,6 +276,8 @@ class Holdings(Generic[V]):
         # A layer with follow-ups keeps the step though its gradient is here: steps are applied in order.
         if version is None or layer in self._followups or (version == step and followup.whole is None):
             waiting = self._followups.setdefault(layer, [])
+            if version is None and layer not in self._asked:
+                waiting.clear()
             waiting.append(followup)
             if version is not None and len(waiting) > COMMITS_TO_WAIT:
                 self._restart(layer)  # a gap that does not close: that layer again

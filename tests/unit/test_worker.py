@@ -9,6 +9,7 @@ from culm.pipeline.instruction import Instruction
 from culm.pipeline.plan import Member, Plan, StagePlan, Standby
 from culm.pipeline.schedule import Schedule
 from culm.stage_server.worker.effects import FetchLayers, Forfeit, ReportReady, Send
+from culm.stage_server.worker.holdings import Followup, Holdings
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Run
 from culm.stage_server.worker.worker import Worker
 from tests.short import activation, gradient, reduced_gradient, unit
@@ -286,3 +287,18 @@ def test_a_plan_that_counts_on_the_process_before_is_not_taken() -> None:
     spare = replace(PLAN, generation=2, stages=(StagePlan(0, 3, ("n0",)),))
     again.take_plan(spare)
     assert again.plan == spare
+
+
+def test_a_stage_that_is_being_seeded_keeps_few_gradients_however_long_that_takes() -> None:
+    """Every layer kept all gradients until its state came: a large stage filled the memory of each node in turn."""
+    holdings: Holdings[Nothing] = Holdings()
+    stage = StagePlan(0, 20, ("n0",), (Standby("n2", hot=False),))
+    plan = replace(PREPARING, stages=(stage,), target=())
+    holdings.adopt(plan, "n2", 0, anew=True)
+    (first,) = holdings.fetches(plan, "n2")
+    assert (first.layers, holdings.fetches(plan, "n2")) == ((0, 1), []), "the next when one of these is here"
+    for step in range(30):
+        for layer in range(20):
+            assert not holdings.takes_step(layer, Followup(step, 1.0, (Nothing(),)))
+    kept = [len(holdings._followups[layer]) for layer in range(20)]
+    assert kept == [30, 30, *[1] * 18]
