@@ -344,8 +344,8 @@ class WithoutStaying(Worker[Number]):
 def test_without_layers_that_stay_until_the_commit_a_history_breaks() -> None:
     """Two nodes are lost in one step: the fact outlives the layers."""
     with pytest.raises(AssertionError, match="has no state of layer"):
-        history_of_two_lost_nodes(268, WithoutStaying).run()
-    history_of_two_lost_nodes(268).run()
+        history_of_two_lost_nodes(171, WithoutStaying).run()
+    history_of_two_lost_nodes(171).run()
 
 
 def without_proof(state: co.State, report: reports.Report, now: float) -> Decided:
@@ -374,7 +374,7 @@ class Credulous(SimulatedStorage):
         return manifest_from_json(self._read(who, origin.folder, MANIFEST), origin.folder)
 
 
-@pytest.mark.parametrize(("rule", "seed"), [(without_proof, 17), (without_origin, 551)])
+@pytest.mark.parametrize(("rule", "seed"), [(without_proof, 475), (without_origin, 551)])
 def test_without_one_origin_a_history_breaks(rule: Decide, seed: int) -> None:
     cluster = history_of_storage(seed, rule)
     cluster.storage = Credulous(cluster) if rule is without_origin else cluster.storage
