@@ -278,7 +278,7 @@ class StageServer:
             return
         self._told = told
         self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0, told=told))
-        log.warning("this node asks to hand over what it holds, and goes: %s (%s s left)", why, seconds_left or "?")
+        log.warning("this node asks to hand over what it holds, and goes: %s", why)
         self._orders.report(self._draining)
 
     def terminate(self) -> None:

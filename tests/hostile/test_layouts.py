@@ -1,6 +1,7 @@
 """Layers whose outputs do not lie in order in memory give the plain loop's bits wherever the model is cut."""
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
+from culm.pipeline.checkpoints.manifest import Manifest
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.pipeline.user_code.model import ModelSource
@@ -113,3 +116,16 @@ def test_what_is_sent_arrives_with_its_strides(tensor: torch.Tensor) -> None:
     assert torch.equal(found, tensor)
     if tensor.numel():
         assert found.stride() == tensor.stride()
+
+
+def test_a_checkpoint_keeps_the_strides_of_an_optimizers_state(tmp_path: Path) -> None:
+    """Its products would have other bits after a rollback. Two holders write the same bytes."""
+    images = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    state = Value((("parameter.weight", images), ("optimizer.0.momentum", torch.randn(3, 4).T)))
+    folder = f"{tmp_path}/step-00000010"
+    files, again = (write_layer(folder, 0, state) for _ in range(2))
+    assert files == again
+    read = read_layer(folder, Manifest(job="job", step=10, fingerprint="", loss=0.0, files={0: files}), 0)
+    for (name, tensor), (_, there) in zip(read.tensors, state.tensors, strict=True):
+        assert torch.equal(tensor, there), name
+        assert tensor.stride() == there.stride(), name

@@ -22,6 +22,16 @@ DATA = b"a layer"
 FILE = File("layer-00000.safetensors", len(DATA), hashlib.sha256(DATA).hexdigest())
 
 
+class Told(list[reports.Report]):
+    """What the archive has told, newest last."""
+
+    changed: asyncio.Event
+
+    def take(self, report: reports.Report) -> None:
+        self.append(report)
+        self.changed.set()
+
+
 def order(era: int, step: int) -> cmd.WriteManifest:
     return cmd.WriteManifest(era=era, step=step, loss=0.5, fingerprint="", files={0: (FILE,)})
 
@@ -32,14 +42,9 @@ def test_after_a_rollback_the_manifest_of_a_lower_step_is_tried_again(tmp_path: 
     job = load_job(EXAMPLE, [f"checkpoint.url={url}", "checkpoint.every=10"])
 
     async def play() -> list[reports.Report]:
-        told: list[reports.Report] = []
-        changed = asyncio.Event()
-
-        def take(report: reports.Report) -> None:
-            told.append(report)
-            changed.set()
-
-        archive = Archive(job, take, Background(lambda error: None))
+        told = Told()
+        changed = told.changed = asyncio.Event()
+        archive = Archive(job, told.take, Background(lambda error: None))
         archive.carry_out(order(0, 100))
         archive.carry_out(order(1, 60))
         while sum(isinstance(report, reports.CheckpointFault) for report in told) < 2:
@@ -72,14 +77,9 @@ def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
     job = load_job(EXAMPLE, [f"checkpoint.url=file://{tmp_path}", "checkpoint.every=10"])
 
     async def play() -> list[reports.Report]:
-        told: list[reports.Report] = []
-        changed = asyncio.Event()
-
-        def take(report: reports.Report) -> None:
-            told.append(report)
-            changed.set()
-
-        archive = Archive(job, take, Background(lambda error: None))
+        told = Told()
+        changed = told.changed = asyncio.Event()
+        archive = Archive(job, told.take, Background(lambda error: None))
         while not told or told[-1].sight is reports.Sight.BUSY:  # type: ignore[union-attr]
             archive.carry_out(cmd.Examine(origin, 0))
             await changed.wait()
