@@ -27,7 +27,7 @@ class SimulatedAttendance:
         self._world = world
         self._node = node
         self.leader: Leader | None = None  # whom it attends
-        self._up = world.channel()
+        self._up, self._down = world.channel(), world.channel()
         self._obeyed = ObeyedLeaders(node.name)
 
     # ---- the stream -------------------------------------------------------------------------------------------------
@@ -46,7 +46,8 @@ class SimulatedAttendance:
             self._attach_later()
             return
         self.leader = leader
-        self._up, down = world.channel(), world.channel()
+        down = world.channel()
+        self._up, self._down = world.channel(), down
         self._up.send(lambda: leader.attach(node, down))
         zone = world.zones.get(node.name, "")
         self.tell(
@@ -65,7 +66,9 @@ class SimulatedAttendance:
         self._world.clock.after(self._world.random.uniform(*REATTACH_SECONDS), self._attach)
 
     def detach(self) -> None:
-        """The order stream breaks; the leader notices after a moment, and the node tries again."""
+        """The order stream breaks: what is on its way is lost, either way. The leader notices after a moment, and sends
+        orders in vain until then; the node tries again.
+        """
         leader = self.end()
         if leader is not None:
             self._world.clock.after(self._world.brief(), lambda: leader.broke(self._node))
@@ -81,6 +84,7 @@ class SimulatedAttendance:
         """Whom it attended until now. What would arrive within ``keep`` seconds still does."""
         leader, self.leader = self.leader, None
         self._up.cut(keep)
+        self._down.cut(keep)
         return leader
 
     # ---- reports ----------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class SimulatedAttendance:
             memory_bytes=self._world.memory_of.get(node.name, self._world.memory_bytes),
             era=worker.era,
             version=worker.version,
-            holds_state=plan is not None and bool(plan.layers_of(node.name)),
+            holds_state=worker.holds_state,
             plan=plan,
             last_commit=worker.last_commit,
             layers=frozenset(worker.holdings.kept()),

@@ -16,7 +16,7 @@ def available(node: pb.Available, worker: Worker[Value]) -> pb.AttendRequest:
     message.era, message.version = worker.era, worker.version
     message.layers.extend(worker.holdings.kept())
     if worker.plan is not None:
-        message.holds_state = bool(worker.plan.held_by(worker.node))
+        message.holds_state = worker.holds_state
         message.plan.CopyFrom(plan_to_proto(worker.plan))
     if worker.last_commit is not None:
         message.last_commit.CopyFrom(commit_to_proto(worker.last_commit))

@@ -108,6 +108,11 @@ class Worker(Generic[V]):
     def plan(self) -> Plan | None:
         return self.at.plan
 
+    @property
+    def holds_state(self) -> bool:
+        """Whether its plan gives it layers, under the present cut or the prepared one: then it must miss no commit."""
+        return self.plan is not None and bool(self.plan.layers_of(self.node))
+
     # ---- orders -----------------------------------------------------------------------------------------------------
 
     def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
@@ -219,9 +224,7 @@ class Worker(Generic[V]):
         """The peer could not send these layers."""
         if era == self.at.era:
             self.holdings.failed(peer, layers)
-        if self.at.version >= self.at.steps:
-            # Before the end another event follows, and with it another holder is asked. After the last commit none may.
-            self.facts.progress()
+        self.facts.progress()  # at once: no other event may follow, where all others wait for this node
 
     def unread(self, era: int) -> None:
         """The checkpoint that the era begins from cannot be read so far: the other holders may have done so."""
@@ -336,10 +339,7 @@ class Worker(Generic[V]):
             self.runner.summing.summed(work, values[0][1])
         elif isinstance(work, Install):
             self.holdings.installed(work, at.version)
-            # Gradients that came before the state may show a gap in what is to follow it (rule 11).
-            mine = at.plan.bucket_numbers[work.layer] if at.plan is not None else range(0)
-            for key in (k for k in self.post.mailbox if k.kind is REDUCED and k.index in mine):
-                self.holdings.passed(work.layer, key.index - mine.start, key.step)
+            self._look_for_gaps()
         elif isinstance(work, Apply) and work.catch_up:
             self.holdings.caught_up(work)
             assert at.plan is not None
@@ -369,9 +369,15 @@ class Worker(Generic[V]):
         if (later := self._later.take(self.at)) is not None:
             self.take_plan(later)
         self.post.begin_step()
+        self._look_for_gaps()
         # After the plan: who saves a layer is told by the plan of the step that begins.
         if (save := self._applying.save_after(commit, self.checkpoint_every)) is not None:
             self._saves.append(save)
+
+    def _look_for_gaps(self) -> None:
+        """Gradients that came before a state or a commit may show a gap in what is to follow it (rule 11)."""
+        for key in (key for key in self.post.mailbox if key.kind is REDUCED):
+            self.holdings.passed(*self.at.place_of(key.index), key.step)
 
     # ---- facts ------------------------------------------------------------------------------------------------------
 

@@ -64,7 +64,9 @@ def seeded_standby() -> WorkerPlay:
 
 
 def seeded_past_a_gap() -> WorkerPlay:
-    """A gradient that follows the layer never comes: a later one shows it, and the layer is fetched again."""
+    """A gradient that follows the layer never comes: a later one shows it. The layer is fetched again at once, since
+    the step may wait for this node.
+    """
     play = WorkerPlay("n3")
     play.takes_plan(play.plan(2, "n0+n2 n1+n0+n3(seeding) n2+n1"), "n3 is to be seeded with stage 1")
     play.computes()

@@ -1,4 +1,4 @@
-"""Stages to be are given up when a node is lost, and another is lost in that step: no fact outlives its layers."""
+"""Stages to be: they are given up when a node is lost and another in that step; a node misses the commit to them."""
 
 import os
 import random
@@ -84,3 +84,58 @@ def test_two_losses_in_the_step_in_which_stages_to_be_are_given_up(fifty: int) -
 )
 def test_two_losses_that_failed_once(seed: int, why: str) -> None:
     history_of_two_lost_nodes(seed).run()
+
+
+class SaysWhatItRuns(Worker[Number]):
+    """A holder of the stages to be alone says that it holds nothing: it is told the plan, and not the commit before."""
+
+    @property
+    def holds_state(self) -> bool:
+        return self.plan is not None and bool(self.plan.held_by(self.node))
+
+
+def history_of_a_missed_switch(seed: int, make_worker: type[Worker[Number]] = Worker) -> Cluster:
+    """The order streams of nodes break while a commit is on its way that puts the stages to be in their place."""
+    draw = random.Random(seed)
+    stages = draw.choice([2, 3])
+
+    def decide(state: co.State, report: reports.Report, now: float) -> tuple[co.State, tuple[cmd.Command, ...]]:
+        after, commands = advance(state, report, now)
+        before, plan = state.plan, after.plan
+        if before is not None and plan is not None and before.target and plan.stages == before.target:
+            for name in {n for stage in plan.stages for n in stage.holders()}:
+                if draw.random() < 0.5:
+                    cluster.nodes[name].attendance.detach()
+        return after, commands
+
+    cluster = Cluster(
+        seed,
+        stages=stages,
+        microbatches=2,
+        steps=15,
+        spares=2,
+        disturb=0,
+        settle_seconds=0.02,
+        most_stages=stages + draw.choice([1, 2]),
+        layers=2 * stages + draw.choice([1, 2, 3, 4]),
+        decide=decide,
+        make_worker=make_worker,
+    )
+    return cluster
+
+
+@pytest.mark.parametrize("fifty", range(20 if SOAK else 1))
+def test_nodes_that_miss_the_commit_to_the_stages_to_be(fifty: int) -> None:
+    for seed in range(fifty * 50, fifty * 50 + EACH):
+        history_of_a_missed_switch(seed).run()
+
+
+def test_without_the_word_of_a_holder_of_the_stages_to_be_a_run_stands_still() -> None:
+    for seed in range(100):
+        try:
+            history_of_a_missed_switch(seed, SaysWhatItRuns).run()
+        except AssertionError:
+            break
+    else:
+        pytest.fail("the simulation does not see what this prevents")
+    history_of_a_missed_switch(seed).run()
