@@ -2,7 +2,7 @@
 
 # The life of a record, and who moves it (``Runner`` alone):
 #
-#     a plan names this node the owner        tenure = the plan's generation
+#     a plan names this node the owner        a tenure begins, with a number that never comes again on this node
 #     ... within a step, after a lost node    takeover is set, forwards that were run ahead count as done
 #     an instruction has run                  it is in done
 #     its last backward runs                  layers that are through are merged into a block, and sent
@@ -14,7 +14,8 @@
 #
 # Why tenure and not just "mine": a duty may go to another node and come back within one step. A backward that was
 # begun before must not count after: its graph was dropped with the duty. So every piece of work carries the tenure that
-# it was begun under, and what it gives is taken only under the same one.
+# it was begun under, and what it gives is taken only under the same one. Generations of plans would not do as numbers:
+# two leaders at once may give the same one, in two eras.
 
 from collections import Counter
 from collections.abc import Collection, Container, Iterator
@@ -31,8 +32,8 @@ from culm.stage_server.worker.work import V
 class DutyStep(Generic[V]):
     """A duty that the node runs, or runs ahead for as a standby."""
 
-    # The generation of the plan that brought the duty here; None: it is another node's. Work that was begun under
-    # another tenure is void: the duty was somewhere else meanwhile, and its graphs with it.
+    # Since the duty came here; None: it is another node's. Work that was begun under another tenure is void: the duty
+    # was somewhere else meanwhile, and its graphs with it.
     tenure: int | None = None
     # By this node as the owner, never by another. Invariant: empty where there is no tenure.
     done: set[Instruction] = field(default_factory=set)
@@ -111,6 +112,7 @@ class Duties(Generic[V]):
 
     def __init__(self) -> None:
         self._steps: dict[Duty, DutyStep[V]] = {}
+        self._tenures = 0  # begun so far, in all eras
         self.ticket = -1  # stands in for a tenure in work that is run ahead; one less with every step and era
         self.stopped = False  # memory is short: nothing more is run ahead in this step
 
@@ -142,6 +144,10 @@ class Duties(Generic[V]):
         """Whether work that was begun under this tenure still counts, within its step."""
         step = self._steps.get(duty)
         return step is not None and step.tenure == tenure
+
+    def new_tenure(self) -> int:
+        self._tenures += 1
+        return self._tenures
 
     def end_step(self) -> None:
         """The step is committed: of each record the tenure is left."""

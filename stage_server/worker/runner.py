@@ -91,7 +91,7 @@ class Runner(Generic[V]):
                     if other != duty and self.duties[other].block == block:
                         self.duties[other].restart()
                         # Its last backward may run still, on gradients that are dropped: it does not count.
-                        self.duties[other].tenure = plan.generation
+                        self.duties[other].tenure = self.duties.new_tenure()
                         fresh.append(other)
                 self.duties[duty].give_up()
                 self.resumes = [resume for resume in self.resumes if resume.duty != duty]
@@ -101,7 +101,7 @@ class Runner(Generic[V]):
             if step.tenure is None:
                 if not step.ahead:
                     fresh.append(duty)  # compute drops what it may still have of it, such as half a step's gradients
-                step.tenure = plan.generation
+                step.tenure = self.duties.new_tenure()
                 if not anew:
                     self._take_over(duty, plan)
         return tuple(duty for duty in fresh if duty in owned)

@@ -54,7 +54,7 @@ class Run(Generic[V]):
 
     instruction: Instruction
     step: int
-    tenure: int  # the generation in which the duty came to this node; negative: the node stands by for it
+    tenure: int  # since when the node has the duty, see duty.py; negative: the node stands by for it
     operand: V | None
     accumulates: bool = True  # False: what it adds to parameter gradients is in what the lost owner shipped
     ships: int = 0  # after so many microbatches give what the parameter gradients have come to

@@ -302,3 +302,15 @@ def test_a_stage_that_is_being_seeded_keeps_few_gradients_however_long_that_take
             assert not holdings.takes_step(layer, Followup(step, 1.0, (Nothing(),)))
     kept = [len(holdings._followups[layer]) for layer in range(20)]
     assert kept == [30, 30, *[1] * 18]
+
+
+def test_work_of_an_era_before_is_void_though_its_plan_had_the_same_generation() -> None:
+    """Two leaders that read the same document each begin an era, from the same step and with the same generation."""
+    worker: Worker[Nothing] = Worker("n0", 1, Schedule(2), 3)
+    worker.take_plan(replace(PREPARING, generation=2, era=1, target=()))
+    seeded(worker, (0, 1))
+    forward = worker.next_work()
+    assert isinstance(forward, Run)
+    worker.take_plan(replace(PREPARING, term=2, generation=2, era=2, target=()))
+    worker.finish(forward, Nothing())
+    assert not worker.runner.duties.has_done(forward.instruction), "its graph went with the era"
