@@ -47,10 +47,11 @@ def saved(state: State, report: Saved) -> Decision:
     # Written once: when the last layer came, and not with a share that repeats what was there.
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, ()
+    last = state.last_commit  # a node that was seeded after the last commit has not heard its loss
     whole = WriteManifest(
         era=state.era,
         step=report.step,
-        loss=report.loss,
+        loss=last.loss if last is not None and last.step + 1 == report.step else report.loss,
         fingerprint=state.fingerprint,
         files=files,
         identity=state.agreement.nodes,

@@ -132,14 +132,17 @@ def _everyone_stops(state: State, now: float) -> Decision:
 
     Where machines are to go, or an operator drains every node, they work on: another node may join in time.
     """
-    saves = state.phase is Phase.RUNNING and state.plan is not None and bool(state.settings.checkpoint_url)
+    done = state.phase is Phase.DONE  # then the nodes are writing the last checkpoint already
+    saves = (done and not is_saved(state)) or state.phase is Phase.RUNNING
+    saves = saves and not state.ending.fetched and state.plan is not None and bool(state.settings.checkpoint_url)
     told = all(node.told for node in state.nodes.values())
     # A leader that is still hearing from nodes commits nothing: there will be no last checkpoint by it.
     if told and (not saves or state.took_over_at is not None):
         return _everyone_goes(state)
     if state.stopping is None and saves:
-        text = "every node is to go: the next commit asks for a last checkpoint"
-        return replace(state, stopping=Stopping(now)), (Record(kinds.Stopping(), text),)
+        what = "they stay for the checkpoint of the last step" if done else "the next commit asks for a last checkpoint"
+        stopping = Stopping(now, state.settings.steps if done else None)
+        return replace(state, stopping=stopping), (Record(kinds.Stopping(), f"every node is to go: {what}"),)
     if state.stopping is None or not told:
         return state, ()
     whole = state.stopping.step is not None and any(c.step >= state.stopping.step for c in state.checkpoints)

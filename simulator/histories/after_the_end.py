@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from culm.coordinator import reports
+from culm.coordinator import ending, reports
 from culm.coordinator import state as co
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.world import World
@@ -132,6 +132,7 @@ class Ending:
             owner = plan.stages[s].owner
             others = [n for n in present if n != owner and not world.faults.cut_off(n, owner)]
             assert not others, f"stage {s} was not repaired after the run was done, though {others} are there"
+        assert ending.is_saved(state) or not world.checkpoint_every, "the last step has no checkpoint, and never will"
         self.fetched = True
         leader.take(reports.Fetched("the simulated user"))
 

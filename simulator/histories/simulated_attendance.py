@@ -119,6 +119,8 @@ class SimulatedAttendance:
             self.report(fact)
         for settled in worker.repeat_settled():
             self.report(settled)
+        if (written := self._world.storage.written(node)) is not None:
+            self.tell(written)
 
     def _beat(self) -> None:
         if not self._node.alive:

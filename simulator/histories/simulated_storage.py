@@ -58,7 +58,8 @@ class SimulatedStorage:
         self._folders: dict[str, dict[str, bytes]] = {}
         self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
-        self._shares: dict[tuple[str, int], int] = {}  # incarnation -> the step of the newest share it has to write
+        self._shares: dict[tuple[str, int], Save] = {}  # incarnation -> the newest share it has to write
+        self._written: dict[tuple[str, int], reports.Saved] = {}  # incarnation -> what it says of the last one
         self.losses: list[tuple[int, float]] = []  # what manifests are to say: of which step, and its loss
 
     # ---- files ------------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ class SimulatedStorage:
         share = {layer: node.arithmetic.states[layer] for layer in work.layers}
         era, to = node.worker.era, (node.name, node.incarnation)
         folder = folder_of(URL, work.step)
-        self._shares[to] = work.step
+        self._shares[to] = work
 
         def write(n: Node) -> None:
             files: dict[int, tuple[File, ...]] = {}
@@ -138,16 +139,21 @@ class SimulatedStorage:
                     files[layer] = tuple(listed)
             except OSError as error:
                 n.tell(reports.CheckpointFault(n.name, work.step, str(error)))
-                if self._shares[to] == work.step:  # else a newer share waits
+                if self._shares[to] is work:  # else a newer share waits
                     self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
-            n.tell(
-                reports.Saved(
-                    node=n.name, incarnation=n.incarnation, era=era, step=work.step, files=files, loss=work.loss
-                )
+            saved = reports.Saved(
+                node=n.name, incarnation=n.incarnation, era=era, step=work.step, files=files, loss=work.loss
             )
+            if self._shares[to] is work or to not in self._written:
+                self._written[to] = saved
+            n.tell(saved)
 
         self._later(lambda: self._world.receive(to, write))
+
+    def written(self, node: Node) -> reports.Saved | None:
+        """What the node says of the last share that it wrote, for a coordinator that may have missed it."""
+        return self._written.get((node.name, node.incarnation))
 
     def restore(self, node: Node, effect: RestoreLayers) -> None:
         """Reads the layers, again until the storage gives them."""

@@ -17,6 +17,7 @@
 # Layers that the present plan does not name go first (rule 6). A copy of them would stay behind: no gradient comes for
 # it any more, and a later plan may name the layer again.
 
+import math
 from typing import Generic
 
 from culm.pipeline.commit import Commit
@@ -30,13 +31,18 @@ from culm.stage_server.worker.work import Apply, Save, V
 
 
 class Applying(Generic[V]):
-    """Keeps nothing: the commits that wait are in the position, the follow-ups in the holdings."""
+    """The commits that wait are in the position, the follow-ups in the holdings."""
 
     def __init__(self, position: Position, holdings: Holdings[V], post: Post[V], effects: list[Effect]) -> None:
         self._at = position
         self._holdings = holdings
         self._post = post
         self._effects = effects
+        # What this node was last told to save after the last commit.
+        self._last_share: frozenset[int] = frozenset()
+
+    def end_era(self) -> None:
+        self._last_share = frozenset()
 
     def work_of(self, commit: Commit, plan: Plan) -> Apply[V] | None:
         """The first queued commit as a piece of work; None while it waits for gradients that it has overtaken."""
@@ -62,11 +68,23 @@ class Applying(Generic[V]):
 
     def save_after(self, commit: Commit, every: int) -> Save | None:
         """What this node copies for a checkpoint now that the commit is applied. ``every``: in steps; 0: never."""
-        at = self._at
-        ends = at.version >= at.steps
-        due = every and (at.version % every == 0 or ends)
-        if at.plan is None or not (due or commit.save):
+        due = every and self._at.version % every == 0 and self._at.version < self._at.steps
+        whole = self._saves_now() if due or commit.save else ()
+        return Save(self._at.version, whole, commit.loss) if whole else None
+
+    def save_at_the_end(self, last: Commit | None) -> Save | None:
+        """What this node copies for the checkpoint of the last step, as of the present plan.
+
+        No later checkpoint makes good for a share that went with its node. So whoever takes that one's place saves it
+        again. A node that was seeded after the last commit has not heard its loss: the coordinator puts it in.
+        """
+        whole = self._saves_now()
+        if self._last_share.issuperset(whole):
             return None
-        # Only layers at the version: a layer of another one would spoil the checkpoint.
-        whole = tuple(x for x in at.plan.saved_by(at.node) if self._holdings.version_of(x) == at.version)
-        return Save(at.version, whole, commit.loss) if whole else None
+        self._last_share = frozenset(whole)
+        return Save(self._at.version, whole, last.loss if last is not None else math.nan)
+
+    def _saves_now(self) -> tuple[int, ...]:
+        """Only layers at the version: a layer of another one would spoil the checkpoint."""
+        named = self._at.plan.saved_by(self._at.node) if self._at.plan is not None else ()
+        return tuple(x for x in named if self._holdings.version_of(x) == self._at.version)

@@ -207,6 +207,7 @@ class Worker(Generic[V]):
         self._saves.clear()
         self.last_commit = None
         self.runner.end_era()
+        self._applying.end_era()
         self.facts.end_step()
 
     def _end_step(self) -> None:
@@ -309,7 +310,9 @@ class Worker(Generic[V]):
             return state
         if at.commits and at.commits[0].step == at.version and at.plan is not None:
             return self._applying.work_of(at.commits[0], at.plan)
-        if at.plan is None or at.version >= at.steps:
+        if at.version >= at.steps:
+            return self._applying.save_at_the_end(self.last_commit) if self.checkpoint_every else None
+        if at.plan is None:
             return None
         summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
         # A duty may turn out to begin the step again: then compute drops what it has of it first.

@@ -50,6 +50,7 @@ def test_the_weights_of_a_run_that_is_done_are_fetched_whatever_happens_before(f
         (24, "a source that was still arranging its layers was asked once only"),
         (58, "the last commit overtook its gradient, and no later one showed that this was lost with its owner"),
         (110, "a gradient came while the last commit was being applied: it was lost, and its report counted"),
+        (20, "its share of the last checkpoint went with a node, and nobody saved it again"),
         (161, "the nodes were let go with the checkpoint of the last step before anybody fetched"),
         (205, "an older leader, cut off from Redis, came to the end with all nodes and let them go"),
         (15928, "a process that had started again took a plan that counted on the one before it, and held nothing"),

@@ -1,10 +1,14 @@
 """Rule 17: after the last commit a seeded copy counts once its node says, under the present plan, that it is there."""
 
+from dataclasses import replace
+
 from culm.coordinator.commands import Command, Dismiss
 from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.ending import LAST_CHECKPOINT_SECONDS
 from culm.coordinator.reports import (
     Available,
     CaughtUp,
+    Checkpointed,
     Draining,
     Heartbeat,
     Joined,
@@ -15,6 +19,7 @@ from culm.coordinator.reports import (
     Tick,
 )
 from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.origin import Origin
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=1, nodes=3)
 COSTS = (1.0,) * 4
@@ -29,9 +34,9 @@ def after(state: State, *reports: Report, now: float = 0.0) -> tuple[State, list
     return state, commands
 
 
-def done_with_a_copy_on_its_way() -> State:
-    """n0 owns both stages of a run that is done; n2 is being seeded with them."""
-    state = begin(SETTINGS)
+def done(settings: Settings = SETTINGS) -> State:
+    """n0 and n1 own a stage each of a run that is done; n2 is a spare."""
+    state = begin(settings)
     for node in ("n0", "n1", "n2"):
         state, _ = after(
             state,
@@ -56,7 +61,12 @@ def done_with_a_copy_on_its_way() -> State:
                 ),
             )
     assert state.phase is Phase.DONE
-    state, _ = after(state, StreamBroken("n1", 1), PeerLost("n0", 1, "n1", 1, "the stream broke"))
+    return state
+
+
+def done_with_a_copy_on_its_way() -> State:
+    """n0 owns both stages of a run that is done; n2 is being seeded with them."""
+    state, _ = after(done(), StreamBroken("n1", 1), PeerLost("n0", 1, "n1", 1, "the stream broke"))
     assert state.plan is not None
     assert state.plan.exposed() == (0, 1)
     return state
@@ -112,3 +122,27 @@ def test_who_is_to_go_goes_with_the_era_that_it_could_not_hand_over_in() -> None
     assert state.phase is Phase.WAITING
     assert state.nodes == {}
     assert ("n2", True) in [(c.node, c.goodbye) for c in commands if isinstance(c, Dismiss)]
+
+
+def told_to_stop_after_the_last_commit() -> State:
+    """Every node, while the checkpoint of the last step is being written."""
+    state = done(replace(SETTINGS, checkpoint_url="file:///runs"))
+    for node in ("n0", "n1", "n2"):
+        state, commands = after(state, Draining(node, "it was told to stop", told=True))
+        assert not any(isinstance(command, Dismiss) for command in commands)
+    return state
+
+
+def test_nodes_that_all_have_to_stop_stay_for_the_checkpoint_of_the_last_step() -> None:
+    state, commands = after(told_to_stop_after_the_last_commit(), Tick())
+    assert not any(isinstance(command, Dismiss) for command in commands)
+    state, commands = after(state, Checkpointed(Origin(1, "file:///runs/step-00000001", "ab" * 32)), Tick())
+    assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n0", "n1", "n2"}
+    assert (state.phase, state.committed) == (Phase.DONE, 1)
+    assert state.ending.released
+
+
+def test_a_storage_that_does_not_answer_does_not_keep_them() -> None:
+    state, commands = after(told_to_stop_after_the_last_commit(), Tick(), now=LAST_CHECKPOINT_SECONDS)
+    assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n0", "n1", "n2"}
+    assert state.committed == 0, "nothing is left but to train again"
