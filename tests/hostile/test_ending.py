@@ -275,3 +275,12 @@ def test_a_launcher_that_is_interrupted_leaves_nothing_running(tmp_path: Path, w
         assert launcher.returncode == 130
         assert said.splitlines()[-1].startswith("culm run: interrupted")  # also where it has not begun to start any
         assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_share_of_the_last_checkpoint_that_went_with_its_node_is_written_again(tmp_path: Path) -> None:
+    options = [f"checkpoint.url=file://{tmp_path / 'saved'}", "checkpoint.every=1000", "job.steps=8"]
+    words = [word for option in options for word in ("--set", option)]
+    done = in_process("run", str(EXAMPLE), *words, "--spares", "1", "--kill", "n1@7:commit", folder=tmp_path)
+    assert done.code == 0, done.err
+    assert (tmp_path / "saved" / "step-00000008" / "manifest.json").exists()
