@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from culm.local.clusters import KEEPER, Process, Record
 ROOT = Path(__file__).parents[2]
 DIGITS = str(ROOT / "examples" / "digits_mlp.toml")
 TIMEOUT = 120
+ALONE = ("--nodes", "1")  # where the number of nodes changes nothing
 
 
 @pytest.fixture
@@ -62,12 +64,12 @@ def test_it_stays_until_it_is_taken_down(home: Path) -> None:
 
     for words in (["down", "one"], ["down"]):
         assert culm(*words).returncode == 0
-    assert up("--name", "one")["pids"]["n0"] != told["pids"]["n0"]
+    assert up("--name", "one", *ALONE)["pids"]["n0"] != told["pids"]["n0"]
 
 
 @pytest.mark.slow
 def test_with_several_the_one_to_end_has_to_be_named(home: Path) -> None:
-    told = {name: up("--name", name) for name in ("one", "two")}
+    told = {name: up("--name", name, *ALONE) for name in ("one", "two")}
     unclear = culm("down")
     assert unclear.returncode == 2
     assert "several clusters are up: one, two; name the one to end" in unclear.stderr
@@ -77,15 +79,15 @@ def test_with_several_the_one_to_end_has_to_be_named(home: Path) -> None:
 
 
 def test_frozen_processes_are_ended_too(home: Path) -> None:
-    pids = up("--name", "frozen")["pids"]
-    for name in (KEEPER, "n1"):
+    pids = up("--name", "frozen", *ALONE)["pids"]
+    for name in (KEEPER, "n0"):
         os.kill(pids[name], signal.SIGSTOP)
     assert culm("down", "frozen").returncode == 0
     assert running(pids) == []
 
 
 def test_what_its_keeper_leaves_behind_is_ended(home: Path) -> None:
-    told = up("--name", "orphans")
+    told = up("--name", "orphans", *ALONE)
     with subprocess.Popen(["sleep", "600"]) as left:
         found = Process.of(left.pid)
         assert found is not None
@@ -112,9 +114,12 @@ def test_another_process_of_the_same_id_is_left_alone(home: Path) -> None:
 
 
 def test_a_cluster_that_does_not_come_up_says_why(home: Path) -> None:
-    first = up("--name", "first")
-    done = culm("up", DIGITS, "--name", "second", "--no-ui", "--coordinator-address", first["coordinator"])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = culm("up", DIGITS, "--name", "unlucky", "--no-ui", "--coordinator-address", address)
     assert done.returncode == 2
     assert "the cluster did not come up" in done.stderr
-    assert clusters.running_clusters() == ["first"]
+    assert clusters.running_clusters() == []
     assert culm("up", DIGITS, "--name", "../x").returncode == 2
