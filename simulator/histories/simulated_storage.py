@@ -124,8 +124,7 @@ class SimulatedStorage:
     def save(self, node: Node, work: Save) -> None:
         """The node's share is written, again until the storage takes it, unless the node dies before."""
         share = {layer: node.arithmetic.states[layer] for layer in work.layers}
-        era, to = node.worker.era, (node.name, node.incarnation)
-        folder = folder_of(URL, work.step)
+        to, folder = (node.name, node.incarnation), folder_of(URL, work.step)
         self._shares[to] = work
 
         def write(n: Node) -> None:
@@ -143,7 +142,7 @@ class SimulatedStorage:
                     self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
             saved = reports.Saved(
-                node=n.name, incarnation=n.incarnation, era=era, step=work.step, files=files, loss=work.loss
+                node=n.name, incarnation=n.incarnation, era=work.era, step=work.step, files=files, loss=work.loss
             )
             if self._shares[to] is work or to not in self._written:
                 self._written[to] = saved

@@ -70,7 +70,7 @@ class Applying(Generic[V]):
         """What this node copies for a checkpoint now that the commit is applied. ``every``: in steps; 0: never."""
         due = every and self._at.version % every == 0 and self._at.version < self._at.steps
         whole = self._saves_now() if due or commit.save else ()
-        return Save(self._at.version, whole, commit.loss) if whole else None
+        return Save(self._at.era, self._at.version, whole, commit.loss) if whole else None
 
     def save_at_the_end(self, last: Commit | None) -> Save | None:
         """What this node copies for the checkpoint of the last step, as of the present plan.
@@ -82,7 +82,8 @@ class Applying(Generic[V]):
         if self._last_share.issuperset(whole):
             return None
         self._last_share = frozenset(whole)
-        return Save(self._at.version, whole, last.loss if last is not None else math.nan)
+        loss = last.loss if last is not None else math.nan
+        return Save(self._at.era, self._at.version, whole, loss)
 
     def _saves_now(self) -> tuple[int, ...]:
         """Only layers at the version: a layer of another one would spoil the checkpoint."""

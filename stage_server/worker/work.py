@@ -109,11 +109,12 @@ class Install(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Copy these layers, all at version ``step``, for a checkpoint.
+    """Copy these layers, all at version ``step`` of an era, for a checkpoint.
 
     ``loss``: of the step that led to this version. The commit that names it is at hand only now.
     """
 
+    era: int
     step: int
     layers: tuple[int, ...]
     loss: float

@@ -29,7 +29,7 @@ WORKS: list[tuple[Work[Nothing], Phase]] = [
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
     (Install(0, 0, Nothing()), "apply"),
-    (Save(0, (0,), 0.5), "apply"),
+    (Save(0, 0, (0,), 0.5), "apply"),
 ]
 
 
