@@ -14,7 +14,8 @@ from culm.coordinator.edges.archive import Archive
 from culm.coordinator.edges.background import Background
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
-from culm.pipeline.job import load_job
+from culm.pipeline.job import Job, load_job
+from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
@@ -63,18 +64,24 @@ def test_after_a_rollback_the_manifest_of_a_lower_step_is_tried_again(tmp_path: 
     assert last.checkpoint.step == 60
 
 
-def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each attempt began anew, and none was ever over: of a large file nothing was found out."""
-    monkeypatch.setattr(archive_module, "PATIENCE", 0.0)
+def damaged_checkpoint(tmp_path: Path) -> tuple[Origin, Path, Job]:
+    """Of one layer, whose file has lost its last byte; the file, and a job that writes there."""
     folder = folder_of(f"file://{tmp_path}", 60)
     torn = write_layer(folder, 0, Value((("parameter.weight", torch.ones(3)),)))
     manifest = Manifest(job="job", step=60, fingerprint="", loss=0.5, files={0: torn})
     origin = write_manifest(folder, manifest)
     path = Path(folder.removeprefix("file://")) / torn[0].name
     path.write_bytes(path.read_bytes()[:-1])
-    job = load_job(EXAMPLE, [f"checkpoint.url=file://{tmp_path}", "checkpoint.every=10"])
+    return origin, path, load_job(EXAMPLE, [f"checkpoint.url=file://{tmp_path}", "checkpoint.every=10"])
+
+
+def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each attempt began anew, and none was ever over: of a large file nothing was found out."""
+    monkeypatch.setattr(archive_module, "PATIENCE", 0.0)
+    origin, path, job = damaged_checkpoint(tmp_path)
+    size = path.stat().st_size
 
     async def play() -> list[reports.Report]:
         told = Told()
@@ -89,5 +96,32 @@ def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
     told = asyncio.run(asyncio.wait_for(play(), 30.0))
     assert [report.sight for report in told[:1]] == [reports.Sight.BUSY]  # type: ignore[union-attr]
     assert told[-1] == reports.Examined(
-        origin, reports.Sight.WRONG, f"{folder}/{torn[0].name} has {path.stat().st_size} bytes, not {torn[0].size}"
+        origin, reports.Sight.WRONG, f"{origin.folder}/{path.name} has {size} bytes, not {size + 1}"
     )
+
+
+def test_what_was_seen_long_ago_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look outlasted its patience, and nobody asked again before another era began from the same checkpoint."""
+    origin, path, job = damaged_checkpoint(tmp_path)
+    whole = path.read_bytes()
+
+    async def play() -> list[reports.Report]:
+        told = Told()
+        changed = told.changed = asyncio.Event()
+        archive = Archive(job, told.take, Background(lambda error: None))
+        monkeypatch.setattr(archive_module, "PATIENCE", 0.0)
+        archive.carry_out(cmd.Examine(origin, 0))
+        await changed.wait()
+        assert archive._looking is not None
+        await archive._looking[1]
+        write_layer(origin.folder, 0, Value((("parameter.weight", torch.ones(3)),)))
+        monkeypatch.setattr(archive_module, "PATIENCE", 20.0)
+        monkeypatch.setattr(archive_module, "FRESH", 0.0)
+        changed.clear()
+        archive.carry_out(cmd.Examine(origin, 0))
+        await changed.wait()
+        return told
+
+    told = asyncio.run(asyncio.wait_for(play(), 30.0))
+    assert path.read_bytes() != whole
+    assert [report.sight for report in told] == [reports.Sight.BUSY, reports.Sight.THERE]  # type: ignore[union-attr]
