@@ -8,6 +8,9 @@
 #                             not waited for
 #     every later one         begins with what is left: two nodes, or one where nobody is to stand by
 #
+# A run that failed has no plan once its nodes are gone, and keeps its step for whoever looks at it. A coordinator that
+# starts again tries again. If no node comes with that step, nobody can give it to anybody: the run rolls back first.
+#
 # An era that begins at the last step trains nothing: its holders read the final weights again, and the run is done.
 #
 # Never while a new leader hears from the nodes. Holders of a plan that it does not know may still attach, and an era
@@ -16,7 +19,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from culm.coordinator import cutting, draining, takeover, waiting
+from culm.coordinator import cutting, draining, membership, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
 from culm.coordinator.copies import at_the_start
 from culm.coordinator.crossing import in_words
@@ -41,6 +44,9 @@ def begin_era(state: State, now: float) -> Decision:
     """Places the model from its beginning once enough nodes are there."""
     if state.phase is not Phase.WAITING or state.plan is not None or takeover.recovering(state):
         return state, ()
+    if state.committed != state.origin.step:
+        lost = f"no node is left that holds step {state.committed}, which the run had come to when it failed"
+        return membership.roll_back(state, lost)
     settings = state.settings
     # Who is to go has nothing left to hand over: it held its part until the era ended.
     state, gone = draining.let_go(state, sorted(n.node for n in state.nodes.values() if n.draining))

@@ -369,7 +369,9 @@ def roll_back(state: State, why: str) -> Decision:
     if state.resumed and not origin.folder:
         text = f"{why}; no checkpoint is left to go back to, and a resumed run never begins at step 0: "
         text += "resume from another one"
-        return replace(state, phase=Phase.FAILED, detail=text), (Record(kinds.Failed(), text), Persist())
+        # The plan names nodes that are lost: a coordinator that starts again would wait for them.
+        state = replace(state, phase=Phase.FAILED, plan=None, exposed_since={}, detail=text)
+        return state, (Record(kinds.Failed(), text), Persist())
     text = f"{why}; a new era begins at step {origin.step}, from {origin}"
     state = replace(
         state,

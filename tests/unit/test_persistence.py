@@ -9,9 +9,21 @@ from hypothesis import strategies as st
 
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
+from culm.coordinator.failures import Work
 from culm.coordinator.links import part
-from culm.coordinator.reports import Available, Heartbeat, Joined, Left, Ready, Report
+from culm.coordinator.reports import (
+    Available,
+    Draining,
+    Heartbeat,
+    Joined,
+    Left,
+    NodeFailed,
+    Ready,
+    Report,
+    Tick,
+)
 from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.origin import Origin
 
 SETTINGS = Settings(stages=2, microbatches=2, steps=5, clip_norm=0.1)
 COSTS = (3.0, 1.0, 0.1, 2.0)
@@ -134,3 +146,42 @@ def test_a_run_that_is_done_stays_done() -> None:
     steps = [fact for number in range(SETTINGS.steps) for fact in step(number, 0.25)]
     successor = successor_of(after(*arrival("n0"), *arrival("n1"), *steps))
     assert (successor.phase, successor.committed) == (Phase.DONE, SETTINGS.steps)
+
+
+WORK = Work("2B0", 2, 0, 4)
+PATIENCE = SETTINGS.patience.seconds
+CHECKPOINT = Origin(step=1, folder="memory://x/step-1", sha256="a" * 64)
+LAST_ENDS = [arrival("n1", 2)[0], Draining("n1", "it was told to stop", told=True)]
+
+
+def told(state: State, now: float, *reports: Report) -> State:
+    for report in reports:
+        state, _ = advance(state, report, now)
+        validate(state)
+    return state
+
+
+@pytest.mark.parametrize("ends", LAST_ENDS, ids=["started again", "told to stop"])
+@pytest.mark.parametrize("origin", [Origin(), CHECKPOINT], ids=["from step 0", "from a checkpoint"])
+def test_a_run_that_failed_goes_on_from_what_new_nodes_can_be_given(ends: Report, origin: Origin) -> None:
+    """It had come to step 2, which nobody holds any more: the new nodes asked each other for it, and the run hung."""
+    state = after(*arrival("n0"), *arrival("n1"), *step(0, 0.25), *step(1, 0.25))
+    state = replace(state, checkpoints=(origin,) if origin.folder else ())
+    state = told(state, 1.0, NodeFailed("n0", 1, "it raised", WORK), NodeFailed("n1", 1, "it raised", WORK))
+    state = told(state, 2.0, ends)
+    assert (state.phase, state.plan, state.committed) == (Phase.FAILED, None, 2)
+
+    state = told(successor_of(state), 101.0 + PATIENCE, *arrival("n0", 3), *arrival("n1", 3), Tick(), Tick())
+    assert state.phase is Phase.RUNNING
+    assert state.plan is not None
+    assert (state.plan.step, state.plan.origin, state.committed) == (origin.step, origin, origin.step)
+
+
+def test_a_resumed_run_that_has_lost_its_checkpoint_keeps_no_plan_of_lost_nodes() -> None:
+    """Its successor would wait for them, and tell of no reason."""
+    state = replace(after(*arrival("n0"), *arrival("n1"), *step(0, 0.25)), resumed=True)
+    state = told(state, 1.0, Left("n0", 1), Left("n1", 1))
+    assert (state.phase, state.plan) == (Phase.FAILED, None)
+    state = told(successor_of(state), 101.0 + PATIENCE, Tick())
+    assert state.phase is Phase.FAILED
+    assert "resume from another one" in state.detail
