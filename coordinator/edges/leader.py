@@ -148,7 +148,9 @@ class Leader:
         if document is None:
             return None
         try:
-            if document["plan"] is not None:  # else nobody has computed anything yet
+            # Else no node has built the model yet. A run that is over, or waits after a rollback, has no plan, and its
+            # weights are those of its own job all the same.
+            if document["layer_costs"]:
                 refuse_other_job(document["job"], self.settings)
             return from_document(document, settings, term, time.monotonic(), number)
         except (AttributeError, KeyError, ValueError, TypeError, IndexError) as error:

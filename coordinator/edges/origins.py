@@ -14,7 +14,7 @@ from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.state import State
 from culm.pipeline.checkpoints.manifest import Found, Manifest, find_checkpoints
 from culm.pipeline.errors import JobError
-from culm.pipeline.identity import Identity, refuse_changes
+from culm.pipeline.identity import Identity, difference, refuse_changes
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.text import shown_url, without_secrets
 
@@ -58,9 +58,10 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
 
 
 def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
-    """Raises JobError where the job would give other bits than the one with which the run began. ``written``: as TOML.
+    """Raises JobError where the job is not the one with which the run began. ``written``: that one, as TOML.
 
-    Its nodes compute by that one, and the coordinator by this: clip_norm and nonfinite take effect here.
+    Also where no bit depends on the key: each node works by the job that it began with, and attends no coordinator of
+    another one. Nothing would be committed, and after their ``coordinator_timeout`` all of them would end.
     """
     where = f"run {settings.run}"
     try:
@@ -69,7 +70,10 @@ def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
         # Such as one of another version of Culm, with a setting that this one does not know: no reason to end the run.
         log.warning("could not read the job with which %s began, so this job is not compared: %s", where, error)
         return
-    refuse_changes(then, settings.job, (), where, "the run", "set it back, or begin another run with --run NAME")
+    mend = "set it back, or begin another run with --run NAME"
+    refuse_changes(then, settings.job, (), where, "the run", mend)
+    if differs := difference(then, settings.job):
+        raise JobError(f"{differs} in the run's job", where, mend)
 
 
 def left_behind(settings: CoordinatorSettings) -> list[Found]:

@@ -42,17 +42,33 @@ def write(cluster: LocalCluster, job: Job) -> None:
     (cluster.folder / "job.toml").write_text(job_to_toml(job))
 
 
-def test_a_run_does_not_go_on_with_another_job(tmp_path: Path) -> None:
+NO_BIT = "pipeline.lead=1"  # changes no bit; but every node refuses the coordinator's job
+
+
+@pytest.mark.parametrize(
+    ("edited", "named"),
+    [
+        (EDITED, f"{NAMED} in this job, and missing in the run's; set it back"),
+        (NO_BIT, "pipeline.lead is 1, and was 2 in the run's job; set it back"),
+    ],
+)
+def test_a_run_goes_on_with_its_own_job_alone(tmp_path: Path, edited: str, named: str) -> None:
     with LocalCluster(job_with(), EXAMPLES, 2, folder=tmp_path / "run", patience=20.0) as cluster:
 
         def edit() -> None:
-            write(cluster, job_with(EDITED))
+            write(cluster, job_with(edited))
             cluster.kill("coordinator")
 
         with pytest.raises(RunFailed) as failed:
             train(cluster, lambda *_: None, Editor((lambda status: status.step >= 40, edit)))
-    assert failed.value.code == 2
-    assert f"{NAMED} in this job, and missing in the run's; set it back" in str(failed.value)
+        assert failed.value.code == 2
+        assert named in str(failed.value)
+
+        write(cluster, job_with())
+        cluster._start_coordinator([cluster.address])
+        outcome = train(cluster, lambda *_: None)
+        assert cluster.deaths == []
+    assert outcome.sha256 == run_plain(job_with()).sha256
 
 
 def test_nodes_keep_what_they_hold_from_a_coordinator_of_another_job(tmp_path: Path) -> None:
