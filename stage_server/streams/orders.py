@@ -14,6 +14,7 @@
 #
 #     nobody answers, the first time    after ``connect_timeout`` the process ends: the address is probably wrong
 #     the node is refused               the process ends: no later attempt will do better
+#     its certificate has broken        it keeps its state and tries again
 #     the stream breaks, or ends        the node keeps its state and its place in the plan, goes on computing until it
 #                                       needs a commit, and opens the next stream (rule 17)
 #     no Welcome for longer than        the process ends, and what it held is lost
@@ -52,6 +53,9 @@ from culm.stage_server.streams.unfit import Unfit, refuse
 log = logging.getLogger("culm.orders")
 SELDOM = Seldom(log)
 
+# Seconds between two attempts: the first after a stream that was attended, doubled up to the most. So a node is back
+# long before it counts as lost, and a coordinator that it does not attend hears from it twice a second.
+FIRST_PAUSE, MOST_PAUSE = 0.05, 0.5
 LAST_WORDS = 2.0  # seconds that a process which ends anyhow gives a coordinator that does not answer
 
 
@@ -108,6 +112,9 @@ class Orders:
         self._closed = threading.Event()
         self._beat_seconds = 0.5  # until a Welcome says otherwise
         self._term = 0  # of the coordinator whose Welcome came last
+        self._waited = 0.0  # seconds for the first coordinator, while none was reached
+        self._pause = FIRST_PAUSE  # before the next attempt
+        self._warned = ""  # what was said last of why this node does not attend
         self._call: grpc.Call | None = None  # the newest stream, to be cancelled by another thread
         self._thread = threading.Thread(target=self._attend, name="orders", daemon=True)
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -163,57 +170,71 @@ class Orders:
             self._thread.join(timeout=2.0)
 
     def _attend(self) -> None:
-        pause = 0.05
-        ever = False  # whether any coordinator was ever reached
-        waited = 0.0  # seconds for the first one
         while not self._closed.is_set():
-            try:
-                opened = open_channel(self._coordinator, "coordinator", self._patience)
-            except JobError as error:
-                if not ever:
-                    self._on_failure(str(error))
-                    return
-                # This node's certificate, perhaps while it is being replaced by a newer one.
-                log.warning("cannot connect to the coordinator at %s, trying again: %s", self._coordinator, error)
-                self._closed.wait(pause)
-                continue
-            with opened as channel:
-                try:
-                    wait = min(1.0, self._connect_timeout)
-                    grpc.channel_ready_future(channel).result(timeout=wait)
-                    ever, pause, waited = True, 0.05, 0.0
-                    self._left_at = self._left_at or time.monotonic()
-                    self._stream(CoordinatorStub(channel))
-                except grpc.FutureTimeoutError:
-                    waited += wait
-                    if not ever and waited >= self._connect_timeout:
-                        self._on_failure(self._silent())
-                        return
-                    if not ever and waited == wait:
-                        left = self._connect_timeout - waited
-                        log.warning("no coordinator at %s so far: trying for %g s more", self._coordinator, left)
-                except grpc.RpcError as error:
-                    if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                        self._on_failure(f"the coordinator at {self._coordinator} refuses this node: {details(error)}")
-                        return
-                    log.warning("the order stream to %s broke: %s", self._coordinator, details(error))
-                finally:
-                    self._left()
+            hopeless = self._attempt()
+            if hopeless:
+                self._on_failure(hopeless)
+                return
             if self.absent_seconds() > self._coordinator_timeout:
                 self._on_absence(
                     f"no coordinator at {self._coordinator} for {self._coordinator_timeout:g} s: the node ends, and "
                     "what it held is lost; a longer --coordinator-timeout waits longer"
                 )
                 return
-            self._closed.wait(pause)
-            pause = min(0.5, pause * 2)
+            self._closed.wait(self._pause)
+            self._pause = min(MOST_PAUSE, self._pause * 2)
+
+    def _attempt(self) -> str:
+        """Attends until the stream ends. Gives why no later attempt will do better, or nothing."""
+        try:
+            opened = open_channel(self._coordinator, "coordinator", self._patience)
+        except JobError as error:
+            if self._left_at is None:
+                return str(error)
+            # This node's certificate, perhaps while it is being replaced by a newer one.
+            self._warn_once(f"cannot connect to the coordinator at {self._coordinator}, trying again: {error}")
+            return ""
+        with opened as channel:
+            wait = min(1.0, self._connect_timeout)
+            try:
+                grpc.channel_ready_future(channel).result(timeout=wait)
+                self._left_at = self._left_at or time.monotonic()
+                self._stream(CoordinatorStub(channel))
+            except grpc.FutureTimeoutError:
+                return self._unreached(wait)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                    return f"the coordinator at {self._coordinator} refuses this node: {details(error)}"
+                self._warn_once(f"the order stream to {self._coordinator} broke: {details(error)}")
+            finally:
+                self._left()
+        return ""
+
+    def _unreached(self, waited: float) -> str:
+        """Nobody has answered for so long. Gives why that is hopeless, or nothing."""
+        if self._left_at is not None:
+            return ""
+        self._waited += waited
+        if self._waited >= self._connect_timeout:
+            return self._silent()
+        left = self._connect_timeout - self._waited
+        if self._waited == waited:
+            log.warning("no coordinator at %s so far: trying for %g s more", self._coordinator, left)
+        return ""
 
     def _left(self) -> None:
         """No order stream is open any more. If one was, its coordinator has gone."""
         if self._up is not None:
             self._up, self._left_at = None, time.monotonic()
+            self._pause, self._warned = FIRST_PAUSE, ""
             if not self._closed.is_set():
                 log.warning("the coordinator at %s has gone: this node keeps its state and waits", self._coordinator)
+
+    def _warn_once(self, text: str) -> None:
+        """Says what keeps this node from attending: not at each attempt, of which there are two a second."""
+        if text != self._warned:
+            self._warned = text
+            log.warning(text)
 
     def _silent(self) -> str:
         waited = f"no coordinator at {self._coordinator} within {self._connect_timeout:g} s"
@@ -244,11 +265,8 @@ class Orders:
                 if order.WhichOneof("body") == "welcome":
                     refuse(welcome_problem(order.welcome))
                     if order.welcome.term < join.term:
-                        log.warning(
-                            "this node does not obey a coordinator of term %d, since it has seen term %d",
-                            order.welcome.term,
-                            join.term,
-                        )
+                        told = f"this node does not obey a coordinator of term {order.welcome.term}"
+                        self._warn_once(f"{told}, since it has seen term {join.term}")
                         return
                     self._term = order.welcome.term
                     self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds

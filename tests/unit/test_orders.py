@@ -1,0 +1,81 @@
+"""How a node attends its coordinator, and until when it waits for one."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from culm.commands.certs import issue, make_authority
+from culm.pipeline.patience import Patience
+from culm.pipeline.rpc.tls import add_port
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from culm.stage_server.streams.orders import Orders
+
+DEADLINE = 60.0  # seconds until a test that hangs fails; no test waits for it
+
+
+class OneStream(CoordinatorServicer):
+    """A coordinator that ends the stream of a node that has announced itself."""
+
+    def Attend(  # noqa: N802
+        self, request_iterator: Iterator[pb.AttendRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.AttendResponse]:
+        next(request_iterator)
+        yield pb.AttendResponse(welcome=pb.Welcome(term=1))
+        next(request_iterator)
+
+
+class Announcing:
+    """A node that does something once it is welcomed, and then announces itself."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        self._act = act
+
+    def join(self) -> pb.Join:
+        return pb.Join(node="n0", incarnation=1)
+
+    def attached(self, announce: Callable[[list[pb.AttendRequest]], None]) -> None:
+        self._act()
+        announce([pb.AttendRequest(heartbeat=pb.Heartbeat())])
+
+    def heartbeat(self) -> pb.Heartbeat:
+        return pb.Heartbeat()
+
+    def order(self, order: pb.AttendResponse) -> None:
+        return
+
+
+def test_a_node_whose_certificate_breaks_waits_no_longer_than_for_any_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It dialled ten times a second for ever, with a line of the log each time."""
+    make_authority(tmp_path)
+    own = issue(tmp_path, "stage", "stage", 1.0)
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_CoordinatorServicer_to_server(OneStream(), server)  # type: ignore[abstract]
+    monkeypatch.setenv("CULM_TLS_DIR", str(issue(tmp_path, "coordinator", "coordinator", 1.0)))
+    address = f"127.0.0.1:{add_port(server, '127.0.0.1:0', insecure=False)}"
+    server.start()
+    monkeypatch.setenv("CULM_TLS_DIR", str(own))
+    ended, why = threading.Event(), []
+
+    def end(text: str) -> None:
+        why.append(text)
+        ended.set()
+
+    node = Announcing(lambda: (own / "tls.crt").write_text("no certificate"))
+    orders = Orders(address, node, DEADLINE, end, Patience(), 1.0, end)
+    with caplog.at_level(logging.WARNING, "culm.orders"):
+        orders.start()
+        try:
+            assert ended.wait(DEADLINE), caplog.text[-1000:]
+        finally:
+            orders.close()
+            server.stop(None)
+    assert [text.partition(" for 1 s: ")[0] for text in why] == [f"no coordinator at {address}"]
+    assert caplog.text.count("this is not a certificate") == 1, "once, and not at each attempt"
