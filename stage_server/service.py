@@ -11,7 +11,8 @@
 #     dismissed for a reason that is its own fault     2            knows already
 #     the job's file or code is wrong                  2            last words: which work, and why (rule 16)
 #     anything else raised, on any thread              1            last words
-#     no coordinator, or one that refuses it           2            -
+#     no coordinator, or one that refuses it, and      2            -
+#       none has welcomed it before
 #     the coordinator has gone for too long            1            -
 #     it holds nothing of use: dismissed to join       none: the same process id goes on as a new incarnation, which
 #       anew, or a step was committed without it         holds nothing (rule 13)
@@ -36,7 +37,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.identity import difference
 from culm.pipeline.job import parse_job
 from culm.pipeline.messages import machine_to_proto
 from culm.pipeline.patience import Patience
@@ -67,6 +67,7 @@ from culm.stage_server.signals import on_signals
 from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.orders import Orders
+from culm.stage_server.streams.stream_bounds import job_problem
 from culm.stage_server.streams.unfit import refuse
 from culm.stage_server.watching.node_metrics import NodeCollector, Reading
 from culm.stage_server.worker.worker import Worker
@@ -348,13 +349,6 @@ class StageServer:
             if standing is not None:
                 self._orders.report(standing)
 
-    def _refuse_other_job(self, mine: str, theirs: str) -> None:
-        """A coordinator that was started again may have another job, and this node computes by its own."""
-        if mine != theirs:
-            differs = difference(parse_job(mine, "this node's job"), parse_job(theirs, "the coordinator's job"))
-            mend = "start the coordinator with the job as it was, or this node anew"
-            refuse(differs and f"the coordinator's job is another one: {differs}; {mend}")
-
     def heartbeat(self) -> pb.Heartbeat:
         return self._node.attendance.heartbeat() if self._node is not None else pb.Heartbeat()
 
@@ -365,7 +359,7 @@ class StageServer:
                 self._welcome = order.welcome
                 self._woken.set()
             else:
-                self._refuse_other_job(self._welcome.job_toml, order.welcome.job_toml)
+                refuse(job_problem(self._welcome.job_toml, order.welcome.job_toml))
         elif body == "dismiss" and self._exit is None and self._failed is None:  # one that leaves is not called back
             self.join_anew = order.dismiss.join_anew
             goodbye = not order.dismiss.why or order.dismiss.goodbye

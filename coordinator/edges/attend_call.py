@@ -16,7 +16,8 @@
 #
 # What is refused before the stream is attached changes nothing (rule 18): a bad Join, a certificate of another node,
 # another protocol, another run, a term that nobody can believe. A node that is dismissed here ends with the
-# reason; one whose call is aborted dials again.
+# reason; one whose call is aborted dials again. So is a node that was welcomed before: a coordinator that was started
+# with the wrong settings ends no run.
 
 import asyncio
 import logging
@@ -74,19 +75,12 @@ class AttendCalls:
         join = first.join
         if wrong := join_problem(join) or stranger(context.auth_context(), join.node):
             await self._refuse(context, f"its Join does not fit: {wrong}")
-        if join.protocol_version != PROTOCOL_VERSION:
-            why = (
-                f"{join.node} speaks protocol {join.protocol_version}, this coordinator {PROTOCOL_VERSION}: "
-                "install the same version of culm on both"
-            )
-            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
-            return
-        if join.run and join.run != self._settings.run:
-            why = (
-                f"{join.node} was started for run {join.run}, and this coordinator serves run {self._settings.run}: "
-                "give the node the right --coordinator or --run"
-            )
-            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=why)))
+        if wrong := self._misdirected(join):
+            # A node that has seen a term may hold what a run needs: it keeps that, and dials again (rule 23).
+            if join.term:
+                SELDOM.say(peer_of(context), f"it is not attended: {wrong}")
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, wrong)
+            await context.write(pb.AttendResponse(dismiss=pb.Dismiss(why=wrong)))
             return
         if self._leader.outranked is not None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this coordinator is taking a higher term: attend again")
@@ -129,6 +123,20 @@ class AttendCalls:
         # Here and not in the reading half: orders that were queued before the bad message are written first.
         if stream.wrong:
             await self._refuse(context, f"{join.node}: {stream.wrong}")
+
+    def _misdirected(self, join: pb.Join) -> str:
+        """Why this coordinator is not the node's, or nothing: one of the two was started with other settings."""
+        if join.protocol_version != PROTOCOL_VERSION:
+            return (
+                f"{join.node} speaks protocol {join.protocol_version}, this coordinator {PROTOCOL_VERSION}: "
+                "install the same version of culm on both"
+            )
+        if join.run and join.run != self._settings.run:
+            return (
+                f"{join.node} was started for run {join.run}, and this coordinator serves run {self._settings.run}: "
+                "give the node the right --coordinator or --run"
+            )
+        return ""
 
     async def _refuse(self, context: "grpc.aio.ServicerContext[object, object]", wrong: str) -> None:
         """Ends the call, which changes nothing else (rule 18)."""

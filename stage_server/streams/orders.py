@@ -13,8 +13,12 @@
 # What the node makes of each end:
 #
 #     nobody answers, the first time    after ``connect_timeout`` the process ends: the address is probably wrong
-#     the node is refused               the process ends: no later attempt will do better
-#     its certificate has broken        it keeps its state and tries again
+#     the node is refused, and was      the process ends: no later attempt will do better
+#       never welcomed
+#     it was welcomed before, and is    it keeps its state and tries again: somebody has started another coordinator,
+#       refused, or the coordinator's     or one with other settings, in place of the run's own
+#       job is another one (rule 23)
+#     its own certificate is broken     the same
 #     the stream breaks, or ends        the node keeps its state and its place in the plan, goes on computing until it
 #                                       needs a commit, and opens the next stream (rule 17)
 #     no Welcome for longer than        the process ends, and what it held is lost
@@ -111,7 +115,7 @@ class Orders:
         self._up: queue.SimpleQueue[pb.AttendRequest | None] | None = None
         self._closed = threading.Event()
         self._beat_seconds = 0.5  # until a Welcome says otherwise
-        self._term = 0  # of the coordinator whose Welcome came last
+        self._term = 0  # of the coordinator whose Welcome was obeyed last; 0: none was
         self._waited = 0.0  # seconds for the first coordinator, while none was reached
         self._pause = FIRST_PAUSE  # before the next attempt
         self._warned = ""  # what was said last of why this node does not attend
@@ -203,7 +207,8 @@ class Orders:
             except grpc.FutureTimeoutError:
                 return self._unreached(wait)
             except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+                # One that was welcomed before may hold what the run needs: it waits for the run's own coordinator.
+                if error.code() is grpc.StatusCode.PERMISSION_DENIED and not self._term:
                     return f"the coordinator at {self._coordinator} refuses this node: {details(error)}"
                 self._warn_once(f"the order stream to {self._coordinator} broke: {details(error)}")
             finally:
@@ -268,17 +273,20 @@ class Orders:
                         told = f"this node does not obey a coordinator of term {order.welcome.term}"
                         self._warn_once(f"{told}, since it has seen term {join.term}")
                         return
+                    self._listener.order(order)  # which may refuse it
                     self._term = order.welcome.term
                     self._beat_seconds = order.welcome.heartbeat_seconds or self._beat_seconds
                     self._patience = Patience(order.welcome.patience_seconds or self._patience.seconds)
-                    self._listener.order(order)
                     self._listener.attached(announce)
                 elif order.WhichOneof("body") == "ask":
                     self._listener.attached(announce)
                 else:
                     self._listener.order(order)
         except (OtherPlan, Unfit) as error:
-            SELDOM.say(self._coordinator, f"the order stream is opened anew: {error}")
+            if self._up is None:  # its Welcome was refused, as the next one will be
+                self._warn_once(f"this node does not attend the coordinator at {self._coordinator}: {error}")
+            else:
+                SELDOM.say(self._coordinator, f"the order stream is opened anew: {error}")
         finally:
             call.cancel()
             up.put(None)

@@ -10,6 +10,9 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
 
+from culm.pipeline.errors import JobError
+from culm.pipeline.identity import difference
+from culm.pipeline.job import parse_job
 from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, PARTIAL, REDUCED, Key
 from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
@@ -201,6 +204,18 @@ def welcome_problem(welcome: pb.Welcome) -> str:
         or number_problem("heartbeat_seconds", seconds, MOST_BEAT_SECONDS)
         or number_problem("patience_seconds", welcome.patience_seconds, MOST_PATIENCE_SECONDS)
     )
+
+
+def job_problem(mine: str, theirs: str) -> str:
+    """Of the job in a later Welcome: a node computes by the one with which it began (rule 23). Both as TOML."""
+    if mine == theirs:
+        return ""
+    mend = "start the coordinator with the job as it was, or this node anew"
+    try:
+        differs = difference(parse_job(mine, "this node's job"), parse_job(theirs, "the coordinator's job"))
+    except JobError as error:  # a version of Culm that knows other keys writes them all, also those of no effect
+        return f"the coordinator's job is one of another version of culm: {error.where}: {error.what}; {mend}"
+    return f"the coordinator's job is another one: {differs}; {mend}" if differs else ""
 
 
 def order_problem_of(order: pb.AttendResponse, run: RunShape) -> str:
