@@ -120,8 +120,12 @@ def _available(state: State, report: Available, now: float) -> Decision:
     if refusal:
         return membership.dismiss(state, report.node, refusal)
     # One that could not start again and again joined without a word in the log: now it can be told of.
-    unannounced = () if node.announced else (membership.joined_record(node),)
-    node = replace(node, available=True, announced=True, version=report.version, heard_at=now)
+    unannounced = [] if node.announced else [membership.joined_record(node)]
+    # Not at its Join: a node that refuses this coordinator's job joins twice a second (rule 23).
+    if node.back:
+        text = f"{node.node} is back: its order stream is open again"
+        unannounced.append(Record(kinds.Attached(node=node.node), text))
+    node = replace(node, available=True, announced=True, back=False, version=report.version, heard_at=now)
     node = replace(node, memory_bytes=report.memory_bytes, spill_above=report.spill_above)
     if cutting.wanted(state):
         node = replace(node, layer_seconds=report.layer_seconds, unmeasured=report.unmeasured)

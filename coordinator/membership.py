@@ -97,9 +97,7 @@ def join(state: State, report: Joined, now: float) -> Decision:
             commands.append(joined_record(node))
     else:
         node = replace(known, address=report.address, pid=report.pid, machine=report.machine)
-        node = replace(node, attached_since=now, detached_at=None, heard_at=now)
-        text = f"{report.node} is back: its order stream is open again"
-        commands.append(Record(kinds.Attached(node=report.node), text))
+        node = replace(node, attached_since=now, detached_at=None, heard_at=now, back=True)
     # Whoever missed it before says so again if that is still so: a report from before the break is no evidence.
     evidence = {k: v for k, v in state.evidence.items() if k != report.node}
     changed_at = state.changed_at if known is not None else now

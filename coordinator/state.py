@@ -131,6 +131,7 @@ class Node:
     told: bool = False  # its process was told to stop: it waits for nobody to come. Invariant: only if ``draining``
     condemned_at: float | None = None  # when it was ordered to die
     announced: bool = True  # the event log knows that it has joined
+    back: bool = False  # it has opened its order stream again, and the event log does not know yet
     gone: str = ""  # why it is to be declared lost, once this leader has heard from the others
 
 

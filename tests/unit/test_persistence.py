@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from culm.coordinator.commands import Record
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document, without_volatile
 from culm.coordinator.failures import Work
@@ -20,6 +21,7 @@ from culm.coordinator.reports import (
     NodeFailed,
     Ready,
     Report,
+    StreamBroken,
     Tick,
 )
 from culm.coordinator.state import Phase, Settings, State
@@ -103,6 +105,16 @@ def test_members_count_as_detached_until_they_attach_again() -> None:
     assert sorted(successor.nodes) == ["n0", "n1"]
     for node in successor.nodes.values():
         assert (node.attached_since, node.detached_at, node.available) == (None, 100.0, False)
+
+
+def test_a_node_that_refuses_its_coordinator_again_and_again_fills_no_log() -> None:
+    """It joins, refuses the Welcome and goes, twice a second. The event log keeps its newest events alone."""
+    state = successor_of(after(*arrival("n0"), *arrival("n1")))
+    told: list[str] = []
+    for report in (*[arrival("n0")[0], StreamBroken("n0", 1, "it ended")] * 3, *arrival("n0")):
+        state, commands = advance(state, report, 100.0)
+        told += [command.kind for command in commands if isinstance(command, Record)]
+    assert told == ["attached"], "once it takes part again"
 
 
 def test_exposure_counts_from_the_successors_own_clock() -> None:
