@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +41,12 @@ class Source(Protocol):
         ...
 
 
+# At one address there may be one run after another. Each begins a log of its own, and numbers its events from 1 again.
+# So an event's number says nothing alone: its number and its time name it, in all logs.
+Place = tuple[int, float]
+BEFORE: Place = (0, 0.0)  # no event
+
+
 class Live:
     """A coordinator. While it does not answer, the last look stays. Any thread may call."""
 
@@ -50,7 +57,8 @@ class Live:
         self._look = Look(problem=f"No coordinator answers at {address} yet.")
         self._looked = 0.0
         self._reader = Reader("what the pages show")
-        self._seen = 0  # the last event's number
+        self._history = History()
+        self._last = BEFORE  # the last event that is in the history
 
     def look(self) -> Look:
         with self._lock:
@@ -63,18 +71,30 @@ class Live:
         before = self._look
         try:
             status = cleaned(self._stub.GetStatus(pb.GetStatusRequest(), timeout=PATIENCE))
-            history = before.history
-            if (status.job, status.steps) != (before.status.job, before.status.steps):
-                history, self._seen = History(), 0  # another run
-            for event in self._stub.ListEvents(pb.ListEventsRequest(from_sequence=self._seen + 1), timeout=PATIENCE):
-                self._reader.read(cleaned(event), history.take)
-                self._seen = event.sequence
+            self._read_on()
             cost = cleaned(self._stub.GetCost(pb.GetCostRequest(), timeout=PATIENCE))
         except grpc.RpcError as error:
             shown = time.strftime("what it said at %H:%M:%S", time.localtime(before.at)) if before.at else "nothing yet"
             problem = f"The coordinator at {self.name} does not answer ({details(error)}): this page shows {shown}."
-            return Look(before.status, before.cost, before.history, before.at, problem)
-        return Look(status, cost, history, time.time())
+            return Look(before.status, before.cost, self._history, before.at, problem)
+        return Look(status, cost, self._history, time.time())
+
+    def _read_on(self) -> None:
+        """Takes what the log has beyond the last event, or the whole log if that event is not in it.
+
+        The event is missing in the log of another run, and where the coordinator lost its store. It may also be older
+        than all that a log keeps. The pages then show what this coordinator has on record, and nothing else.
+        """
+        events = self._events(self._last[0])
+        if self._last != BEFORE and _place(next(events, None)) != self._last:
+            self._history, self._last = History(), BEFORE
+            events = self._events(0)
+        for event in events:
+            self._reader.read(cleaned(event), self._history.take)
+            self._last = _place(event)
+
+    def _events(self, first: int) -> Iterator[pb.ListEventsResponse]:
+        return iter(self._stub.ListEvents(pb.ListEventsRequest(from_sequence=first), timeout=PATIENCE))
 
     def kill(self, node: str) -> str:
         try:
@@ -82,3 +102,7 @@ class Live:
         except grpc.RpcError as error:
             return f"{node} was not preempted: {details(error)}"
         return f"{node} (process {pid}) is preempted"
+
+
+def _place(event: pb.ListEventsResponse | None) -> Place:
+    return (event.sequence, event.time) if event is not None else BEFORE

@@ -1,0 +1,110 @@
+"""A dashboard that stays open over a live coordinator: whose run it shows."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import grpc
+import pytest
+
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
+from culm.ui import source
+from culm.ui.history import History
+from culm.ui.source import Live
+from tests.unit.test_ui_history import event
+
+Events = list[pb.ListEventsResponse]
+
+
+@dataclass(eq=False)
+class Coordinator(CoordinatorServicer):  # type: ignore[misc]
+    """Runs of one job, one after the other at one address."""
+
+    events: Events = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)  # from which number
+
+    def GetStatus(  # noqa: N802
+        self, request: pb.GetStatusRequest, context: grpc.ServicerContext
+    ) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(job="gpt", steps=10)
+
+    def ListEvents(  # noqa: N802
+        self, request: pb.ListEventsRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.ListEventsResponse]:
+        self.asked.append(request.from_sequence)
+        yield from [event for event in self.events if event.sequence >= request.from_sequence]
+
+    def GetCost(self, request: pb.GetCostRequest, context: grpc.ServicerContext) -> pb.GetCostResponse:  # noqa: N802
+        return pb.GetCostResponse()
+
+
+@dataclass
+class Dashboard:
+    coordinator: Coordinator
+    live: Live
+
+    def shows(self, events: Events) -> History:
+        """The history once the coordinator has these events on record."""
+        self.coordinator.events = events
+        look = self.live.look()
+        assert not look.problem
+        return look.history
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+    monkeypatch.setattr(source, "FRESH", -1.0)  # each look asks
+    coordinator = Coordinator()
+    server = grpc.server(ThreadPoolExecutor(2))
+    add_CoordinatorServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield Dashboard(coordinator, Live(f"127.0.0.1:{port}"))
+    server.stop(None)
+
+
+def a_run(begun: float, steps: int, loss: float) -> Events:
+    joined = event(1, begun, "joined", node="n0", incarnation=1, zone="a", address="h0:1")
+    return [joined, *(event(2 + s, begun + 1 + s, "commit", s + 1, step=s, loss=loss) for s in range(steps))]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 5, 8], ids="its log is {} commits long".format)
+def test_a_second_run_of_the_same_job_is_another_run(steps: int, dashboard: Dashboard) -> None:
+    lost = event(7, 7.0, "lost", 5, node="n0", stages="0", detect_ms="40.0", evidence="its stream broke")
+    assert dashboard.shows([*a_run(0.0, 5, 2.0), lost]).losses == [2.0] * 5
+    second = a_run(100.0, steps, 1.0)
+    history = dashboard.shows(second)
+    assert history.losses == [1.0] * steps
+    assert (len(history.notable), history.preemptions) == (1, []), "nothing of the run before"
+
+
+def test_a_run_that_has_no_events_yet_shows_none(dashboard: Dashboard) -> None:
+    dashboard.shows(a_run(0.0, 5, 2.0))
+    assert dashboard.shows([]).losses == []
+    assert dashboard.shows(a_run(100.0, 2, 1.0)).losses == [1.0, 1.0]
+
+
+def test_of_the_same_run_only_what_is_new_is_read(dashboard: Dashboard) -> None:
+    whole = a_run(0.0, 5, 2.0)
+    dashboard.shows(whole[:3])
+    assert dashboard.shows(whole).steps == list(range(5))
+    assert dashboard.shows(whole).steps == list(range(5))
+    assert dashboard.coordinator.asked == [0, 3, 6]
+
+
+def test_an_event_that_the_log_keeps_no_longer_is_shown_no_more(dashboard: Dashboard) -> None:
+    """Nobody looked for so long that the log has dropped all that was seen."""
+    whole = a_run(0.0, 9, 2.0)
+    dashboard.shows(whole[:3])
+    history = dashboard.shows(whole[5:])
+    assert history.steps == list(range(4, 9)), "without a gap"
+    assert history.notable == []
+    assert dashboard.shows(whole[5:]) is history
+
+
+def test_a_successor_whose_store_lost_the_log_begins_one(dashboard: Dashboard) -> None:
+    dashboard.shows(a_run(0.0, 3, 2.0))
+    second_term = 1 << 32
+    after = [event(second_term + 1 + s, 50.0 + s, "commit", s + 1, step=s, loss=1.0) for s in (3, 4)]
+    assert dashboard.shows(after).steps == [3, 4]
