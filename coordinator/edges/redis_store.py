@@ -26,7 +26,12 @@ their order and loses none. What waits goes together; heartbeats, which nobody w
 #     it has lost memory    it learns the term again with the first write, and takes the rest as if nothing had been
 #     another leads         the first write is refused (FENCED): this leader steps down, and its queue with it
 #
-# Training goes on meanwhile: only ``acquire`` and ``load`` wait for Redis. The lease may run out in an outage. It goes
+# A Redis that refuses is away as well: it is full, cannot write to its disk, or has become a replica. After a failover
+# an open connection may still lead to the old server. So each refusal ends the connection, and the next attempt looks
+# where the address leads now.
+#
+# Training goes on meanwhile: only ``acquire`` and ``load`` wait for Redis. They end with what no waiting mends, such as
+# a key of another kind. The lease may run out in an outage. It goes
 # on with the next write, if nobody took it. If another coordinator took it, that one has a higher term, and nodes obey
 # the higher one (rule 12).
 #
@@ -35,6 +40,7 @@ their order and loses none. What waits goes together; heartbeats, which nobody w
 # count, and may add the same entry again; ``event_log`` reads entries by their numbers, so such an event counts once.
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections import OrderedDict
@@ -44,9 +50,7 @@ from typing import Any
 import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
-from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from culm.coordinator.edges.persistence import Document
 from culm.coordinator.edges.store import LENGTHS, PAGE, LostLease, StoreAway
@@ -172,8 +176,9 @@ class RedisStore:
                 words = (self._holder, self._lease_ms, str(above), str(TERM_LIMIT))
                 term = await self._redis.eval(ACQUIRE, 2, *self._keys[:2], *words)
                 obstacle = "another coordinator leads this run: waiting for its lease to end"
-            except (RedisConnectionError, RedisTimeoutError) as error:
-                kept, term, obstacle = None, 0, f"waiting for Redis: {error}"
+            except RedisError as error:
+                await self._refused(error)
+                kept, term, obstacle = None, 0, _obstacle(error)
             # Whoever closes has cancelled this task. In Python 3.11 the client may have lost that, as ``close`` tells.
             if self._closing:
                 raise asyncio.CancelledError
@@ -186,6 +191,17 @@ class RedisStore:
                 log.warning("%s", obstacle)
                 told = obstacle
             await asyncio.sleep(0.2)
+
+    async def _refused(self, error: RedisError) -> None:
+        """Raises what no waiting mends. After any other refusal the next attempt goes by a new connection."""
+        if _is_mistake(error):
+            raise error
+        await self._reconnect(error)
+
+    async def _reconnect(self, error: RedisError) -> None:
+        if isinstance(error, ResponseError):  # a connection that broke is ended already
+            with contextlib.suppress(RedisError):
+                await self._redis.connection_pool.disconnect(inuse_connections=False)  # others may be reading
 
     async def renew(self) -> None:
         if self._lost is not None:
@@ -201,10 +217,11 @@ class RedisStore:
             try:
                 text = await self._redis.get(f"{self._prefix}state")
                 break
-            except (RedisConnectionError, RedisTimeoutError) as error:
-                if str(error) != said:  # each obstacle once, however long it lasts
-                    said = str(error)
-                    log.warning("waiting for Redis, to read the state: %s", error)
+            except RedisError as error:
+                await self._refused(error)
+                if _obstacle(error) != said:  # each obstacle once, however long it lasts
+                    said = _obstacle(error)
+                    log.warning("%s", said)
                 await asyncio.sleep(0.2)
         return _document_in(text) if text else None
 
@@ -320,6 +337,7 @@ class RedisStore:
             if not self._away:  # out of reach, or it refuses for now: full, read-only, being restarted
                 log.warning("Redis takes no writes; they wait in a queue, and training goes on: %s", error)
             self._away = True
+            await self._reconnect(error)
             await asyncio.sleep(0.1)
             return False
         if self._away:
@@ -344,6 +362,18 @@ class RedisStore:
         except RedisError:
             log.info("could not give the lease back, since Redis is away: it runs out by itself")
         await self._redis.aclose()
+
+
+def _is_mistake(error: RedisError) -> bool:
+    """Whether Redis answers as it will whenever it is asked. A script's own words may stand around the error."""
+    return isinstance(error, NoPermissionError) or any(w in str(error) for w in ("WRONGTYPE", "unknown command"))
+
+
+def _obstacle(error: RedisError) -> str:
+    if not isinstance(error, ResponseError):
+        return f"waiting for Redis: {error}"
+    mend = "see whether it has memory and disk left, and is no replica"
+    return f"waiting for Redis, which refuses for now: {error}; {mend}"
 
 
 def _term_in(document: Document | None) -> int:

@@ -1,6 +1,7 @@
 """Both stores keep what they are given; the one in Redis also keeps its order through an outage, and its leader."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,10 +9,11 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import ResponseError
 
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
-from culm.local.redis_server import EmbeddedRedis
+from culm.local.redis_server import SOCKET, EmbeddedRedis
 
 DEADLINE_SECONDS = 10.0
 LEASE_SECONDS = 30.0
@@ -268,6 +270,83 @@ def test_a_redis_that_refuses_writes_for_now_delays_them(server: Server) -> None
             assert server.texts("events") == ["after"]
 
     in_time(scenario)
+
+
+def refuse(server: Server) -> None:
+    server.client.config_set("min-replicas-to-write", 1)
+
+
+def be_full(server: Server) -> None:
+    server.client.config_set("maxmemory", 1)
+
+
+def follow_a_server_that_is_gone(server: Server) -> None:
+    server.client.config_set("replica-serve-stale-data", "no")  # it refuses reads, too
+    server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+
+def take_writes(server: Server) -> None:
+    server.client.config_set("min-replicas-to-write", 0)
+    server.client.config_set("maxmemory", 0)
+    server.client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+@pytest.mark.parametrize("obstacle", [refuse, be_full, follow_a_server_that_is_gone])
+def test_a_coordinator_that_begins_waits_for_a_redis_that_refuses(
+    obstacle: Callable[[Server], None], server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        obstacle(server)
+        store = RedisStore(server.process.url, "r", "a", LEASE_SECONDS)
+        leading = asyncio.create_task(store.acquire())
+        while "waiting for Redis, which refuses for now: " not in caplog.text and not leading.done():
+            await asyncio.wait({leading}, timeout=0.01)
+        assert not leading.done()
+        take_writes(server)
+        assert await leading == 1
+        await store.close()
+
+    with caplog.at_level(logging.WARNING, "culm.store"):
+        in_time(scenario)
+    (line,) = caplog.messages
+    assert line.endswith("; see whether it has memory and disk left, and is no replica")
+
+
+@pytest.mark.parametrize("key", ["term", "leader", "state"])
+def test_a_key_of_another_kind_ends_a_coordinator_at_once(key: str, server: Server) -> None:
+    async def scenario() -> None:
+        server.client.rpush(f"culm:r:{key}", "no text")
+        store = RedisStore(server.process.url, "r", "a", LEASE_SECONDS)
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await store.acquire()
+        await store.close()
+
+    in_time(scenario)
+
+
+def test_a_leader_whose_server_has_become_a_replica_writes_to_its_successor(server: Server, tmp_path: Path) -> None:
+    """The address leads to another server, and the connection to the old one stays open."""
+    successor, address = Server(tmp_path / "successor"), tmp_path / "address"
+    for each in (server, successor):
+        each.client.config_set("requirepass", "")
+    address.symlink_to(tmp_path / SOCKET)
+
+    async def scenario() -> None:
+        store = RedisStore(f"unix://{address}", "r", "a", LEASE_SECONDS)
+        assert await store.acquire() == 1
+        address.unlink()
+        address.symlink_to(tmp_path / "successor" / SOCKET)
+        server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        store.append("events", {"text": "after"})
+        await written(store)
+        assert (server.texts("events"), successor.texts("events")) == ([], ["after"])
+        await store.close()
+
+    try:
+        in_time(scenario)
+    finally:
+        successor.client.close()
+        successor.process.stop()
 
 
 def test_runs_do_not_meet(server: Server) -> None:
