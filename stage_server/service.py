@@ -15,7 +15,7 @@
 #       none has welcomed it before
 #     the coordinator has gone for too long            1            -
 #     it holds nothing of use: dismissed to join       none: the same process id goes on as a new incarnation, which
-#       anew, or a step was committed without it         holds nothing (rule 13)
+#       anew, or a step was committed without it         holds nothing (rule 13). After a signal to end: 0
 #
 # The first of these that happens decides (``_end``), and the main thread carries it out. It may be stuck in the user's
 # code; then ``_force`` ends the process after FORCE_SECONDS.
@@ -121,7 +121,7 @@ class StageServer:
         # What stays true once it was said, as ``_failed`` does. It is repeated on every attaching: a coordinator that
         # takes over has not heard it.
         self._draining: pb.AttendRequest | None = None
-        self._told = False  # to stop: by SIGTERM
+        self.told = False  # to stop, by a signal: then it joins nobody anew
         self._warning: pb.AttendRequest | None = None
         self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
         self._failed: pb.AttendRequest | None = None
@@ -257,34 +257,35 @@ class StageServer:
         """The compute thread is stuck in the user's code, or in a device: the process ends without it."""
         log.error("the compute thread has not stopped within %g s: the process ends without it", FORCE_SECONDS)
         logging.shutdown()
-        if self.join_anew:
+        if self.join_anew and not self.told:
             start_again()
         self._say_why()
         os._exit(self._exit or 0)
 
     def _forfeit(self, why: str) -> None:
         """What this node holds is of no use: the process starts again. Called with the node's lock held."""
-        log.error("what this node holds is of no use, so it joins anew: %s", why)
-        self.join_anew = True
+        log.error("what this node holds is of no use, so this process ends or joins anew: %s", why)
+        self.join_anew = self.join_anew or (self._exit is None and self._failed is None)
         # On a thread of its own: ``_end`` stops the node, which takes the lock that this caller holds.
         threading.Thread(target=self._end, args=(0,), daemon=True).start()
 
     def stop(self) -> None:
         """Ends the process in order, without handing over: SIGINT."""
+        self.told = True
         self._end(0)
 
     def drain(self, why: str, seconds_left: float | None, told: bool = False) -> None:
         """Asks to be let go: what this node holds is handed over at the next commit. SIGTERM (told), or a notice."""
-        if self._draining is not None and (self._told or not told):
+        if self._draining is not None and (self.told or not told):
             return
-        self._told = told
+        self.told = self.told or told
         self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0, told=told))
         log.warning("this node asks to hand over what it holds, and goes: %s", why)
         self._orders.report(self._draining)
 
     def terminate(self) -> None:
         """SIGTERM: hands over first; a second one, or one that reaches a node that attends nobody, ends it."""
-        if self._told or not self._orders.attends:
+        if self.told or not self._orders.attends:
             self.stop()
             return
         threading.Thread(target=self._hand_over, name="hand over", daemon=True).start()
@@ -317,10 +318,7 @@ class StageServer:
 
     def _deserted(self, why: str) -> None:
         """No coordinator for longer than this node's own bound: a failure, but where it was told to stop anyhow."""
-        if self._told:
-            self.stop()
-        else:
-            self._end(1, why)
+        self._end(0 if self.told else 1, "" if self.told else why)
 
     # ---- culm.stage_server.streams.orders.Listener -------------------------------------------------------------------
 
@@ -382,7 +380,7 @@ def main(settings: StageSettings) -> int:
     threading.excepthook = lambda raised: server.broken(raised.exc_value or SystemExit())
     on_signals({signal.SIGTERM: server.terminate, signal.SIGINT: server.stop})
     code = server.run()
-    if server.join_anew:
+    if server.join_anew and not server.told:
         log.info("this process starts again: it joins anew, holding nothing")
         logging.shutdown()
         start_again()

@@ -233,6 +233,46 @@ def test_a_node_told_to_stop_ends_in_order_though_its_own_bound_is_shorter(tmp_p
     assert node.returncode == 0, said
 
 
+class Dismissing(CoordinatorServicer):
+    """A coordinator whose only node is told to stop, and is declared lost while it asks to hand over."""
+
+    def __init__(self) -> None:
+        self.joins: list[int] = []  # incarnations
+
+    def Attend(  # noqa: N802
+        self, request_iterator: Iterator[pb.AttendRequest], context: grpc.ServicerContext
+    ) -> Iterator[pb.AttendResponse]:
+        join = next(request_iterator).join
+        self.joins.append(join.incarnation)
+        if len(self.joins) > 1:
+            yield pb.AttendResponse(dismiss=pb.Dismiss())
+            return
+        yield pb.AttendResponse(welcome=pb.Welcome(job_toml=job_to_toml(digits()), term=1))
+        for request in request_iterator:
+            if request.HasField("available"):
+                os.kill(join.pid, signal.SIGTERM)
+            elif request.HasField("draining"):
+                yield pb.AttendResponse(dismiss=pb.Dismiss(why="n0 was declared lost (silent)", join_anew=True))
+
+
+def test_a_node_told_to_stop_joins_nobody_anew() -> None:
+    coordinator = grpc.server(ThreadPoolExecutor(2), options=server_options(Patience()))
+    dismissing = Dismissing()  # type: ignore[abstract]
+    add_CoordinatorServicer_to_server(dismissing, coordinator)
+    address = f"127.0.0.1:{coordinator.add_insecure_port('127.0.0.1:0')}"
+    coordinator.start()
+    words = [sys.executable, "-m", "culm", "stage", "--coordinator", address, "--notices", "none"]
+    node = subprocess.Popen(with_default_signals(words), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        _, said = node.communicate(timeout=DEADLINE)
+    finally:
+        node.kill()
+        coordinator.stop(None)
+    assert node.returncode == 0, said
+    assert len(dismissing.joins) == 1, said
+    assert "culm stage:" not in said, "it ends in order, and has nothing to complain of"
+
+
 @pytest.mark.parametrize(
     ("when", "number"),
     [

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,6 +86,34 @@ def test_a_node_that_breaks_ends_though_it_is_told_to_join_anew(capfd: pytest.Ca
     said = capfd.readouterr().err.splitlines()
     assert said[-1] == "culm stage: the thread MainThread raised ZeroDivisionError: nobody expected this"
     coordinator.stop(None)
+
+
+@pytest.fixture
+def node() -> StageServer:
+    """Of a coordinator that nobody answers for."""
+    return StageServer(StageSettings(coordinator="127.0.0.1:1", name="n1", notices="none"))
+
+
+ANEW = pb.AttendResponse(dismiss=pb.Dismiss(why="n1 was declared lost (silent)", join_anew=True))
+
+
+@pytest.mark.parametrize("signal_of", [StageServer.terminate, StageServer.stop])
+def test_a_signal_while_a_node_ends_to_join_anew_ends_it_for_good(
+    signal_of: Callable[[StageServer], None], node: StageServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    node.order(ANEW)
+    assert (node.join_anew, node.told) == (True, False)
+    signal_of(node)
+    assert node.run() == 0
+    assert node.told
+    assert "culm stage:" not in capfd.readouterr().err
+
+
+def test_a_node_that_breaks_does_not_join_anew_for_what_it_holds(node: StageServer) -> None:
+    node.broken(ZeroDivisionError("nobody expected this"))
+    node._forfeit("it lacks layers that the plan counts on")
+    assert node.run() == 1
+    assert not node.join_anew
 
 
 def test_the_lock_passes_on_what_was_raised_once_it_is_free() -> None:
