@@ -27,8 +27,11 @@ USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 # How a process ended says what to do. Code 0: a node was drained, or its run is done. SIGKILL and other signals: the
 # machine was taken, as far as the run can see, so the process is started again. A code above 0 or a crash: something is
-# wrong there, and it is tried again a few times. The coordinator knows whether the job is at fault (rule 16).
+# wrong there, and it is tried again a few times in a row. What ends a process again and again ends it within seconds
+# or minutes: while it starts, or in its first steps. So one that ran for RAN_WELL_SECONDS ends the row, and a run of
+# weeks may lose a process now and then. The coordinator knows whether the job is at fault (rule 16).
 RESTARTS = 5  # attempts to listen at the old address again: its port may be taken for a moment
+RAN_WELL_SECONDS = 600.0
 COORDINATOR_FAILURES = 3  # ends with a code above 0, in a row, after which the run fails
 CRASHES = (
     signal.SIGSEGV,
@@ -37,7 +40,7 @@ CRASHES = (
     signal.SIGFPE,
     signal.SIGILL,
 )  # signals of the process's own making
-NODE_FAILURES = 3  # times that a node may end by itself and is started again
+NODE_FAILURES = 3  # times in a row that a node may end by itself and is started again
 
 
 class LocalCluster:
@@ -69,7 +72,7 @@ class LocalCluster:
         self._waits_for = nodes if waits_for is None else waits_for
         self._kills = list(kills)
         self._respawn = respawn
-        self._failed: dict[str, int] = {}  # how often a node has ended by itself, by name
+        self._failed: dict[str, int] = {}  # how often in a row a node has ended by itself, by name
         self._resume = resume
         self._allow = allow
         self._environments = environments  # by name: variables of one process, beside the common ones
@@ -169,7 +172,7 @@ class LocalCluster:
     def _ended_by_itself(self, name: str, child: Child, code: int) -> None:
         """Starts a node again that ended by itself, a few times. Raises RunFailed once no node is left."""
         del self._children[name]
-        self._failed[name] = self._failed.get(name, 0) + 1
+        self._failed[name] = in_a_row(self._failed.get(name, 0), child.ran)
         if self._respawn and self._failed[name] <= NODE_FAILURES:
             self._start_stage(name)
         elif not self.has_nodes:
@@ -202,7 +205,7 @@ class LocalCluster:
 
     def _restart_coordinator(self, child: Child, code: int) -> None:
         """After a kill, a stop or a step down: the next coordinator goes on from what this one persisted."""
-        self._coordinator_failures = 0 if code <= 0 else self._coordinator_failures + 1
+        self._coordinator_failures = in_a_row(self._coordinator_failures, child.ran) if code > 0 else 0
         if code == 2 or self._coordinator_failures > COORDINATOR_FAILURES:
             raise RunFailed(child.last_line(), code)
         self._start_coordinator([self.address] * RESTARTS)
@@ -260,6 +263,11 @@ class LocalCluster:
             "PYTHONPATH": os.pathsep.join(p for p in path if p),
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def in_a_row(before: int, ran: float) -> int:
+    """How often a process has ended by itself, if it did so ``before`` times and now after ``ran`` seconds."""
+    return 1 if ran >= RAN_WELL_SECONDS else before + 1
 
 
 def job_folder_of(path: str | Path) -> Path:

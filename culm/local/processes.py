@@ -23,6 +23,8 @@ class Child:
         self.pid = pid
         self.log = log
         self.died_at: float | None = None  # unix time
+        self.ran = 0.0  # seconds, once it has ended
+        self._began = time.monotonic()
         self.returncode: int | None = None  # negative: the number of the signal that ended it; None while it runs
         self._ended = threading.Event()
         threading.Thread(target=self._watch, args=(wait,), name=f"watch-{pid}", daemon=True).start()
@@ -52,6 +54,7 @@ class Child:
     def _watch(self, wait: Callable[[], int]) -> None:
         code = wait()
         self.died_at = time.time()
+        self.ran = time.monotonic() - self._began
         self.returncode = code
         self._ended.set()
 
