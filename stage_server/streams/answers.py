@@ -19,6 +19,10 @@ from culm.protos import stage_pb2, tensor_pb2
 #
 # What goes at once takes along all that waits. All answers keep the order in which they were put, so the
 # acknowledgements that a Hello asks for never come after its Synced.
+#
+# Of several Synced in one message the newest plan's goes: an answer under another plan is of no use to its node, which
+# does not ask again under this one. It need not be the last: Hellos come from all streams of a node, the answers go to
+# its newest one, and an older stream may be read late.
 
 # Seconds. In a calm step nobody waits for an acknowledgement: the sender keeps the tensor until the commit anyhow
 # (rule 5). One message for many costs less of both nodes' interpreters than one for each.
@@ -78,9 +82,14 @@ class Answers:
                 response.free_slots.append(answer.number)
             elif isinstance(answer, SenderOpened):
                 response.opened = True
-            else:
-                response.synced.CopyFrom(answer)  # of several the last: it answers to the newest plan
+            elif _order(answer) >= _order(response.synced):
+                response.synced.CopyFrom(answer)
         return response
+
+
+def _order(synced: stage_pb2.Synced) -> tuple[int, int]:
+    """Of the plan under which it was asked; the lowest for none."""
+    return (synced.term, synced.generation)
 
 
 def _are_due(answers: Sequence[Answer]) -> bool:

@@ -45,3 +45,20 @@ def test_many_acknowledgements_wait_no_longer() -> None:
     for key in KEYS:
         answers.put(key)
     assert acknowledged(next(answers.for_stream())) == KEYS
+
+
+@pytest.mark.parametrize("orders", [[(1, 6), (1, 5)], [(1, 5), (1, 6)], [(2, 1), (1, 9)]])
+def test_of_several_answers_to_hellos_the_newest_plans_goes(orders: list[tuple[int, int]]) -> None:
+    """An older stream of the node is read late, and its Hello answered last."""
+    answers = Answers(1)
+    for term, generation in orders:
+        answers.put(stage_pb2.Synced(term=term, generation=generation))
+    synced = next(answers.for_stream()).synced
+    assert (synced.term, synced.generation) == max(orders)
+
+
+def test_of_two_answers_under_one_plan_the_later_goes() -> None:
+    answers = Answers(1)
+    for committed in (3, 4):
+        answers.put(stage_pb2.Synced(term=1, generation=6, committed=committed))
+    assert next(answers.for_stream()).synced.committed == 4
