@@ -282,13 +282,13 @@ def be_full(server: Server) -> None:
 
 def follow_a_server_that_is_gone(server: Server) -> None:
     server.client.config_set("replica-serve-stale-data", "no")  # it refuses reads, too
-    server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    server.client.replicaof("127.0.0.1", "1")
 
 
 def take_writes(server: Server) -> None:
     server.client.config_set("min-replicas-to-write", 0)
     server.client.config_set("maxmemory", 0)
-    server.client.execute_command("REPLICAOF", "NO", "ONE")
+    server.client.replicaof("NO", "ONE")
 
 
 @pytest.mark.parametrize("obstacle", [refuse, be_full, follow_a_server_that_is_gone])
@@ -336,7 +336,7 @@ def test_a_leader_whose_server_has_become_a_replica_writes_to_its_successor(serv
         assert await store.acquire() == 1
         address.unlink()
         address.symlink_to(tmp_path / "successor" / SOCKET)
-        server.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        server.client.replicaof("127.0.0.1", "1")
         store.append("events", {"text": "after"})
         await written(store)
         assert (server.texts("events"), successor.texts("events")) == ([], ["after"])

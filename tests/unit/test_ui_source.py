@@ -18,7 +18,7 @@ Events = list[pb.ListEventsResponse]
 
 
 @dataclass(eq=False)
-class Coordinator(CoordinatorServicer):  # type: ignore[misc]
+class Coordinator(CoordinatorServicer):
     """Runs of one job, one after the other at one address."""
 
     events: Events = field(default_factory=list)
@@ -55,7 +55,7 @@ class Dashboard:
 @pytest.fixture
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
     monkeypatch.setattr(source, "FRESH", -1.0)  # each look asks
-    coordinator = Coordinator()
+    coordinator = Coordinator()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(2))
     add_CoordinatorServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
