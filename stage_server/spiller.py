@@ -5,7 +5,7 @@
 # thread of its own writes them, and the boxes then have the same tensors over the file:
 #
 #     compute thread       lock held     after an instruction: is too much in memory? which tensors go?
-#     "spill"              unlocked      writes each into a file without a name, and maps the file into memory
+#     "spill"              unlocked      writes each into a file without a name, maps it into memory, and closes it
 #                          lock held     the box that still has the tensor has it over the file from now on
 #
 # The system reads pages back when somebody looks at them, and nobody knows that it does. A file has no name, so nothing
@@ -121,7 +121,7 @@ class Spiller:
         try:
             with tempfile.TemporaryFile(dir=self._allowance.folder or None, buffering=0) as file:
                 same = written(value, file)
-        except (OSError, ValueError) as error:
+        except (OSError, RuntimeError) as error:
             self._failed = key.step
             if not self._told:
                 self._told = True
@@ -148,7 +148,7 @@ def _is_worth_it(value: Value) -> bool:
 
 
 def written(value: Value, file: FileIO) -> Value:
-    """The same value, with its tensors in the file. Raises OSError, and ValueError where nothing can be mapped."""
+    """The same value, with its tensors in the file. Raises OSError, and RuntimeError where nothing can be mapped."""
     places = []
     for _, tensor in value.tensors:
         file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
@@ -156,11 +156,12 @@ def written(value: Value, file: FileIO) -> Value:
         data = bytes_of(tensor)
         while data:  # a disk that is full, or nearly, may take a part
             data = data[file.write(data) :]
-    # Nobody writes into a tensor that is kept; without the right to do so torch would warn of it.
-    memory = mmap.mmap(file.fileno(), 0)
+    # The map is torch's: Python's own would keep a file descriptor for as long as it is there, and of these a process
+    # has few. The file has no name but this one.
+    memory = torch.from_file(f"/dev/fd/{file.fileno()}", shared=True, size=file.tell(), dtype=torch.uint8)
     tensors = []
     for (name, tensor), place in zip(value.tensors, places, strict=True):
         if tensor.numel():
-            tensor = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=place).view(tensor.shape)
+            tensor = memory[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         tensors.append((name, tensor))
     return replace(value, tensors=tuple(tensors))

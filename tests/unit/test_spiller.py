@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import tempfile
 from io import FileIO
 from pathlib import Path
@@ -43,6 +44,16 @@ def test_what_is_read_back_is_what_was_written(tmp_path: Path) -> None:
     for (name, before), (other, after) in zip(value.tensors, same.tensors, strict=True):
         assert (name, before.shape, before.dtype) == (other, after.shape, after.dtype)
         assert bytes(bytes_of(before)) == bytes(bytes_of(after))
+
+
+def test_what_lies_on_disk_keeps_no_file_open(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    kept = []
+    for number in range(100):
+        with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as file:
+            kept.append(written(Value.single(torch.full((1024,), number)), file))
+    assert len(set(os.listdir("/proc/self/fd")) - before) < 10, "other threads of this process may open some"
+    assert [int(value.tensors[0][1][-1]) for value in kept] == list(range(100))
 
 
 def test_a_full_disk_says_so() -> None:
