@@ -127,7 +127,7 @@ def unread(state: State, report: Unread) -> Decision:
     asked = report.absent or report.damaged_layer is not None
     looks = asked and not state.storage.examined  # one look at a time, whoever asks for it
     if looks:
-        commands.append(Examine(state.origin, report.damaged_layer))
+        commands.append(Examine(state.era, state.origin, report.damaged_layer))
     storage = replace(state.storage, unread=waiting, examined=state.storage.examined or looks)
     return replace(state, storage=storage, detail=text), tuple(commands)
 

@@ -102,9 +102,10 @@ class Retain:
 class Examine:
     """Look whether the storage answers, and has this very checkpoint, then report it (Examined).
 
-    ``layer``: this one's files are read as well, and compared with the manifest.
+    ``era``: that is to begin from it. ``layer``: this one's files are read as well, and compared with the manifest.
     """
 
+    era: int
     origin: Origin
     layer: int | None = None
 

@@ -15,7 +15,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from culm.coordinator import commands as cmd
@@ -39,7 +38,6 @@ log = logging.getLogger("culm.coordinator")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts to complete a checkpoint; each doubles the pause
 PATIENCE = 10.0  # seconds that the storage has to show an origin; the nodes that cannot read it wait for the answer
-FRESH = 3 * PATIENCE  # for so many seconds what was seen of a layer's files answers: nodes ask every ten seconds or so
 
 
 class Archive:
@@ -52,7 +50,7 @@ class Archive:
         # that are lower than those before it.
         self._newest = (-1, -1)
         # The last look at an origin, and what was asked. It may outlast PATIENCE, and no other begins until it is over.
-        self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str, float]]] | None = None
+        self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str]]] | None = None
         self._background = background
 
     def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
@@ -104,28 +102,23 @@ class Archive:
     async def _examine(self, asked: cmd.Examine) -> None:
         sight, why = reports.Sight.BUSY, ""
         # A thread that is stuck there stays the only one. A large file may take longer than PATIENCE: whoever asks for
-        # it again gets the answer of the look that was begun. Of a manifest an answer that has waited is out of date,
-        # and so is one of long ago: another era may begin from the same origin, mended meanwhile.
+        # it again in the same era gets the answer of the look that was begun: a node reads the file anew before it asks
+        # again, which takes its time. Of a manifest an answer that has waited is out of date.
         before = self._looking
-        waits = before is not None and before[0] == asked and asked.layer is not None and is_fresh(before[1])
+        waits = before is not None and before[0] == asked and asked.layer is not None
         if before is None or (before[1].done() and not waits):
-            look_at = asyncio.to_thread(lambda: (*look(asked.origin, asked.layer), time.monotonic()))
+            look_at = asyncio.to_thread(look, asked.origin, asked.layer)
             before = self._looking = (asked, self._background.begin(look_at))
         question, looking = before
         if question == asked:
             await asyncio.wait({looking}, timeout=PATIENCE)
             if looking.done():
-                sight, why, _ = looking.result()
+                sight, why = looking.result()
                 if self._looking == before:
                     self._looking = None
             elif asked.layer is None:
                 sight, why = reports.Sight.AWAY, f"the storage has not answered for {PATIENCE:g} s"
         self._take(reports.Examined(asked.origin, sight, why))
-
-
-def is_fresh(looking: asyncio.Task[tuple[reports.Sight, str, float]]) -> bool:
-    """Whether the look goes on, or was over a moment ago."""
-    return not looking.done() or time.monotonic() - looking.result()[2] < FRESH
 
 
 def look(origin: Origin, layer: int | None = None) -> tuple[reports.Sight, str]:

@@ -129,7 +129,7 @@ def test_other_bytes_that_one_node_reads_are_no_proof() -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
     damaged = reports.Unread(node="n2", incarnation=3, era=state.era, origin=TEN, why="another sha256", damaged_layer=1)
     again, commands = after(state, damaged)
-    assert [command for command in commands if isinstance(command, Examine)] == [Examine(TEN, 1)]
+    assert [command for command in commands if isinstance(command, Examine)] == [Examine(state.era, TEN, 1)]
     again, _ = after(again, reports.Examined(TEN, reports.Sight.THERE))
     assert (again.era, again.checkpoints) == (state.era, (TEN,))
     assert "n2 cannot (another sha256)" in again.detail

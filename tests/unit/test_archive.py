@@ -88,7 +88,7 @@ def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
         changed = told.changed = asyncio.Event()
         archive = Archive(job, told.take, Background(lambda error: None))
         while not told or told[-1].sight is reports.Sight.BUSY:  # type: ignore[union-attr]
-            archive.carry_out(cmd.Examine(origin, 0))
+            archive.carry_out(cmd.Examine(1, origin, 0))
             await changed.wait()
             changed.clear()
         return told
@@ -100,7 +100,7 @@ def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
     )
 
 
-def test_what_was_seen_long_ago_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_seen_in_an_era_before_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The look outlasted its patience, and nobody asked again before another era began from the same checkpoint."""
     origin, path, job = damaged_checkpoint(tmp_path)
     whole = path.read_bytes()
@@ -110,15 +110,14 @@ def test_what_was_seen_long_ago_is_no_answer(tmp_path: Path, monkeypatch: pytest
         changed = told.changed = asyncio.Event()
         archive = Archive(job, told.take, Background(lambda error: None))
         monkeypatch.setattr(archive_module, "PATIENCE", 0.0)
-        archive.carry_out(cmd.Examine(origin, 0))
+        archive.carry_out(cmd.Examine(1, origin, 0))
         await changed.wait()
         assert archive._looking is not None
         await archive._looking[1]
         write_layer(origin.folder, 0, Value((("parameter.weight", torch.ones(3)),)))
         monkeypatch.setattr(archive_module, "PATIENCE", 20.0)
-        monkeypatch.setattr(archive_module, "FRESH", 0.0)
         changed.clear()
-        archive.carry_out(cmd.Examine(origin, 0))
+        archive.carry_out(cmd.Examine(2, origin, 0))
         await changed.wait()
         return told
 
