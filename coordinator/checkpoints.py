@@ -30,8 +30,9 @@ from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.money import kinds
 
 # Steps whose files are on record though the checkpoint is not whole. A node may have died before it wrote its share:
-# then that checkpoint never becomes whole, and the record of it has to go when newer ones come.
-SHARES_KEPT = 3
+# then that checkpoint never becomes whole, and the record of it has to go when newer ones come. But one node may write
+# far more slowly than others: its share comes when theirs of many later steps are here, and makes its step whole.
+SHARES_KEPT = 64
 
 
 def saved(state: State, report: Saved) -> Decision:
@@ -43,10 +44,12 @@ def saved(state: State, report: Saved) -> Decision:
     before = state.saved.get(report.step, {})
     files = {**before, **report.files}
     newest = sorted({*state.saved, report.step})[-SHARES_KEPT:]
+    dropped = sorted({*state.saved, report.step}.difference(newest))
     state = replace(state, saved={s: f for s, f in {**state.saved, report.step: files}.items() if s in newest})
+    state, told = fault(state, CheckpointFault("", dropped[0], _slow(state))) if dropped else (state, ())
     # Written once: when the last layer came, and not with a share that repeats what was there.
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
-        return state, ()
+        return state, told
     last = state.last_commit  # a node that was seeded after the last commit has not heard its loss
     whole = WriteManifest(
         era=state.era,
@@ -56,7 +59,15 @@ def saved(state: State, report: Saved) -> Decision:
         files=files,
         identity=state.agreement.nodes,
     )
-    return state, (whole,)
+    return state, (*told, whole)
+
+
+def _slow(state: State) -> str:
+    """Why none of the steps on record has become whole."""
+    there = {layer for files in state.saved.values() for layer in files}
+    away = [layer for layer in range(len(state.layer_costs)) if layer not in there]
+    what = f"no node has written layer {away[0]}" if away else "no step has all shares"
+    return f"{what} in the last {SHARES_KEPT} checkpoints: if a node is slow to write, raise [checkpoint] every"
 
 
 def checkpointed(state: State, report: Checkpointed) -> Decision:

@@ -46,6 +46,8 @@ def write_whole(path: str | Path, write: Callable[[Path], None]) -> None:
     try:
         write(part)
         os.chmod(part, FILE)  # a library may have replaced the file
+        with part.open("rb") as written:
+            os.fsync(written.fileno())  # whoever hears that it is there may let go of all else that has it
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
