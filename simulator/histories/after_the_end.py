@@ -132,7 +132,8 @@ class Ending:
             owner = plan.stages[s].owner
             others = [n for n in present if n != owner and not world.faults.cut_off(n, owner)]
             assert not others, f"stage {s} was not repaired after the run was done, though {others} are there"
-        assert ending.is_saved(state) or not world.checkpoint_every, "the last step has no checkpoint, and never will"
+        may_be_saved = world.checkpoint_every and world.storage.took_the_last()
+        assert ending.is_saved(state) or not may_be_saved, "the last step has no checkpoint, and never will"
         self.fetched = True
         leader.take(reports.Fetched("the simulated user"))
 

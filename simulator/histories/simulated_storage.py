@@ -60,6 +60,7 @@ class SimulatedStorage:
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
         self._shares: dict[tuple[str, int], Save] = {}  # incarnation -> the newest share it has to write
         self._written: dict[tuple[str, int], reports.Saved] = {}  # incarnation -> what it says of the last one
+        self.vanished: set[str] = set()  # folders of which somebody wrote a part below a mount that was gone
         self.losses: list[tuple[int, float]] = []  # what manifests are to say: of which step, and its loss
 
     # ---- files ------------------------------------------------------------------------------------------------------
@@ -67,7 +68,9 @@ class SimulatedStorage:
     def _put(self, who: str, folder: str, name: str, data: bytes) -> None:
         if self._is("away") or self._is("full"):
             raise OSError("the storage does not answer" if self._is("away") else "no space left on device")
-        if not self._absent(who):
+        if self._absent(who):
+            self.vanished.add(folder)
+        else:
             self._folders.setdefault(folder, {})[name] = data
 
     def _read(self, who: str, folder: str, name: str) -> bytes:
@@ -85,6 +88,10 @@ class SimulatedStorage:
             return False
         listed = [f for each in named(files[MANIFEST], origin).files.values() for f in each]
         return all(f.name in files and _sha256(files[f.name]) == f.sha256 for f in listed)
+
+    def took_the_last(self) -> bool:
+        """Whether nothing that was written of the last step's checkpoint vanished. If it did, the run says so."""
+        return folder_of(URL, self._world.steps) not in self.vanished
 
     def states(self, origin: Origin) -> dict[int, int]:
         """What a whole checkpoint holds, by layer."""
@@ -255,7 +262,8 @@ class SimulatedStorage:
             for file in manifest.files[layer] if layer is not None else ():
                 self._file(COORDINATOR, origin.folder, file)
         except OriginUnseen as unseen:
-            shows = bool(self._folders) and not self._absent(COORDINATOR)
+            others = origin.folder in self._folders or any(MANIFEST in files for files in self._folders.values())
+            shows = others and not self._absent(COORDINATOR)
             return reports.Examined(origin, reports.Sight.WRONG if shows else reports.Sight.AWAY, str(unseen))
         except CheckpointCorrupt as error:
             return reports.Examined(origin, reports.Sight.WRONG, error.problem)
