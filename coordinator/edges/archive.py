@@ -20,6 +20,7 @@ from collections.abc import Callable
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.edges.background import Background
+from culm.coordinator.edges.origins import of_another_job
 from culm.pipeline.checkpoints.manifest import (
     CheckpointCorrupt,
     Manifest,
@@ -93,9 +94,13 @@ class Archive:
             self._take(reports.Checkpointed(checkpoint))
             return
 
+    def _is_own(self, manifest: Manifest) -> bool:
+        """Another job's checkpoints at the same URL are another run's, which may have to go back to them."""
+        return not of_another_job(manifest, self._job, frozenset())
+
     async def _retain(self, command: cmd.Retain) -> None:
         try:
-            await asyncio.to_thread(retain, self._url, command.step, command.kept)
+            await asyncio.to_thread(retain, self._url, command.step, command.kept, self._is_own)
         except (OSError, JobError) as error:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
 
@@ -141,8 +146,8 @@ def look(origin: Origin, layer: int | None = None) -> tuple[reports.Sight, str]:
                 return reports.Sight.WRONG, str(unseen)
         except (OSError, JobError) as error:
             return reports.Sight.AWAY, in_a_line(error)
-        # An empty mount point looks like this, and so does another machine's folder: no proof (rule 14).
-        return reports.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} is empty: perhaps it is not mounted"
+        # A mount point looks like this, and so does another machine's folder: no proof (rule 14).
+        return reports.Sight.AWAY, f"{origin.folder.rpartition('/')[0]} has no checkpoint: perhaps it is not mounted"
     except CheckpointCorrupt as corrupt:
         return reports.Sight.WRONG, corrupt.problem
     except (OSError, JobError) as error:

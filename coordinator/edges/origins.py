@@ -90,7 +90,7 @@ def left_behind(settings: CoordinatorSettings) -> list[Found]:
     for found in find_checkpoints(url):
         if found.manifest is None or found.step > job.job.steps:
             continue
-        why = _of_another_job(found.manifest, job, allowed)
+        why = of_another_job(found.manifest, job, allowed)
         # The newest decides what the run is: an older one of other code would give a later era other bits.
         if not why and ours and _identity(ours[0]).parts != _identity(found).parts:
             why = f"its code, files, versions or hardware differ from those of the checkpoint of step {ours[0].step}"
@@ -126,7 +126,7 @@ def _identity(found: Found) -> Identity:
     return found.manifest.identity if found.manifest is not None else Identity()
 
 
-def _of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str:
+def of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str:
     """How the checkpoint's job differs from this one, or nothing."""
     if manifest.job != job.job.name:
         return f"its job is {manifest.job}"

@@ -270,8 +270,15 @@ def read_origin(origin: Origin) -> Manifest:
 
 
 def shows_others(origin: Origin) -> bool:
-    """Whether the place where the origin should be shows anything at all: an empty one may be a mount that is gone."""
-    return bool(storage.names(origin.folder.rpartition("/")[0]))
+    """Whether the storage shows that this checkpoint is gone for good: its folder without it, or another one.
+
+    What else lies there is no proof. Where a mount is gone, the disk below it may show a share of a newer step that a
+    node has written meanwhile, or a file that marks an empty mount point.
+    """
+    parent, _, own = origin.folder.rpartition("/")
+    names = storage.names(parent)
+    steps = [name for name in names if step_of(name) is not None]
+    return own in names or any(MANIFEST in storage.names(f"{parent}/{name}") for name in steps)
 
 
 def find_checkpoints(url: str) -> list[Found]:
@@ -326,13 +333,18 @@ def newest_whole(url: str, told: Callable[[str], None] = lambda problem: None) -
     return None
 
 
-def retain(url: str, step: int, kept: Collection[int]) -> list[int]:
+def retain(
+    url: str, step: int, kept: Collection[int], is_own: Callable[[Manifest], bool] = lambda manifest: True
+) -> list[int]:
     """Deletes what is older than ``step``, whole or not, but for the checkpoints of the steps ``kept``; their steps.
+
+    ``is_own``: of whole ones, whether it is this run's to delete.
 
     The manifest goes first, so that a checkpoint that is half deleted is never taken for a whole one. What is newer is
     another run's, or still being written.
     """
-    gone = [f for f in reversed(find_checkpoints(url)) if f.step not in kept and f.step < step]
+    older = [f for f in reversed(find_checkpoints(url)) if f.step not in kept and f.step < step]
+    gone = [f for f in older if f.manifest is None or is_own(f.manifest)]
     for f in gone:
         if f.manifest is not None:
             storage.remove(f.url, MANIFEST)

@@ -186,11 +186,14 @@ def hears() -> Hears:
 def test_a_mount_that_is_gone_for_a_while_is_waited_for(tmp_path: Path, hears: Hears) -> None:
     origin = written(f"{tmp_path}/mount", 10)
     (tmp_path / "mount").rename(tmp_path / "elsewhere")
-    (tmp_path / "mount").mkdir()
+    below = tmp_path / "mount" / "step-00000030"  # where a node writes its share of a newer step meanwhile
+    below.mkdir(parents=True)
+    (below / "layer-00000.safetensors").write_bytes(b"a share")
+    (tmp_path / "mount" / "NOT_MOUNTED").touch()
     Restorer(hears).read(origin, [0], 1)
     kind, why = hears.told.get()
     assert (kind, look(origin)[0]) == ("absent", reports.Sight.AWAY), why
-    (tmp_path / "mount").rmdir()
+    shutil.rmtree(tmp_path / "mount")
     (tmp_path / "elsewhere").rename(tmp_path / "mount")
     while (told := hears.told.get())[0] != "fetched":
         assert told[0] == "absent"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,16 @@ def test_retention_keeps_the_newest_and_what_is_still_being_written(url: str) ->
     write_layer(folder_of(url, 50), 0, held[0].export())
     assert sorted(retain(url, 40, {30, 40})) == [10, 15, 20]
     assert [f.step for f in find_checkpoints(url)] == [50, 40, 30]
+
+
+def test_retention_leaves_another_jobs_checkpoints(url: str) -> None:
+    """Two runs wrote to one URL: the one that was further deleted all that the other could have gone back to."""
+    held = trained(partial(torch.optim.SGD, lr=0.1))
+    for step in (10, 20, 40):
+        write(url, step, held)
+    write_manifest(folder_of(url, 20), replace(read_manifest(folder_of(url, 20)), job="another"))
+    assert retain(url, 40, {40}, lambda manifest: manifest.job != "another") == [10]
+    assert [f.step for f in find_checkpoints(url)] == [40, 20]
 
 
 def test_nothing_is_there_before_the_first_one(url: str) -> None:
