@@ -88,13 +88,14 @@ def _become(words: list[str], log: str, environment: dict[str, str], folder: str
     die_with_parent()
     fork_process.let_go()
     os.setsid()  # the terminal's Ctrl-C is for the launcher
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         os.dup2(output, number)
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.close(output)
+    # Not before: a fork that is ended as it begins would print its traceback to the launcher's user.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
