@@ -22,9 +22,9 @@ from dataclasses import replace
 
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
-from culm.coordinator.membership import roll_back
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
-from culm.coordinator.state import State
+from culm.coordinator.rolling_back import roll_back
+from culm.coordinator.state import Search, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.money import kinds
@@ -108,9 +108,13 @@ def bad(state: State, report: CheckpointBad) -> Decision:
     if recovering(state):  # the era may be far beyond what this leader knows: see ``looked_back``
         return replace(state, storage=replace(state.storage, proof=report)), ()
     known = report.origin in state.checkpoints
-    state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != report.origin))
+    # This one was on record, and is no use. The others on record may be as old, so the storage is searched anew.
+    search = Search.NEEDED if state.settings.searches else Search.OVER
+    storage = replace(state.storage, proved_bad=state.storage.proved_bad | {report.origin})
+    state = replace(state, checkpoints=tuple(c for c in state.checkpoints if c != report.origin), storage=storage)
     if report.origin != state.origin or not _is_being_read(state):
         return state, (Persist(),) if known else ()
+    state = replace(state, storage=replace(storage, search=search))
     return roll_back(state, f"{report.node} cannot use the checkpoint of step {report.origin.step}: {report.why}")
 
 

@@ -6,7 +6,7 @@
 #     to all that attend     Publish, Commit; only to nodes that have said where they stand
 #     to one node            SendPlan, SendCommit, Ask, Dismiss
 #     to the store           Persist, Record; neither is waited for
-#     to the storage         WriteManifest, Examine, whose results come back as reports; Retain
+#     to the storage         WriteManifest, Examine, FindCheckpoints, whose results come back as reports; Retain
 #     to the leader itself   LeadAnew
 #
 # Persist is done once the orders are on their way, wherever it stands: nodes wait for orders, and none waits for Redis.
@@ -111,6 +111,11 @@ class Examine:
 
 
 @dataclass(frozen=True, slots=True)
+class FindCheckpoints:
+    """Look which whole checkpoints of this job there are, until the storage answers (CheckpointsFound)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """Add to the event log, with what is to be said of it in words."""
 
@@ -122,17 +127,5 @@ class Record:
         return self.event.kind
 
 
-Command = (
-    Publish
-    | Commit
-    | SendPlan
-    | SendCommit
-    | Dismiss
-    | Ask
-    | LeadAnew
-    | Persist
-    | WriteManifest
-    | Retain
-    | Examine
-    | Record
-)
+ForStorage = WriteManifest | Retain | Examine | FindCheckpoints
+Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Ask | LeadAnew | Persist | ForStorage | Record

@@ -44,6 +44,7 @@ from culm.coordinator import (
     failures,
     heartbeats,
     membership,
+    rolling_back,
     takeover,
     watchdog,
 )
@@ -58,6 +59,7 @@ from culm.coordinator.reports import (
     CheckpointBad,
     Checkpointed,
     CheckpointFault,
+    CheckpointsFound,
     Condemned,
     Draining,
     Examined,
@@ -78,7 +80,7 @@ from culm.coordinator.reports import (
     Unread,
     Warned,
 )
-from culm.coordinator.state import Layers, Phase, Settings, State
+from culm.coordinator.state import Layers, Phase, Search, Settings, State, Storage
 from culm.pipeline.money import kinds
 
 
@@ -87,7 +89,8 @@ def begin(settings: Settings, term: int = 1, leader: int = 0, now: float | None 
 
     With ``now`` it may have been led before: nodes that hold state have the time to say so (rule 15).
     """
-    return State(settings=settings, term=term, leader=leader, took_over_at=now)
+    search = Search.NEEDED if now is not None and settings.searches else Search.OVER
+    return State(settings=settings, term=term, leader=leader, took_over_at=now, storage=Storage(search=search))
 
 
 def advance(state: State, report: Report, now: float) -> Decision:
@@ -297,6 +300,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     CheckpointFault: lambda s, e, n: checkpoints.fault(s, e),
     Unread: lambda s, e, n: checkpoints.unread(s, e),
     Examined: lambda s, e, n: chain(checkpoints.examined(s, e), n),
+    CheckpointsFound: lambda s, e, n: chain(rolling_back.found(s, e), n),
     NodeFailed: lambda s, e, n: chain(blame.node_failed(s, e, n), n),
     Condemned: _condemned,
     Tick: _tick,

@@ -19,10 +19,11 @@
 
 from dataclasses import replace
 
-from culm.coordinator import draining, membership
+from culm.coordinator import draining
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import Fetched
+from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, State, Stopping
 from culm.pipeline.money import kinds
 
@@ -165,5 +166,5 @@ def _everyone_goes(state: State) -> Decision:
     if state.plan is None:
         return state, tuple(commands)
     why = "every node was told to stop, so none was left to hand over to"
-    state, rolled_back = membership.roll_back(state, f"{why}; {_left_of(state)}")
+    state, rolled_back = roll_back(state, f"{why}; {_left_of(state)}")
     return state, (*commands, *rolled_back)

@@ -13,13 +13,15 @@
 #
 # An era that begins at the last step trains nothing: its holders read the final weights again, and the run is done.
 #
+# Never before the leader knows which checkpoints there are (``rolling_back``).
+#
 # Never while a new leader hears from the nodes. Holders of a plan that it does not know may still attach, and an era
 # that begins beside theirs throws away what they have trained (rules 8 and 15).
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from culm.coordinator import cutting, draining, membership, takeover, waiting
+from culm.coordinator import cutting, draining, rolling_back, takeover, waiting
 from culm.coordinator.commands import Persist, Publish, Record
 from culm.coordinator.copies import at_the_start
 from culm.coordinator.crossing import in_words
@@ -44,9 +46,12 @@ def begin_era(state: State, now: float) -> Decision:
     """Places the model from its beginning once enough nodes are there."""
     if state.phase is not Phase.WAITING or state.plan is not None or takeover.recovering(state):
         return state, ()
+    searching = rolling_back.search_first(state)
+    if searching is not None:
+        return searching
     if state.committed != state.origin.step:
         lost = f"no node is left that holds step {state.committed}, which the run had come to when it failed"
-        return membership.roll_back(state, lost)
+        return rolling_back.roll_back(state, lost)
     settings = state.settings
     # Who is to go has nothing left to hand over: it held its part until the era ended.
     state, gone = draining.let_go(state, sorted(n.node for n in state.nodes.values() if n.draining))

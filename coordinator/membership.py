@@ -37,13 +37,12 @@ from culm.coordinator.failures import Work, died, is_told, machine_of
 from culm.coordinator.memory import tight
 from culm.coordinator.placement import promote
 from culm.coordinator.reports import Available, Joined, PeerLost, StreamBroken
+from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.standbys import repair
-from culm.coordinator.state import Ending, LostOwner, Node, Phase, State
+from culm.coordinator.state import LostOwner, Node, Phase, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
-from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Stages
-from culm.pipeline.terms import ERAS_BITS
 
 NOBODY = "no heartbeat comes from any node: waiting for nodes to attach or to join"
 # Incarnations; of more the older half is refused by number. The set is persisted with every plan: it must not grow with
@@ -356,42 +355,3 @@ def _with_deaths(state: State, gone: Iterable[Node]) -> State:
         works = [Work("", state.committed, layers.start, layers.stop) for layers in owned]
         failures = died(failures, works, machine_of(node.node, node.pid))
     return replace(state, failures=failures)
-
-
-def roll_back(state: State, why: str) -> Decision:
-    """Starts a new era from the newest checkpoint, or from step 0: some stage has no copy left (rule 1).
-
-    The origin is chosen here, and nobody looks it up again (rule 14). A run that was resumed never starts from step 0.
-    """
-    origin = state.checkpoints[-1] if state.checkpoints else Origin()
-    if state.resumed and not origin.folder:
-        text = f"{why}; no checkpoint is left to go back to, and a resumed run never begins at step 0: "
-        text += "resume from another one"
-        # The plan names nodes that are lost: a coordinator that starts again would wait for them.
-        state = replace(state, phase=Phase.FAILED, plan=None, exposed_since={}, detail=text)
-        return state, (Record(kinds.Failed(), text), Persist())
-    text = f"{why}; a new era begins at step {origin.step}, from {origin}"
-    state = replace(
-        state,
-        # Two leaders at once may roll back without knowing of each other: an era names the term that began it.
-        era=max(state.era + 1, state.term << ERAS_BITS),
-        origin=origin,
-        committed=origin.step,
-        plan=None,
-        phase=Phase.WAITING,
-        detail=text,
-        # All that follows was said of the era before, which nobody goes on with. ``failures`` stays: the same work may
-        # end processes in every era.
-        facts={},
-        following={},
-        norms={},
-        losses=(),
-        saved={},
-        storage=replace(state.storage, unread={}, examined=False),
-        last_commit=None,
-        lost_owners=(),
-        exposed_since={},
-        ending=Ending(),
-        stopping=None,
-    )
-    return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step), text))

@@ -1,8 +1,8 @@
 """What the coordinator is told: by nodes, operators, its clock, its store and its storage. Plain frozen data."""
 
 # Most reports are a node's word. An operator's are Fetched and, beside nodes' own, Draining; Condemned is a demo's or a
-# test's. StreamBroken, Checkpointed, Examined, Priced and Tick come from the coordinator's own edges, as a
-# CheckpointFault may.
+# test's. StreamBroken, Checkpointed, Examined, CheckpointsFound, Priced and Tick come from the coordinator's own edges,
+# as a CheckpointFault may.
 #
 # Reports of one node come in the order in which it sent them, as long as its stream stands. So it is Joined before all
 # else, and Built before any Ready over the same layers. When a stream breaks the newest reports may be lost: a node
@@ -279,6 +279,22 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole checkpoint, and what its bits depend on."""
+
+    origin: Origin
+    identity: Identity
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsFound:
+    """The whole checkpoints of this job that the storage shows, oldest first; ``why``: it does not answer yet."""
+
+    whole: tuple[Whole, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFault:
     """A checkpoint cannot be written at present; ``node`` is empty where it is the coordinator that cannot."""
 
@@ -332,6 +348,7 @@ Report = (
     | CheckpointFault
     | Unread
     | Examined
+    | CheckpointsFound
     | NodeFailed
     | Condemned
     | Tick

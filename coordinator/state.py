@@ -75,6 +75,7 @@ class Settings:
     seed_bytes_per_second: float = 1e8
     checkpoint_url: str = ""
     checkpoints_kept: int = 3
+    searches: bool = False  # whether whole checkpoints may lie there that a leader does not know of
     samples_per_step: int = 0
     tokens_per_step: int = 0  # 0: the job does not say
     keep_after_done: float = 3600.0  # how long nodes keep final weights that are neither saved nor fetched
@@ -189,14 +190,27 @@ class LostOwner:
     redone: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+class Search(StrEnum):
+    """Whether this leader knows which whole checkpoints there are.
+
+    What was persisted may name none but such that have been deleted since: Redis may have come back older.
+    """
+
+    NEEDED = "needed"  # before an era begins
+    UNDER_WAY = "under way"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """How it stands with the storage of checkpoints, as far as it does not do what is asked of it."""
+    """How it stands with the storage of checkpoints: what is asked of it, and what it does not do."""
 
     unread: Mapping[str, str] = field(default_factory=dict)  # node -> why it could not read the era's origin
     proof: CheckpointBad | None = None  # that is looked at once a takeover is over
     examined: bool = False  # whether the coordinator is looking at the origin itself. Invariant: one look at a time
     fault: str = ""  # why no checkpoint can be written at present: told once, until one is whole again
+    search: Search = Search.OVER  # invariant: no era begins before it is over
+    proved_bad: frozenset[Origin] = frozenset()  # to this leader: a search may find them again
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@
 #     WriteManifest   Checkpointed; until then CheckpointFault after each attempt, of which one is on record
 #     Retain          nothing: what stays behind goes with the next one
 #     Examine         Examined, with THERE, WRONG, AWAY or BUSY: only WRONG is a proof against a checkpoint
+#     FindCheckpoints CheckpointsFound, with a reason after each attempt that brought no answer, and then with them
 #
 # A storage may hang for minutes, and a thread that waits for it cannot be ended. So all I/O is done in threads, and at
 # most one looks at an origin.
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.edges.background import Background
-from culm.coordinator.edges.origins import of_another_job
+from culm.coordinator.edges.origins import of_another_job, of_this_job, whole_of
 from culm.pipeline.checkpoints.manifest import (
     CheckpointCorrupt,
     Manifest,
@@ -44,8 +45,15 @@ PATIENCE = 10.0  # seconds that the storage has to show an origin; the nodes tha
 class Archive:
     """Carries commands out that concern checkpoints, and tells what came of them."""
 
-    def __init__(self, job: Job, take: Callable[[reports.Report], None], background: Background) -> None:
+    def __init__(
+        self,
+        job: Job,
+        take: Callable[[reports.Report], None],
+        background: Background,
+        allowed: frozenset[str] = frozenset(),
+    ) -> None:
         self._job = job
+        self._allowed = allowed  # parts of its identity in which a checkpoint that is found may differ
         self._take = take
         # The newest era and step whose manifest was ordered. Invariant: never falls. After a rollback steps come again
         # that are lower than those before it.
@@ -54,15 +62,17 @@ class Archive:
         self._looking: tuple[cmd.Examine, asyncio.Task[tuple[reports.Sight, str]]] | None = None
         self._background = background
 
-    def carry_out(self, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
+    def carry_out(self, command: cmd.ForStorage) -> None:
         """Returns at once."""
         if isinstance(command, cmd.WriteManifest):
             self._newest = max(self._newest, (command.era, command.step))
             self._background.begin(self._complete(command))
         elif isinstance(command, cmd.Retain):
             self._background.begin(self._retain(command))
-        else:
+        elif isinstance(command, cmd.Examine):
             self._background.begin(self._examine(command))
+        else:
+            self._background.begin(self._find())
 
     @property
     def _url(self) -> str:
@@ -103,6 +113,19 @@ class Archive:
             await asyncio.to_thread(retain, self._url, command.step, command.kept, self._is_own)
         except (OSError, JobError) as error:
             log.warning("could not remove old checkpoints; they stay until the next one is whole: %s", in_a_line(error))
+
+    async def _find(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                shown = await asyncio.to_thread(of_this_job, self._job, self._allowed)
+            except (OSError, JobError) as error:
+                self._take(reports.CheckpointsFound(why=in_a_line(error)))
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, 2 * pause)
+                continue
+            self._take(reports.CheckpointsFound(tuple(whole_of(found) for found in shown)))
+            return
 
     async def _examine(self, asked: cmd.Examine) -> None:
         sight, why = reports.Sight.BUSY, ""

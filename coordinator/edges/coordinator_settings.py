@@ -36,6 +36,11 @@ class CoordinatorSettings:
         """For everything that may fall silent: nodes, links, the lease."""
         return Patience(self.job.resilience.patience if self.patience_seconds is None else self.patience_seconds)
 
+    @property
+    def allowed(self) -> frozenset[str]:
+        """Parts in which this run may differ from its own checkpoints; with --resume, --allow is said of that one."""
+        return self.allow if not self.resume else frozenset()
+
     def decisions(self) -> Settings:
         """The part that decisions depend on."""
         job = self.job
@@ -65,5 +70,6 @@ class CoordinatorSettings:
             keep_after_done=job.job.keep_after_done,
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
             checkpoints_kept=job.checkpoint.keep if job.checkpoint is not None else 3,
+            searches=job.checkpoint is not None and not self.new_run,
             patience=self.patience,
         )

@@ -17,13 +17,13 @@ from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.order_stream import OrderStream
-from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable
+from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable, to_resume
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
-from culm.pipeline.checkpoints.manifest import Found, newest_whole
+from culm.pipeline.checkpoints.manifest import Found
 from culm.pipeline.checkpoints.storage import probe
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import job_to_toml
@@ -90,7 +90,7 @@ class Leader:
         # decision takes them all. It comes before any other, so that no node is lost for silence that has just been
         # heard.
         self._heartbeats: list[tuple[float, reports.Heartbeat]] = []
-        self._archive = Archive(settings.job, self.take, self.background)
+        self._archive = Archive(settings.job, self.take, self.background, settings.allowed)
         self._billing = Billing(settings.prices)
         self._figures = Reader("the run's cost")
         self._status = RunStatus(settings)
@@ -187,18 +187,23 @@ class Leader:
         """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
         url = self.settings.resume
         try:
-            found = newest_whole(url, log.warning)
+            whole = to_resume(url)
         except OSError as error:
             mend = "check the address, the network and your credentials"
             raise JobError(f"it cannot be read ({in_a_line(error)})", f"--resume {url}", mend) from error
-        if found is None:
+        if not whole:
             raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
-        assert found.manifest is not None
-        agreed = resumable(found.manifest, found.url, self.settings)
-        log.info("going on from the checkpoint %s", found.url)
-        origin = found.origin
+        newest = whole[-1]
+        assert newest.manifest is not None
+        agreed = resumable(newest.manifest, newest.url, self.settings)
+        log.info("going on from the checkpoint %s", newest.url)
         return replace(
-            self._state, committed=origin.step, origin=origin, resumed=True, checkpoints=(origin,), agreement=agreed
+            self._state,
+            committed=newest.step,
+            origin=newest.origin,
+            resumed=True,
+            checkpoints=tuple(found.origin for found in whole),
+            agreement=agreed,
         )
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
@@ -294,7 +299,7 @@ class Leader:
             if isinstance(command.event, kinds.Done):
                 self._bill(done=True)  # the figures are those as of the end
             self._record(command)
-        elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
+        elif isinstance(command, cmd.ForStorage):
             self._archive.carry_out(command)
         else:
             self._send(command)

@@ -7,12 +7,21 @@ those (rule 15). ``--new-run`` says that nobody has led the run before; then it 
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from datetime import UTC, datetime
 
+from culm.coordinator import rolling_back
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
+from culm.coordinator.reports import Whole
 from culm.coordinator.state import State
-from culm.pipeline.checkpoints.manifest import Found, Manifest, find_checkpoints
+from culm.pipeline.checkpoints.manifest import (
+    Found,
+    Manifest,
+    completed_at,
+    find_checkpoints,
+    found_in,
+    step_of,
+)
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity, difference, refuse_changes
 from culm.pipeline.job import Job, parse_job
@@ -57,6 +66,27 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
     return Agreement(checkpoint=Identity(manifest.identity.parts, manifest.identity.outlines).without(settings.allow))
 
 
+def to_resume(url: str) -> list[Found]:
+    """The newest whole checkpoint there, and those before it that the same run may have written; oldest first.
+
+    ``url``: of a folder of checkpoints, or of one of them. Only manifests are read: the nodes compare every file, and
+    the run goes on from the one before where one is wrong. Raises OSError where the storage does not answer.
+    """
+    step = step_of(url)
+    there = [found_in(url.rstrip("/"), step)] if step is not None else find_checkpoints(url)
+    whole = [found for found in there if found.manifest is not None]
+    for found in there[: there.index(whole[0])] if whole else there:
+        log.warning("the checkpoint of step %d is passed over: %s", found.step, found.problem)
+    return [found for found in whole if _is_of_one_run(found, whole[0])][::-1]
+
+
+def _is_of_one_run(one: Found, other: Found) -> bool:
+    a, b = one.manifest, other.manifest
+    assert a is not None
+    assert b is not None
+    return (a.job, a.job_toml, a.identity) == (b.job, b.job_toml, b.identity)
+
+
 def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
     """Raises JobError where the job is not the one with which the run began. ``written``: that one, as TOML.
 
@@ -77,52 +107,73 @@ def refuse_other_job(written: str, settings: CoordinatorSettings) -> None:
 
 
 def left_behind(settings: CoordinatorSettings) -> list[Found]:
-    """The whole checkpoints of this very job at its own URL, oldest first.
+    """The whole checkpoints of this very job and of one identity at its own URL, oldest first.
 
     Only their manifests are read: the nodes compare every file. Raises OSError where the storage does not answer.
     """
-    job = settings.job
+    found = of_this_job(settings.job, settings.allowed)
+    if not found:
+        return []
+    # The one that was written last decides what the run is: one of other code would give a later era other bits.
+    last = _written_last(found)
+    ours = [each for each in found if identity_of(each).parts == identity_of(last).parts]
+    for other in [each for each in found if each not in ours]:
+        why = f"its code, files, versions or hardware differ from those of the checkpoint of step {last.step}"
+        _leave_out(other, why)
+    return ours
+
+
+def of_this_job(job: Job, allowed: frozenset[str]) -> list[Found]:
+    """The whole checkpoints of this very job at its own URL, oldest first, as far as the job file tells.
+
+    ``allowed``: parts of the identity in which they may differ. Raises OSError where the storage does not answer.
+    """
     if job.checkpoint is None:
         return []
-    url = job.checkpoint.url
-    allowed = settings.allow if not settings.resume else frozenset()  # else it is said of the one that is resumed
-    ours: list[Found] = []
-    for found in find_checkpoints(url):
+    ours = []
+    for found in find_checkpoints(job.checkpoint.url):
         if found.manifest is None or found.step > job.job.steps:
             continue
         why = of_another_job(found.manifest, job, allowed)
-        # The newest decides what the run is: an older one of other code would give a later era other bits.
-        if not why and ours and _identity(ours[0]).parts != _identity(found).parts:
-            why = f"its code, files, versions or hardware differ from those of the checkpoint of step {ours[0].step}"
         if why:
-            what = "the checkpoint %s is not this run's, so it is left out and will be written over: %s"
-            log.warning(what, shown_url(found.url), why)
+            _leave_out(found, why)
         else:
             ours.append(found)
     return ours[::-1]
 
 
+def _written_last(found: Sequence[Found]) -> Found:
+    """By the time of its manifest; by its step where all are alike, or the storage keeps no times."""
+    if all(identity_of(each).parts == identity_of(found[0]).parts for each in found):
+        return found[-1]
+    times = {each.url: completed_at(each.url) for each in found}
+    return max(found, key=lambda each: (times[each.url] or datetime.min.replace(tzinfo=UTC), each.step))
+
+
+def _leave_out(found: Found, why: str) -> None:
+    what = "the checkpoint %s is not this run's, so it is left out and will be written over: %s"
+    log.warning(what, shown_url(found.url), why)
+
+
 def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> State:
     """The state of a run of which only checkpoints are left; one that is resumed from a newer one stays as it is."""
-    if not ours or ours[-1].step <= state.committed:
-        return state
-    newest = ours[-1]
-    log.warning(
-        "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more the run goes"
-        " on from step %d. To begin anew and write over it, start with --new-run. To keep it, name another url",
-        shown_url(newest.url),
-        newest.step,
-    )
-    return replace(
-        state,
-        committed=newest.step,
-        origin=newest.origin,
-        checkpoints=tuple(found.origin for found in ours),
-        agreement=Agreement(checkpoint=_identity(newest).without(allow)),
-    )
+    beyond = rolling_back.going_on(state, [whole_of(found) for found in ours], allow)
+    if beyond is not state:
+        log.warning(
+            "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more, the run"
+            " goes on from step %d. To begin anew and write over it, start with --new-run; to keep it, name another"
+            " url",
+            shown_url(ours[-1].url),
+            ours[-1].step,
+        )
+    return beyond
 
 
-def _identity(found: Found) -> Identity:
+def whole_of(found: Found) -> Whole:
+    return Whole(found.origin, identity_of(found))
+
+
+def identity_of(found: Found) -> Identity:
     return found.manifest.identity if found.manifest is not None else Identity()
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
-from culm.coordinator.state import Ending, Node, Phase, Settings, State, Storage, Watch
+from culm.coordinator.state import Ending, Node, Phase, Search, Settings, State, Storage, Watch
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan
@@ -110,6 +110,8 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
         origin=_origin_from(document["origin"]),
         resumed=document["resumed"],
         checkpoints=tuple(map(_origin_from, document["checkpoints"])),
+        # Those on record may have been deleted since, and others have come.
+        storage=Storage(search=Search.NEEDED if settings.searches else Search.OVER),
         copies=document.get("copies", 0),
         parted={node: links.parted(peer, settings, now) for node, peer in document["parted"].items()},
         ending=_ending_from(document, now),

@@ -287,15 +287,16 @@ def find_checkpoints(url: str) -> list[Found]:
     Raises OSError where the storage does not answer: a checkpoint that cannot be read is not incomplete.
     """
     steps = {step for step in map(step_of, storage.names(url)) if step is not None}
-    found = []
-    for step in sorted(steps, reverse=True):
-        folder = folder_of(url, step)
-        try:
-            manifest, sha256 = _read_manifest(folder)
-            found.append(Found(step, folder, manifest, sha256=sha256))
-        except CheckpointCorrupt as error:
-            found.append(Found(step, folder, None, error.problem))
-    return found
+    return [found_in(folder_of(url, step), step) for step in sorted(steps, reverse=True)]
+
+
+def found_in(folder: str, step: int) -> Found:
+    """The checkpoint in this folder, incomplete or not. Raises OSError where the storage does not answer."""
+    try:
+        manifest, sha256 = _read_manifest(folder)
+    except CheckpointCorrupt as error:
+        return Found(step, folder, None, error.problem)
+    return Found(step, folder, manifest, sha256=sha256)
 
 
 def completed_at(folder: str) -> datetime | None:
@@ -321,16 +322,6 @@ def problems(folder: str, manifest: Manifest, layer: int | None = None) -> list[
             except CheckpointCorrupt as error:
                 out.append(error.problem)
     return out
-
-
-def newest_whole(url: str, told: Callable[[str], None] = lambda problem: None) -> Found | None:
-    """The newest checkpoint whose every file has its hash; ``told`` hears why newer ones are passed over."""
-    for found in find_checkpoints(url):
-        wrong = problems(found.url, found.manifest) if found.manifest is not None else [found.problem]
-        if not wrong:
-            return found
-        told(f"the checkpoint of step {found.step} is passed over: {wrong[0]}")
-    return None
 
 
 def retain(

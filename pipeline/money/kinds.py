@@ -238,7 +238,9 @@ class Checkpointed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFault(Event):
-    """A checkpoint cannot be written. Training goes on. This is said once, until a checkpoint is whole again."""
+    """A checkpoint cannot be written: training goes on, and this is said once, until one is whole again. Or one that
+    was found is another run's, and is left out.
+    """
 
     kind = "checkpoint_fault"
     node: Annotated[str, "who could not write its share; empty: the coordinator"]

@@ -78,6 +78,13 @@ def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:
     assert not over, f"an era begins from {state.origin} though {over[-1]} is whole (rule 14)"
 
 
+def check_beginning(before: co.State, state: co.State, storage: Storage) -> None:
+    """Raises AssertionError if an era begins beside a newer checkpoint that is whole, known or not (rule 14)."""
+    if before.plan is None and state.plan is not None and state.plan.term == state.term:
+        over = storage.passed_over(state.origin) if state.committed == state.origin.step else []
+        assert not over, f"an era begins from {state.origin} beside {over[-1]} (rule 14)"
+
+
 def check_zones(before: co.State, state: co.State, zones: Mapping[str, str]) -> None:
     """Raises AssertionError if stages of several owners that were just chosen are not as far apart as can be.
 

@@ -24,6 +24,7 @@ from culm.stage_server.worker.work import Reduce, Run, Sum, Work
 #     crash_coordinator    SIGKILL; another process leads after a while
 #     second_coordinator   the lease runs out though its holder lives: two lead, each with some nodes
 #     redis_outage         writes wait
+#     _power_cut           everything ends at once, and Redis comes back older: only checkpoints know what was trained
 #     _forget              Redis comes back empty, older, or with another term, around restarts of coordinators
 #     _change, _warn       notices of preemption, true and perhaps false; machines that join
 #     _storage             ``simulated_storage``
@@ -54,6 +55,7 @@ class Counts:
     leaves: int = 0  # a node ends and says so, often while a new coordinator hears from the nodes
     disks: int = 0  # a node reads other bytes of checkpoints than there are
     forgets: int = 0  # Redis loses what it was given
+    power_cuts: int = 0  # every process ends, and Redis comes back older or empty
     stops: int = 0  # coordinators are told to stop, and started again
 
 
@@ -82,6 +84,7 @@ class Faults:
             (counts.leaves, self._leave),
             (counts.disks, self._disk),
             (counts.forgets, self._forget),
+            (counts.power_cuts, self._power_cut),
             (counts.stops, self._world.ending.stop_coordinator),
         )
         for count, happening in happenings:
@@ -291,6 +294,16 @@ class Faults:
             world.clock.after(draw.choice([0.0, 0.05]), lose_memory)
         for _ in range(draw.choice([0, 0, 1, 2, 3])):
             world.clock.after(draw.uniform(0.0, 1.0), self._join)
+
+    def _power_cut(self) -> None:
+        """Every process ends, as the lights go out. Redis comes back from a dump that it made long before."""
+        world, draw = self._world, self._world.random
+        if world.state.phase is co.Phase.DONE:
+            return
+        self._crash_if_alive(0.1)
+        for node in list(world.nodes.values()):
+            self.kill(node)
+        world.redis.go_back(draw.choice([0.1, 0.3, 1.0, 3.0, 1000.0]))  # the last one: to nothing
 
     def _crash_if_alive(self, least: float = 0.0) -> None:
         if self._world.leader.alive:

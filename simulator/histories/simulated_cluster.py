@@ -19,7 +19,7 @@ from culm.simulator.histories.random_faults import Counts, Faults, Kill
 from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode
 from culm.simulator.histories.simulated_redis import SimulatedRedis
-from culm.simulator.histories.simulated_storage import URL, SimulatedStorage
+from culm.simulator.histories.simulated_storage import PAUSE, URL, SimulatedStorage
 from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_verdict
 from culm.simulator.histories.world import COORDINATOR, Node, World
 from culm.simulator.network import Channel, Clock
@@ -149,6 +149,7 @@ class Cluster:
             nonfinite="skip",
             nodes=count,
             checkpoint_url=URL,
+            searches=True,
             settle_seconds=settle_seconds,
             most_stages=most_stages,
             copies=copies if isinstance(copies, int) else 2,
@@ -294,6 +295,10 @@ class Cluster:
 
     def lead(self, above: int = 0) -> None:
         """A coordinator takes the lease, with a term above the given one."""
+        if self.redis.document is None and self.leaders and self.storage.is_away():
+            # Only checkpoints may know of the run: the process ends, and is started again (``edges.leader``).
+            self.clock.after(PAUSE, lambda: self.lead(above))
+            return
         self.leaders.append(Leader(self, self.redis, self._settings, above))
 
     def reachable_leader(self, node: Node) -> Leader | None:

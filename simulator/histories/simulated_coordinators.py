@@ -5,9 +5,17 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
+from culm.coordinator.rolling_back import going_on
 from culm.coordinator.takeover import is_heard
+from culm.pipeline.identity import Identity
 from culm.pipeline.plan import Plan
-from culm.simulator.histories.invariants import check_coordinator, check_rollback, check_takeover, check_zones
+from culm.simulator.histories.invariants import (
+    check_beginning,
+    check_coordinator,
+    check_rollback,
+    check_takeover,
+    check_zones,
+)
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.histories.world import Node, World
 from culm.simulator.network import Channel
@@ -44,6 +52,9 @@ class Leader:
         self._pending: Document | None = None  # to be written, once Redis is there
         now, number = world.clock.now, self.number
         self.state = begin(settings, self.term, number, now if world.leaders else None)
+        if world.leaders:
+            ours = [reports.Whole(origin, Identity()) for origin in world.storage.shown()]
+            self.state = going_on(self.state, ours, frozenset())
         if redis.document is not None:
             self.state = from_document(redis.document, settings, self.term, now, number)
         world.clock.after(0.05, self._tick)
@@ -67,6 +78,7 @@ class Leader:
         if self.state.took_over_at is not None:
             check_takeover(before, commands)
         check_rollback(before, self.state, self.world.storage)
+        check_beginning(before, self.state, self.world.storage)
         check_zones(before, self.state, self.world.zones)
         for command in commands:
             self._carry_out(command)
@@ -159,7 +171,7 @@ class Leader:
                 else:
                     self._order(command.node, None)
                 del self.streams[command.node]
-        elif isinstance(command, cmd.WriteManifest | cmd.Retain | cmd.Examine):
+        elif isinstance(command, cmd.ForStorage):
             self.world.storage.carry_out(self, command)
         elif isinstance(command, cmd.Record):
             self.world.records.append((self.world.clock.now, command))

@@ -24,6 +24,7 @@ from culm.pipeline.checkpoints.manifest import (
     named,
     step_of,
 )
+from culm.pipeline.identity import Identity
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import Leader, Node, World
@@ -47,6 +48,7 @@ from culm.stage_server.worker.work import Save
 COORDINATOR = ""  # in place of a node's name
 URL = "memory://sim"
 PAUSE = 0.5  # seconds between two attempts
+LONG_SEEN = 1.0  # seconds for which a checkpoint has been seen before nobody may pass it over
 SHARES = 3  # a manifest is given up when so many steps have shares beyond it
 
 
@@ -56,6 +58,7 @@ class SimulatedStorage:
     def __init__(self, world: World) -> None:
         self._world = world
         self._folders: dict[str, dict[str, bytes]] = {}
+        self._seen_since: dict[str, float] = {}  # since when a whole folder has been seen, or may be seen again
         self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
         self._shares: dict[tuple[str, int], Save] = {}  # incarnation -> the newest share it has to write
@@ -114,6 +117,7 @@ class SimulatedStorage:
 
     def mend(self, what: str, node: str) -> None:
         self._faults.remove((what, node))
+        self._seen_since = dict.fromkeys(self._seen_since, self._world.clock.now)
 
     def _is(self, what: str) -> bool:
         return any(fault == what for fault, _ in self._faults)
@@ -218,15 +222,17 @@ class SimulatedStorage:
 
     # ---- what coordinators do ---------------------------------------------------------------------------------------
 
-    def carry_out(self, leader: Leader, command: cmd.WriteManifest | cmd.Retain | cmd.Examine) -> None:
+    def carry_out(self, leader: Leader, command: cmd.ForStorage) -> None:
         if isinstance(command, cmd.WriteManifest):
             self.losses.append((command.step, command.loss))
             late = self._world.random.choice([0.0, 0.3, 3.0]) * self._world.random.random()
             self._world.clock.after(late, lambda: self._complete(leader, command))
         elif isinstance(command, cmd.Retain):
             self._later(lambda: self._retain(command))
-        else:
+        elif isinstance(command, cmd.Examine):
             self._later(lambda: leader.take(self._look(command.origin, command.layer)))
+        else:
+            self._later(lambda: self._find(leader))
 
     def _complete(self, leader: Leader, command: cmd.WriteManifest) -> None:
         folder = folder_of(URL, command.step)
@@ -241,6 +247,7 @@ class SimulatedStorage:
             if MANIFEST in there and manifest_from_json(there[MANIFEST], folder).files == manifest.files:
                 data = there[MANIFEST]
             self._put(COORDINATOR, folder, MANIFEST, data)
+            self._seen_since[folder] = self._world.clock.now
         except OSError as error:
             leader.take(reports.CheckpointFault("", command.step, str(error)))
             if leader.alive and len(leader.state.saved) < SHARES:
@@ -255,6 +262,36 @@ class SimulatedStorage:
             step = step_of(folder)
             if step is not None and step < command.step and step not in command.kept:
                 del self._folders[folder]
+
+    def _find(self, leader: Leader) -> None:
+        if self._is("away"):
+            leader.take(reports.CheckpointsFound(why="the storage does not answer"))
+            if leader.alive:
+                self._later(lambda: self._find(leader), PAUSE)
+            return
+        leader.take(reports.CheckpointsFound(tuple(reports.Whole(origin, Identity()) for origin in self.shown())))
+
+    def shown(self) -> list[Origin]:
+        """The checkpoints whose manifests a coordinator sees now, oldest first."""
+        there = {} if self._absent(COORDINATOR) else self._folders
+        return sorted(
+            Origin(step, folder, _sha256(files[MANIFEST]))
+            for folder, files in there.items()
+            if MANIFEST in files and (step := step_of(folder)) is not None
+        )
+
+    def is_away(self) -> bool:
+        """Whether nobody gets an answer now."""
+        return self._is("away")
+
+    def passed_over(self, origin: Origin) -> list[Origin]:
+        """Whole checkpoints that every coordinator has been able to see for a while, beyond this one."""
+        if self._is("away") or self._is("slow"):
+            return []
+        old = self._world.clock.now - LONG_SEEN
+        return [
+            c for c in self.shown() if c.step > origin.step and self._seen_since[c.folder] < old and self.is_whole(c)
+        ]
 
     def _look(self, origin: Origin, layer: int | None) -> reports.Examined:
         try:

@@ -16,16 +16,23 @@ from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
     File,
+    Found,
     Manifest,
     find_checkpoints,
     folder_of,
     manifest_to_json,
-    newest_whole,
+    problems,
     write_manifest,
 )
 from culm.pipeline.tensors.values import Value
 
 Content = dict[str, Any]
+
+
+def newest_whole(url: str) -> Found | None:
+    """Whose every file has its hash."""
+    whole = (f for f in find_checkpoints(url) if f.manifest is not None and not problems(f.url, f.manifest))
+    return next(whole, None)
 
 
 def whole(url: str, step: int) -> Manifest:

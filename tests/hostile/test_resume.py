@@ -108,6 +108,21 @@ def test_other_code_is_refused_by_name(url: str, tmp_path: Path) -> None:
     assert outcome.sha256 == run_plain(make_job(steps=8)).sha256
 
 
+def test_a_damaged_newest_checkpoint_leaves_the_one_before(tmp_path: Path) -> None:
+    """The coordinator reads manifests alone; the nodes see that a file has other bytes."""
+    url = f"file://{tmp_path}/c"
+    cluster(make_job(steps=STEPS, more=f'[checkpoint]\nurl = "{url}"\nevery = 2'), tmp_path / "before")
+    (torn,) = (tmp_path / "c/step-00000004").glob("layer-00001.safetensors")
+    data = torn.read_bytes()
+    torn.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    outcome = cluster(make_job(steps=8), tmp_path / "run", resume=url)
+    assert outcome.sha256 == run_plain(make_job(steps=8)).sha256
+    torn.write_bytes(data)
+    alone = cluster(make_job(steps=8), tmp_path / "alone", resume=f"{url}/step-00000002")
+    assert alone.sha256 == outcome.sha256
+    assert alone.first_step == 2
+
+
 def test_what_changes_no_bit_may_differ(url: str, tmp_path: Path) -> None:
     """More steps, other stages, resilience, schedule and checkpoints."""
     more = f'lead = 1\n[resilience]\nredundancy = "eager"\n[checkpoint]\nurl = "file://{tmp_path}/c"\nevery = 3'

@@ -38,6 +38,33 @@ def test_a_redis_that_forgets_costs_no_step_and_no_bit(fifty: int) -> None:
         history_of_forgetting(seed).run()
 
 
+def history_of_power_cuts(seed: int, **options: Any) -> Cluster:
+    """Every process ends at once, and Redis comes back older or empty: the storage alone knows what was trained."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 2, 3])
+    return Cluster(
+        seed,
+        stages=stages,
+        microbatches=draw.choice([1, 2]),
+        steps=draw.choice([15, 30, 60]),
+        spares=draw.choice([0, 0, 1]),
+        disturb=draw.choice([0, 0, 1, 2]),
+        outages=draw.choice([0, 0, 0, 1]),
+        checkpoint_every=draw.choice([1, 2, 3]),
+        storage=draw.choice([0, 0, 1, 2]),
+        power_cuts=draw.choice([1, 1, 2]),
+        layers=stages + draw.choice([0, 1]),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
+def test_no_era_begins_beside_a_newer_checkpoint(fifty: int) -> None:
+    """What Redis named had been deleted since, and the run went to step 0 beside whole checkpoints."""
+    for seed in range(fifty * 50, fifty * 50 + EACH + 10):
+        history_of_power_cuts(seed).run()
+
+
 @pytest.mark.parametrize(
     ("seed", "why"),
     [

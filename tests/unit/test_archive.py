@@ -3,9 +3,12 @@
 import asyncio
 import hashlib
 from pathlib import Path
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -14,13 +17,29 @@ from culm.coordinator.edges.archive import Archive
 from culm.coordinator.edges.background import Background
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
-from culm.pipeline.job import Job, load_job
+from culm.pipeline.identity import Identity
+from culm.pipeline.job import Job, job_to_toml, load_job
 from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits_mlp.toml"
 DATA = b"a layer"
 FILE = File("layer-00000.safetensors", len(DATA), hashlib.sha256(DATA).hexdigest())
+
+
+class LateFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """Fails at the first question."""
+
+    protocol = "late"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    asked = 0
+
+    def ls(self, path: str, detail: bool = True, **kwargs: Any) -> Any:
+        LateFileSystem.asked += 1
+        if LateFileSystem.asked == 1:
+            raise OSError("no route to host")
+        return super().ls(path, detail, **kwargs)
 
 
 class Told(list[reports.Report]):
@@ -98,6 +117,36 @@ def test_a_look_that_takes_longer_than_its_patience_answers_whoever_asks_again(
     assert told[-1] == reports.Examined(
         origin, reports.Sight.WRONG, f"{origin.folder}/{path.name} has {size} bytes, not {size + 1}"
     )
+
+
+def test_a_storage_is_searched_until_it_answers() -> None:
+    """It shows what this job has made whole, oldest first, and nothing of another job."""
+    fsspec.register_implementation("late", LateFileSystem, clobber=True)
+    job = load_job(EXAMPLE, ["checkpoint.url=late://c", "checkpoint.every=10"])
+    other = load_job(EXAMPLE, ["job.name=other"])
+
+    def leave(step: int, whose: Job) -> Origin:
+        manifest = Manifest(
+            job=whose.job.name, step=step, fingerprint="", loss=0.5, files={}, job_toml=job_to_toml(whose)
+        )
+        return write_manifest(folder_of("late://c", step), manifest)
+
+    async def play() -> tuple[list[Origin], list[reports.Report]]:
+        told = Told()
+        changed = told.changed = asyncio.Event()
+        Archive(job, told.take, Background(lambda error: None)).carry_out(cmd.FindCheckpoints())
+        await changed.wait()
+        origins = [leave(step, job) for step in (20, 10)]
+        leave(30, other)
+        while not isinstance(told[-1], reports.CheckpointsFound) or told[-1].why:
+            changed.clear()
+            await changed.wait()
+        return origins, told
+
+    (twenty, ten), told = asyncio.run(asyncio.wait_for(play(), 30.0))
+    assert isinstance(told[0], reports.CheckpointsFound)
+    assert "no route to host" in told[0].why
+    assert told[-1] == reports.CheckpointsFound((reports.Whole(ten, Identity()), reports.Whole(twenty, Identity())))
 
 
 def test_what_was_seen_in_an_era_before_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,11 @@ from culm.pipeline.checkpoints.layer_file import export, read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
+    Found,
     Manifest,
     find_checkpoints,
     folder_of,
     manifest_before,
-    newest_whole,
     problems,
     read_manifest,
     retain,
@@ -66,6 +66,12 @@ def write(url: str, step: int, held: list[HeldLayer]) -> Manifest:
     manifest = Manifest(job="job", step=step, fingerprint="code", loss=0.1 * step, files=files)
     write_manifest(folder, manifest)
     return manifest
+
+
+def newest_whole(url: str) -> Found | None:
+    """Whose every file has its hash."""
+    whole = (f for f in find_checkpoints(url) if f.manifest is not None and not problems(f.url, f.manifest))
+    return next(whole, None)
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -179,11 +185,9 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(url: str, da
     (problem,) = problems(folder_of(url, 100), manifest)
     assert damage in problem
     assert "layer-00002.optimizer.safetensors" in problem
-    told: list[str] = []
-    found = newest_whole(url, told.append)
+    found = newest_whole(url)
     assert found is not None
     assert found.step == 50
-    assert "step 100 is passed over" in told[0]
     with pytest.raises(CheckpointCorrupt, match=damage):
         read_layer(folder_of(url, 100), manifest, 2)
 

@@ -1,6 +1,7 @@
 """Checkpoints of a run that neither the store nor any node knows of: rules 14 and 15 where a whole memory is lost."""
 
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from culm.coordinator.commands import Command, Dismiss, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges import origins
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
-from culm.coordinator.membership import roll_back
 from culm.coordinator.reports import Available, Joined, Report, Tick
+from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.checkpoints.manifest import File, Found, Manifest, folder_of, write_manifest
 from culm.pipeline.identity import Identity
@@ -67,6 +68,15 @@ def test_another_job_s_are_no_origin_and_that_is_said(
 def test_those_that_other_code_made_do_not_follow_the_newest(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     leave(settings, 10, Identity({"code": "b" * 64}))
+    leave(settings, 20)
+    assert steps(origins.left_behind(settings)) == [20]
+
+
+def test_what_was_written_last_decides_whose_they_are(tmp_path: Path) -> None:
+    """A run that was begun anew has come to step 20, and another one's checkpoint of step 40 still lies there."""
+    settings = settings_for(tmp_path)
+    leave(settings, 40, Identity({"code": "b" * 64}))
+    os.utime(tmp_path / "step-00000040" / "manifest.json", (1, 1))
     leave(settings, 20)
     assert steps(origins.left_behind(settings)) == [20]
 
