@@ -1,0 +1,109 @@
+"""Parameters train wherever the model is cut: on whatever ways gradients go, and where they end."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.model import ModelSource
+from tests.hostile.stages import job_of_parts, train
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(30, 8, generator=generator), torch.randint(0, 4, (30,), generator=generator))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(8, 8)
+
+
+def head() -> nn.Module:
+    return nn.Linear(8, 4)
+
+
+def frozen() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.Tanh()).requires_grad_(False)
+
+
+class Probe(nn.Linear):
+    """Trains on what the layers before it give, and passes nothing back."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.detach())
+
+
+class Now(nn.Linear):
+    """Passes a gradient back by chance."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.detach() if torch.rand(()) < 0.5 else x)
+
+
+class Branches(nn.Module):
+    """One of two branches is detached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.tanh(self.one(x)) + self.other(torch.tanh(x.detach()))
+        return y
+
+
+class Prompt(nn.Module):
+    """Its output is its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.values
+
+
+def frozen_first() -> list[object]:
+    return [frozen, frozen, linear, head]
+
+
+def probed() -> list[object]:
+    return [frozen, Probe, linear, head]
+
+
+def probed_twice() -> list[object]:
+    return [frozen, Probe, frozen, linear, head]
+
+
+def by_chance() -> list[object]:
+    return [linear, Now, linear, head]
+
+
+def branches() -> list[object]:
+    return [linear, Branches, linear, head]
+
+
+def prompted() -> list[object]:
+    return [frozen, Prompt, linear, head]
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
+@pytest.mark.parametrize("layers", ["frozen_first", "probed", "probed_twice", "by_chance", "branches", "prompted"])
+def test_every_cut_gives_the_plain_loops_bits(layers: str, splits: bool) -> None:
+    job = job_of_parts(__name__, layers, "dataset")
+    check_job(job)
+    plain = run_plain(job).sha256
+    inner = range(1, ModelSource(job).layer_count)
+    for count in range(len(inner) + 1):
+        for cuts in combinations(inner, count):
+            assert train(job, cuts, splits) == plain, f"cut at {cuts}"
