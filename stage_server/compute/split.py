@@ -1,15 +1,39 @@
 """A backward in two halves: the gradient of the input first, for which another stage waits, those of parameters later.
 
-torch.distributed.pipelining walks the graph; what it leaves to its caller is that no two gradients share memory.
+torch.distributed.pipelining walks the graph and takes the first half. The second one is here.
 """
 
+# The first half notes what each node was given at which a parameter's way to the output meets the input's:
+#
+#     output ──▶ Addmm ──▶ Tanh ──▶ Addmm ──▶ x      first half: along here, to x
+#                  │                  │
+#                weight             weight           second half: from the two Addmm, with what was noted, down here
+#
+# Parameters that meet the input's way at the same nodes are a group, and each group has a backward of its own. That of
+# a parameter used twice passes the nodes between its two uses again, which may be another group's: so no backward
+# frees the graph, and it goes when all groups are through.
+
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from culm.stage_server.compute.torch_private import halves, is_view
+from culm.stage_server.compute.torch_private import first_half, is_view
+
+Noted = tuple[torch.Tensor | None, ...]  # the gradients that a node was given, one for each output of its forward
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Parameters, as the nodes that accumulate their gradients, and what was noted where these meet the input's way."""
+
+    parameters: set[Node]
+    noted: dict[Node, Noted]
+
+    def meets(self, other: "Group") -> bool:
+        return not self.parameters.isdisjoint(other.parameters) or not self.noted.keys().isdisjoint(other.noted)
 
 
 class SplitBackward:
@@ -19,8 +43,8 @@ class SplitBackward:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
-        self._backward_input, self._backward_weight = halves()
-        self._groups: dict[int, list[dict[str, Any]]] = {}
+        self._first_half = first_half()
+        self._groups: dict[int, list[Group]] = {}
         self._whole: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
@@ -41,16 +65,17 @@ class SplitBackward:
             return None
         if is_view(output):
             output = output.clone()  # torch detaches it in place, which a view does not allow
-        _, self._groups[microbatch] = self._backward_input([output], [gradient], [x], iter(self._parameters))
-        return x.grad
+        (made,), found = self._first_half([output], [gradient], [x], iter(self._parameters))
+        self._groups[microbatch] = _apart(found)
+        return made  # type: ignore[no-any-return]
 
     def of_parameters(self, microbatch: int) -> None:
         """Adds to the accumulated gradients and frees the graph."""
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
         if microbatch in self._whole:
             torch.autograd.backward(*self._whole.pop(microbatch))
-        elif microbatch in self._groups:
-            self._backward_weight(iter(self._parameters), self._groups.pop(microbatch))
+        for group in self._groups.pop(microbatch, ()):
+            _second_half(group)
         for parameter in fresh:
             if parameter.grad is not None:
                 # It may be the memory of a gradient that was sent, and the next one is added to it in place.
@@ -70,3 +95,38 @@ def _reaches(output: torch.Tensor, x: torch.Tensor) -> bool:
             seen.add(node)
             left.extend(following for following, _ in node.next_functions if following is not None)
     return False
+
+
+def _apart(found: Sequence[dict[str, Any]]) -> list[Group]:
+    """torch's groups, none of which has anything in common with another one.
+
+    torch puts a parameter that meets two groups into both: its gradient would count twice.
+    """
+    groups: list[Group] = []
+    for each in found:
+        noted = zip(each["intermediates"], each["grads"], strict=True)
+        group = Group(set(each["params"]), {node: given for node, given in noted if given is not None})
+        for other in [other for other in groups if group.meets(other)]:
+            groups.remove(other)
+            group = Group(group.parameters | other.parameters, group.noted | other.noted)
+        groups.append(group)
+    return groups
+
+
+def _second_half(group: Group) -> None:
+    """As a whole backward goes on from these nodes to the parameters, with all hooks that these have."""
+    given = [(GradientEdge(n, i), g) for n, noted in group.noted.items() for i, g in enumerate(noted) if g is not None]
+    if not given:
+        return
+    # What was noted counts: hooks of a tensor have changed it once, and what comes from a later use is in it.
+    handles = [node.register_prehook(lambda _, noted=noted: noted) for node, noted in group.noted.items()]
+    try:
+        torch.autograd.backward(
+            [edge for edge, _ in given],
+            [gradient for _, gradient in given],
+            retain_graph=True,
+            inputs=[node.variable for node in group.parameters],  # type: ignore[attr-defined]
+        )
+    finally:
+        for handle in handles:
+            handle.remove()

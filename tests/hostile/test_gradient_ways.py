@@ -73,6 +73,68 @@ class Prompt(nn.Module):
         return self.values
 
 
+class Tied(nn.Module):
+    """Uses one weight twice, with a bias of its own each time; torch sees the biases first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.randn(8)), nn.Parameter(torch.randn(8))
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(nn.functional.linear(x, self.weight, self.one))
+        return nn.functional.linear(hidden, self.weight.t(), self.other)
+
+
+class Added(Tied):
+    """Keeps nothing for its backward, so that nothing is missed where a backward goes twice."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + (self.one + self.weight[0])) + (self.other + self.weight[0])
+
+
+class Unrolled(Tied):
+    """Between two uses of a weight there is another one's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = torch.tanh(self.between(super().forward(x))) + x
+        return x
+
+
+class Scaled(nn.Module):
+    """A hook changes the gradient of what is between its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.one(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: gradient * 3.0)  # type: ignore[no-untyped-call]
+        y: torch.Tensor = self.other(torch.tanh(hidden))
+        return y
+
+
+class Halved(nn.Linear):
+    """Hooks change its gradients before and after they are added up."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.weight.register_post_accumulate_grad_hook(_halve)  # type: ignore[no-untyped-call]
+        self.bias.register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
+
+
+def _halve(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
 def frozen_first() -> list[object]:
     return [frozen, frozen, linear, head]
 
@@ -97,8 +159,18 @@ def prompted() -> list[object]:
     return [frozen, Prompt, linear, head]
 
 
+def tied() -> list[object]:
+    return [linear, Tied, Added, Unrolled, head]
+
+
+def hooked() -> list[object]:
+    return [linear, Scaled, Halved, Scaled, head]
+
+
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
-@pytest.mark.parametrize("layers", ["frozen_first", "probed", "probed_twice", "by_chance", "branches", "prompted"])
+@pytest.mark.parametrize(
+    "layers", ["frozen_first", "probed", "probed_twice", "by_chance", "branches", "prompted", "tied", "hooked"]
+)
 def test_every_cut_gives_the_plain_loops_bits(layers: str, splits: bool) -> None:
     job = job_of_parts(__name__, layers, "dataset")
     check_job(job)

@@ -21,9 +21,23 @@ def test_pythons_forkserver_keeps_its_process_and_its_file_where_culm_looks() ->
 
 
 def test_torch_splits_a_backward_as_culm_calls_it() -> None:
-    of_input, of_weights = map(inspect.signature, torch_private.halves())
-    assert list(of_input.parameters) == ["stage_outputs_or_loss", "output_grads", "input_values", "weights"]
-    assert list(of_weights.parameters) == ["weights", "param_groups", "retain_graph"]
+    first_half = torch_private.first_half()
+    assert list(inspect.signature(first_half).parameters) == [
+        "stage_outputs_or_loss",
+        "output_grads",
+        "input_values",
+        "weights",
+    ]
+    x, weight = torch.ones(1, 2, requires_grad=True), torch.nn.Parameter(torch.ones(2, 2))
+    made, (group,) = first_half([x @ weight], [torch.ones(1, 2)], [x], iter([weight]))
+    assert [tensor.tolist() for tensor in made] == [[[2.0, 2.0]]]
+    assert [node.variable for node in group["params"]] == [weight]
+    ((gradient,),) = group["grads"]
+    assert [node.name() for node in group["intermediates"]] == ["MmBackward0"]
+    assert gradient.tolist() == [[1.0, 1.0]]
+
+
+def test_torch_tells_a_view() -> None:
     whole = torch.zeros(4)
     assert torch_private.is_view(whole[:2])
     assert not torch_private.is_view(whole)
