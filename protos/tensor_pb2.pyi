@@ -113,7 +113,9 @@ class TensorSpec(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     STRIDES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What the tensor is in its value, for example "output", "grad.weight", "buffer.running_mean"."""
+    """What the tensor is in its value, for example "output", "grad.weight", "buffer.running_mean". An activation is "output",
+    or "constant" if it requires no gradient.
+    """
     dtype: _builtins.str
     """Name of the torch dtype, for example "float32"."""
     @_builtins.property

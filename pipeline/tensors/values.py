@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+CONSTANT = "constant"  # the name of an activation that requires no gradient
+
 
 @dataclass(frozen=True, eq=False)
 class Value:
@@ -15,8 +17,19 @@ class Value:
 
     @staticmethod
     def single(tensor: torch.Tensor) -> "Value":
-        """An activation or a gradient."""
+        """A gradient, or an activation that requires one."""
         return Value((("output", tensor),))
+
+    @staticmethod
+    def activation(tensor: torch.Tensor, requires_gradient: bool) -> "Value":
+        """A stage's output, whose name tells whether it requires a gradient."""
+        return Value((("output" if requires_gradient else CONSTANT, tensor),))
+
+    @property
+    def requires_gradient(self) -> bool:
+        """Of an activation: whether the next stage's input is to require a gradient, as it does in one process."""
+        ((name, tensor),) = self.tensors
+        return name != CONSTANT and (tensor.is_floating_point() or tensor.is_complex())
 
     @property
     def size(self) -> int:

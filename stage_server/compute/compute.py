@@ -235,9 +235,13 @@ class Compute:
                 operand = inputs if first else operand
                 target = self._device.here(targets) if last else None
             assert operand is not None, f"{work.instruction} has no input"
+            x = self._device.here(operand)
+            if work.operand is not None and not first:
+                x = x.detach().requires_grad_(work.operand.requires_gradient)
             with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(m, self._device.here(operand), target)
-            return self._gave(work, runner, Value.single(self._device.home(output)), kept.size)
+                output = runner.forward(m, x, target)
+            value = Value.activation(self._device.home(output.detach()), output.requires_grad)
+            return self._gave(work, runner, value, kept.size)
         if op == "W":
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)

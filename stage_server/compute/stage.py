@@ -6,6 +6,8 @@
 #     gradients        are accumulated in the order of microbatches, which the program keeps on every node
 #     losses           are kept by microbatch and given in its order, whatever the order in which they came (rule 7)
 #     buffers          begin a step with what the step before left, also when it is run again
+#     inputs           require a gradient where the output of the stage before does, as if no cut lay between them:
+#                      torch has other kernels for what requires none, and so may a layer
 #
 # A graph is kept from a microbatch's forward to its backward. Those of redundant forwards are kept until the commit:
 # a standby that becomes the owner runs their backwards alone.
@@ -86,11 +88,12 @@ class Stage:
     def forward(self, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
         """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
 
-        x: [B, ...] as the first layer takes it; target as the loss takes it, at the last stage only.
+        x: [B, ...] as the first layer takes it; target as the loss takes it, at the last stage only. An output requires
+        a gradient if it has a graph, and the next stage's x is to require one then.
         """
         self._enter()
-        if not self._first and (x.is_floating_point() or x.is_complex()):
-            x = x.detach().requires_grad_()
+        if not self._first:
+            x = x.detach().requires_grad_(x.requires_grad)
         # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
         h = given = x if self._writes_input is False else copy_of(x)
@@ -120,7 +123,7 @@ class Stage:
         self._graphs[microbatch] = (x, h)
         if boundaries:
             self._boundaries = boundaries
-        return h.detach()
+        return h.detach().requires_grad_(h.requires_grad and not self._last)
 
     def _writes_now(self, layer: HeldLayer) -> JobError:
         what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"

@@ -61,7 +61,7 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
                 kept = x.clone()
                 y = stage.forward(m, x, target if s == len(stages) - 1 else None)
                 assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
-                x = passed(y)
+                x = passed(y.detach()).requires_grad_(y.requires_grad)
         given: list[tuple[torch.Tensor, torch.Tensor]] = []
         for m in range(job.pipeline.microbatches):
             gradient: torch.Tensor | None = None

@@ -1,6 +1,7 @@
 """Parameters train wherever the model is cut: on whatever ways gradients go, and where they end."""
 
 from itertools import combinations
+from typing import Self
 
 import pytest
 import torch
@@ -28,6 +29,17 @@ def head() -> nn.Module:
 
 def frozen() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh()).requires_grad_(False)
+
+
+class Encoder(nn.TransformerEncoderLayer):
+    """Frozen and never in training mode. torch has another way for it, unless its input requires a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 4, 64, batch_first=True)
+        self.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
 
 
 class Probe(nn.Linear):
@@ -139,6 +151,13 @@ def frozen_first() -> list[object]:
     return [frozen, frozen, linear, head]
 
 
+def encoded() -> list[object]:
+    def sequences() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 7 * 32), nn.Unflatten(1, (7, 32))).requires_grad_(False)
+
+    return [sequences, Encoder, Encoder, lambda: nn.Sequential(nn.Flatten(), nn.Linear(7 * 32, 4))]
+
+
 def probed() -> list[object]:
     return [frozen, Probe, linear, head]
 
@@ -167,10 +186,11 @@ def hooked() -> list[object]:
     return [linear, Scaled, Halved, Scaled, head]
 
 
+LAYERS = ["frozen_first", "encoded", "probed", "probed_twice", "by_chance", "branches", "prompted", "tied", "hooked"]
+
+
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
-@pytest.mark.parametrize(
-    "layers", ["frozen_first", "probed", "probed_twice", "by_chance", "branches", "prompted", "tied", "hooked"]
-)
+@pytest.mark.parametrize("layers", LAYERS)
 def test_every_cut_gives_the_plain_loops_bits(layers: str, splits: bool) -> None:
     job = job_of_parts(__name__, layers, "dataset")
     check_job(job)

@@ -53,6 +53,26 @@ def test_the_graph_of_a_redundant_forward_serves_its_heir_and_is_counted(tmp_pat
     assert compute.do(Run(instruction=unit(STANDBY, "B", 0), step=0, tenure=2, operand=None)).value is not None
 
 
+def test_an_input_requires_a_gradient_if_the_output_of_the_stage_before_did(tmp_path: Path) -> None:
+    """In one process it would not, and torch may have other kernels for it then."""
+    compute, x = made(tmp_path)
+    compute.layer(OWN).module.requires_grad_(False)
+    constant = Value.activation(torch.ones(1, WIDTH), False)
+    for operand in (x, constant):
+        output = compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=operand)).value
+        assert output is not None
+        assert not output.tensor().requires_grad, "the name tells it, also on the wire"
+        assert output.requires_gradient is (operand is x)
+        gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=x)).value
+        assert gradient is not None
+        assert bool(gradient.tensors) is (operand is x)
+
+
+def test_whole_numbers_require_no_gradient_whatever_their_name() -> None:
+    assert Value.single(torch.ones(1)).requires_gradient
+    assert not Value.single(torch.ones(1, dtype=torch.int64)).requires_gradient
+
+
 class Flaky(TensorDataset):
     """Its storage fails as often as ``errors`` says, once each."""
 
