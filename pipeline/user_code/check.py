@@ -42,12 +42,19 @@ def check_job(job: Job) -> None:
 
 
 def refuse_loss(loss: Any, output: torch.Tensor) -> None:
-    """Raises JobError for a loss that would train nothing of the model, or not all of it."""
+    """Raises JobError for a loss that would train nothing of the model, or not all of it.
+
+    ``output``: of the last layer. If it has no graph nothing trains; one process alone would raise as well.
+    """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         raise JobError("the loss is not a single number", "train.loss", "return the mean over the microbatch")
     if not loss.is_floating_point():
         raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
-    if output.requires_grad and not loss.requires_grad:
+    if not output.requires_grad:  # a layer passes a gradient on now and then, or ``check_job`` would have refused it
+        what = "the model's output has no graph: no parameter would train on this microbatch"
+        mend = "let every forward pass on what depends on the parameters, without detach, item or no_grad"
+        raise JobError(what, "model.layers", mend)
+    if not loss.requires_grad:
         what = "the loss has no graph: no gradient goes back from it"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from tests.hostile.stages import job_of_parts, train
@@ -199,3 +200,17 @@ def test_every_cut_gives_the_plain_loops_bits(layers: str, splits: bool) -> None
     for count in range(len(inner) + 1):
         for cuts in combinations(inner, count):
             assert train(job, cuts, splits) == plain, f"cut at {cuts}"
+
+
+def severed() -> list[object]:
+    return [linear, lambda: Now().requires_grad_(False), lambda: head().requires_grad_(False)]
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (2,), (1, 2)], ids=str)
+def test_a_microbatch_on_which_nothing_trains_is_refused_as_in_one_process(cuts: tuple[int, ...]) -> None:
+    job = job_of_parts(__name__, "severed", "dataset")
+    check_job(job)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        run_plain(job)
+    with pytest.raises(JobError, match="the model's output has no graph"):
+        train(job, cuts, False)
