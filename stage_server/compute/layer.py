@@ -250,6 +250,8 @@ class HeldLayer:
                 parameter.grad = None
             else:
                 grad = self.device.here(grad).view_as(parameter)  # flat, where it has come in buckets
+                if grad.stride() != parameter.stride():  # an optimizer that is fused goes by memory, not by elements
+                    grad = torch.empty_like(parameter).copy_(grad)
                 # Never changed in place: the outbox keeps the gradient, and other holders may still get it (rule 5).
                 # So it is copied, unless the optimizer has been seen to leave gradients as they are.
                 own = grad * scale if scale != 1.0 else grad if self._writes_gradients is False else grad.clone()

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from culm.coordinator import replicas
 from culm.coordinator.gradient_bytes import most_sent
@@ -15,6 +18,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline import buckets
 from culm.pipeline.buckets import LEAST, Slice
 from culm.pipeline.clip import NORM_CHUNK, clip_scale
+from culm.pipeline.job import Job
 from culm.pipeline.plan import Buckets, Plan, StagePlan
 from culm.pipeline.plan_bounds import plan_problem
 from culm.pipeline.plan_codec import plan_from_proto, plan_to_proto
@@ -130,17 +134,26 @@ def test_slots_by_bucket_are_even() -> None:
 # ---- in compute ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clip", [True, False])
-def test_a_layer_in_buckets_has_the_plain_loops_bits(clip: bool) -> None:
-    """Two nodes run a pipeline each; each bucket is added up by itself, and applied with the others of its layer."""
-    job = make_job(1, 1, ADAMW, clip, count=2)
-    model = job.model.model_copy(update={"layers": "tests.unit.test_exactness:wide_layers"})
-    pipeline = job.pipeline.model_copy(update={"pipelines": 2})
-    job = job.model_copy(update={"model": model, "pipeline": pipeline})
+WIDE = "tests.unit.test_exactness:wide_layers"
+
+
+def in_buckets(layers: str, optimizer: tuple[str, str], clip: bool) -> Job:
+    """Of two pipelines, whose layers are a callable's."""
+    job = make_job(1, 1, optimizer, clip, count=2)
+    args = job.model.args if layers == WIDE else {}
+    model = job.model.model_copy(update={"layers": layers, "args": args})
+    return job.model_copy(update={"model": model, "pipeline": job.pipeline.model_copy(update={"pipelines": 2})})
+
+
+def gives_the_plain_loops_bits(job: Job, numbers: list[range]) -> None:
+    """Two nodes run a pipeline each; each bucket is added up by itself, and applied with the others of its layer.
+
+    ``numbers``: the buckets of each layer.
+    """
     source = ModelSource(job)
     data = Microbatches(job, source.dataset())
     nodes = [build_all(source) for _ in range(2)]
-    numbers = [range(3), range(3, 5), range(5, 6), range(6, 7)]  # buckets of layers 0 and 1 are less than a chunk
+    last = numbers[-1].stop
     stages = [Stage(job, p, held, True, True, source.loss) for p, held in enumerate(nodes)]
     for held in nodes:
         for layer, mine in zip(held, numbers, strict=True):
@@ -151,13 +164,13 @@ def test_a_layer_in_buckets_has_the_plain_loops_bits(clip: bool) -> None:
             stage.forward(0, *data.microbatch(step, p, 0))
             stage.backward(0, None)
         parts = [merged([stage], Block(p, p + 1), 2) for p, stage in enumerate(stages)]
-        assert sorted(parts[0]) == list(range(7))
+        assert sorted(parts[0]) == list(range(last))
         reduced: dict[int, Value] = {}
         for layer, mine in zip(nodes[0], numbers, strict=True):
             whole = []
             for bucket in mine:
                 total = layer.sum_up({Block(p, p + 1): part[bucket] for p, part in enumerate(parts)}, 2)
-                whole.append(layer.whole(total, clip))
+                whole.append(layer.whole(total, job.train.clip_norm is not None))
             norms = tuple(norm for value in whole for norm in value.squared_norms)
             reduced[layer.index] = replace(joined(whole), squared_norms=norms)
         scale = clip_scale(norms_of(reduced), job.train.clip_norm)
@@ -166,6 +179,41 @@ def test_a_layer_in_buckets_has_the_plain_loops_bits(clip: bool) -> None:
                 layer.apply(reduced[layer.index], scale)
     plain = run_plain(job)
     assert [digest(held) for held in nodes] == [plain.sha256] * 2
+
+
+@pytest.mark.parametrize("clip", [True, False])
+def test_a_layer_in_buckets_has_the_plain_loops_bits(clip: bool) -> None:
+    # The buckets of layers 0 and 1 are less than a chunk.
+    gives_the_plain_loops_bits(in_buckets(WIDE, ADAMW, clip), [range(3), range(3, 5), range(5, 6), range(6, 7)])
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(24, 8).t()), nn.Parameter(torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, 24]
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+def strided_layers() -> list[Any]:
+    def convolution() -> nn.Module:
+        inner = nn.Conv2d(2, 6, 2)
+        inner.weight.data = inner.weight.data.contiguous(memory_format=torch.channels_last)
+        return nn.Sequential(nn.Unflatten(1, (2, 2, 2)), inner, nn.Flatten(), nn.Linear(6, 24))
+
+    return [convolution, Transposed, partial(nn.Linear, 8, 4)]
+
+
+@pytest.mark.parametrize("clip", [True, False], ids=["clipped", "not clipped"])
+@pytest.mark.parametrize("fused", ["true", "false"], ids=["fused", "not fused"])
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "SGD"])
+def test_parameters_with_strides_of_their_own_have_them_too(optimizer: str, fused: str, clip: bool) -> None:
+    """An optimizer that is fused goes through memory, and gave elements the gradients of other ones."""
+    momentum = ", momentum = 0.9" if optimizer == "SGD" else ""
+    named = f"torch.optim:{optimizer}", f"lr = 0.02, fused = {fused}{momentum}"
+    job = in_buckets(f"{__name__}:strided_layers", named, clip)
+    gives_the_plain_loops_bits(job, [range(2), range(2, 4), range(4, 5)])
 
 
 def test_what_may_be_sent_of_a_bucket_is_what_compute_gives() -> None:
