@@ -57,7 +57,11 @@ class JobSection(_Section):
     name: Annotated[Name, "what the run is called: in status, logs and checkpoints"] = "job"
     steps: Annotated[Steps, "how many steps are trained"]
     seed: Annotated[Seed, "of all random numbers: parameters, dropout, the order of samples"] = 0
-    threads: Annotated[Threads, "torch's intra-op threads on every node"] = 1
+    threads: Annotated[
+        Threads,
+        "torch's intra-op threads on every node. With 2 or more on the CPU torch uses deterministic algorithms alone, "
+        "and raises where it has none",
+    ] = 1
     keep_after_done: Annotated[
         Seconds, "seconds for which nodes keep final weights that are neither in a checkpoint nor fetched"
     ] = 3600.0

@@ -195,8 +195,8 @@ class StageServer:
         """Builds what the job needs, and tells the coordinator that this node can be given work."""
         job = parse_job(welcome.job_toml, "the coordinator's job")
         torch.set_num_threads(job.job.threads)
-        source = ModelSource(job)
         device = device_for(job)
+        source = ModelSource(job)
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
         ship_every = job.resilience.ship_every

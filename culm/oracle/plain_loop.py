@@ -48,8 +48,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     Raises Stopped at numbers that are not finite, unless the job skips such steps.
     """
     torch.set_num_threads(job.job.threads)
-    source = ModelSource(job)
     device = device_of(job)
+    source = ModelSource(job)
     model = [source.build(index).to(device) for index in range(source.layer_count)]
     parameters = [p for layer in model for p in layer.parameters() if p.requires_grad]
     optimizer = source.optimizer(parameters)

@@ -93,8 +93,10 @@ def _run(layer: nn.Module, name: str, x: torch.Tensor, trained: bool) -> torch.T
         try:
             y = layer(leaf.clone())  # in training the input is no leaf either, so it may be written in place
         except RAISED as error:
-            what = f"{name} raised {described(error)}"
-            raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
+            what, mend = f"{name} raised {described(error)}", "correct the layer or what feeds it"
+            if "deterministic implementation" in str(error):
+                mend = "set job.threads to 1, or use another operation: with more threads its bits may vary"
+            raise JobError(what, "model.layers", mend) from error
         if not isinstance(y, torch.Tensor):
             what = f"{name} returned a {type(y).__name__}, not a tensor"
             raise JobError(what, "model.layers", "let every layer take one tensor and return one")

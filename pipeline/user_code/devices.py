@@ -1,6 +1,7 @@
 """Where a job computes: the CPU, or the machine's accelerator."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -14,6 +15,12 @@ def device_of(job: Job) -> torch.device:
     Raises JobError where the machine has none. To be called before anything else uses an accelerator.
     """
     if job.job.device == "cpu":
+        if job.job.threads > 1:
+            # Some kernels, such as an index's backward, let their threads add in the order in which they come. torch
+            # has others, with the bits of one thread, or raises. With one thread there is one order anyhow.
+            torch.use_deterministic_algorithms(True)
+            deterministic: Any = torch.utils.deterministic
+            deterministic.fill_uninitialized_memory = False  # it costs time, and nobody may read that
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS sums in a fixed order with it, says torch
     if not torch.cuda.is_available():
