@@ -12,6 +12,7 @@ from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
+from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.model import ModelSource
@@ -20,6 +21,7 @@ from culm.pipeline.user_code.streams import seed_all, stream_seed
 # Equal bits need everything that rounds in the order in which the stage servers do it:
 #
 # - every layer's forward draws from its own seed, and every microbatch's samples from theirs;
+# - what a layer gives, and its gradient, is numbers in memory, no conjugate that torch puts off;
 # - a loss is divided by the number of the step's microbatches before its backward, and gradients add up in microbatch
 #   order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``;
 # - every pipeline starts a step from the same buffers, and those of the next step are pipeline 0's (rule 21);
@@ -72,7 +74,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
                 x, target = (part.to(device) for part in data.microbatch(step, pipeline, index))
                 for number, layer in enumerate(model):
                     seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
-                    x = layer(x)
+                    x = between_layers(layer(x))
                 loss = source.loss(x, target)
                 fresh = [parameter for parameter in parameters if parameter.grad is None]
                 (loss / (pipelines * microbatches)).backward()

@@ -12,9 +12,13 @@ from collections.abc import Iterable
 
 import torch
 
+from culm.pipeline.tensors.lazy import in_memory
+
 
 def own_gradients(parameters: Iterable[torch.nn.Parameter], others: Iterable[torch.Tensor] = ()) -> None:
     """Copies the gradient of each parameter that has the memory of one before it, or of one of the others.
+
+    A gradient that torch has put off, such as a conjugate, becomes numbers in memory.
 
     ``parameters``: those that had no gradient before the backward that is over.
     """
@@ -24,6 +28,7 @@ def own_gradients(parameters: Iterable[torch.nn.Parameter], others: Iterable[tor
         if gradient is None or gradient.layout != torch.strided or not gradient.numel():
             continue
         memory = gradient.untyped_storage().data_ptr()
-        if memory in taken:
-            parameter.grad = gradient.clone()
+        own = gradient.clone() if memory in taken else in_memory(gradient)
+        if own is not gradient:
+            parameter.grad = own
         taken.add(memory)

@@ -38,9 +38,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The tensor's own memory where it is contiguous on the CPU, else that of a copy."""
     if tensor.numel() == 0:
         return memoryview(b"")
-    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous():  # as most are: no copy
+    if tensor.dtype in PLAIN and tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():  # as most: no copy
         return (tensor.detach() if tensor.requires_grad else tensor).numpy().data.cast("B")
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     return memoryview(flat.numpy())  # type: ignore[arg-type]
 
 

@@ -28,6 +28,7 @@ from culm.pipeline.buckets import cut
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
@@ -203,7 +204,7 @@ class HeldLayer:
         else:
             gradients = self._aside.pop(pipeline).gradients
         named = zip((name for name, _ in self._parameters), gradients, strict=True)
-        tensors = [(f"grad.{name}", gradient.detach()) for name, gradient in named if gradient is not None]
+        tensors = [(f"grad.{name}", in_memory(gradient.detach())) for name, gradient in named if gradient is not None]
         if pipeline == BUFFERS_OF:
             before = self._buffers_before or {}
             own = self.module.named_buffers()

@@ -20,6 +20,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
+from culm.pipeline.tensors.lazy import between_layers, in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import refuse_loss
@@ -105,7 +106,7 @@ class Stage:
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             layer.device.seed(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
             try:
-                h = layer.module(h)
+                h = between_layers(layer.module(h))
             except RuntimeError as error:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
@@ -146,12 +147,14 @@ class Stage:
         """
         self._enter()
         if accumulates:
-            return self._backward(microbatch, gradient, through)
+            made = self._backward(microbatch, gradient, through)
+            return in_memory(made) if made is not None else None
         kept = [(p, p.grad) for p in self._parameters]
         for parameter, _ in kept:
             parameter.grad = None
         try:
-            return self._backward(microbatch, gradient)
+            made = self._backward(microbatch, gradient)
+            return in_memory(made) if made is not None else None
         finally:
             for parameter, grad in kept:
                 parameter.grad = grad

@@ -1,0 +1,20 @@
+"""Conjugates and negations that torch has put off: the tensor says so by a bit, and its memory holds other numbers."""
+
+# A product takes a conjugate by another kernel than the same numbers in memory, with other bits. A tensor that is sent
+# arrives as numbers in memory. So it is that between all layers, and so is its gradient: whether a cut lies there must
+# not matter.
+
+import torch
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with nothing put off; one that has nothing is given back as it is."""
+    return tensor.resolve_conj().resolve_neg()
+
+
+def between_layers(tensor: torch.Tensor) -> torch.Tensor:
+    """A layer's output with nothing put off, in it or in its gradient."""
+    tensor = in_memory(tensor)
+    if tensor.is_complex() and tensor.requires_grad:
+        tensor.register_hook(in_memory)  # type: ignore[no-untyped-call]
+    return tensor
