@@ -36,14 +36,20 @@ class Keeping:
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         if tensor.is_leaf and tensor.requires_grad:
-            return tensor
+            return tensor, tensor._version
         self.size += tensor.numel() * tensor.element_size()
         # Detached: a node that saves its own output, such as a softmax's, would be in a circle with it, which nothing
         # frees but a backward. Of graphs that are kept for an heir most have none.
-        return self._device.home(tensor).detach()
+        kept = self._device.home(tensor).detach()
+        return kept, kept._version
 
     def _unpack(self, kept: Any) -> torch.Tensor:
-        tensor: torch.Tensor = kept
+        tensor, version = kept
+        if tensor._version != version:  # torch would say so, but looks only at what it has kept itself
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                f"{tensor.dtype} of shape {list(tensor.shape)}, saved at version {version}, is at {tensor._version}"
+            )
         return self._device.here(tensor)
 
 

@@ -34,6 +34,7 @@ from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.stage_server.compute import blocks, optimizer_state
+from culm.stage_server.compute.changing import ChangingBuffers
 from culm.stage_server.compute.device import Device, value_home
 from culm.stage_server.compute.loan import Loan
 
@@ -69,6 +70,7 @@ class HeldLayer:
         self._buckets = range(index, index + 1)
         self._cut = cut([parameter.numel() for _, parameter in self._parameters], 1)  # the slices of each bucket
         self._buffer_places = _places_of_buffers(module)
+        self.changing = ChangingBuffers(index, module, self._buffer_places)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
         # The optimizer's state, as ``optimizer_state`` names it, while the layer lies in the host's memory; else None.
         self._parked: list[tuple[str, torch.Tensor]] | None = None
@@ -208,7 +210,9 @@ class HeldLayer:
         if pipeline == BUFFERS_OF:
             before = self._buffers_before or {}
             own = self.module.named_buffers()
-            tensors += [(f"buffer.{n}", buffer.clone()) for n, buffer in own if not torch.equal(buffer, before[n])]
+            changed = {name: buffer.clone() for name, buffer in own if not torch.equal(buffer, before[name])}
+            tensors += [(f"buffer.{name}", buffer) for name, buffer in changed.items()]
+            self.changing.changed(changed)
         return Value(tuple(tensors))
 
     def cut_into(self, buckets: range) -> None:

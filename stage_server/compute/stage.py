@@ -5,7 +5,8 @@
 #     random numbers   each layer's generators are seeded before it, by (seed, step, pipeline, microbatch, layer)
 #     gradients        are accumulated in the order of microbatches, which the program keeps on every node
 #     losses           are kept by microbatch and given in its order, whatever the order in which they came (rule 7)
-#     buffers          begin a step with what the step before left, also when it is run again
+#     buffers          begin a step with what the step before left, also when it is run again; a graph has those of
+#                      its own forward (``changing.py``)
 #     inputs           require a gradient where the output of the stage before does, as if no cut lay between them:
 #                      torch has other kernels for what requires none, and so may a layer
 #
@@ -105,12 +106,14 @@ class Stage:
                 boundaries.append((place, h.grad_fn))
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             layer.device.seed(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
+            layer.changing.begin_forward()
             try:
                 h = between_layers(layer.module(h))
             except RuntimeError as error:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
                 raise
+            layer.changing.end_forward()
         wrote = given._version != version
         if self._writes_input is None:
             self._writes_input = wrote or not torch.equal(given, x)  # writes through .data count no version

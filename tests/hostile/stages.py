@@ -12,6 +12,7 @@ from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
+from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
 
@@ -45,8 +46,11 @@ def as_it_is(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is) -> str:
-    """The weights' hash after all steps, the stages one after the other. ``passed``: what the next stage is given."""
+def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is, redundant: bool = False) -> str:
+    """The weights' hash after all steps, the stages one after the other.
+
+    ``passed``: what the next stage is given; ``redundant``: whether graphs are kept as those of redundant forwards.
+    """
     source = ModelSource(job)
     held = [HeldLayer.build(source, i, CPU) for i in range(source.layer_count)]
     ranges = list(pairwise((0, *cuts, len(held))))
@@ -59,7 +63,8 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
             x, target = data.microbatch(step, 0, m)
             for s, stage in enumerate(stages):
                 kept = x.clone()
-                y = stage.forward(m, x, target if s == len(stages) - 1 else None)
+                with Keeping(CPU, redundant):
+                    y = stage.forward(m, x, target if s == len(stages) - 1 else None)
                 assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
                 x = passed(y.detach()).requires_grad_(y.requires_grad)
         given: list[tuple[torch.Tensor, torch.Tensor]] = []

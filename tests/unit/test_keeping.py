@@ -3,6 +3,7 @@
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -35,3 +36,22 @@ def test_a_graph_that_saves_its_own_output_goes_with_it() -> None:
     assert keeping.size > 0
     del y, mark
     assert seen() is None
+
+
+def test_a_saved_tensor_that_was_written_is_told() -> None:
+    """torch tells it of tensors that it keeps itself; here the backward went on with the newer numbers."""
+    x, factor = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+    with Keeping(CPU, True):
+        y = x * factor
+    factor.mul_(5.0)
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        y.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_what_is_saved_after_it_was_written_is_taken() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with Keeping(CPU, True):
+        y = (functional.relu((x * 2.0).add_(1.0), inplace=True) * 1.0).exp_()
+    y.sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert torch.equal(x.grad, 2.0 * torch.full((3,), 3.0).exp())

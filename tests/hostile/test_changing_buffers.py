@@ -1,0 +1,119 @@
+"""Buffers that forwards change, and backwards need: a graph has the values of its own forward, wherever the cut is."""
+
+import logging
+from itertools import combinations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
+from culm.pipeline.user_code.check import check_job
+from culm.stage_server.compute.device import CPU
+from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.stage import Stage
+from tests.hostile.stages import job_of_parts, train
+
+
+class Scaled(nn.Module):
+    """Multiplies by a mean of all inputs so far. ``unseen``: it writes where torch counts no version."""
+
+    def __init__(self, unseen: bool = False, late: int = 0) -> None:
+        super().__init__()
+        self.unseen, self.late, self.seen = unseen, late, 0
+        self.register_buffer("mean", torch.ones(8))
+        self.register_buffer("mask", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = self.get_buffer("mean")
+        self.seen += 1
+        if self.seen > self.late:
+            with torch.no_grad():
+                (mean.data if self.unseen else mean).mul_(0.9).add_(x.abs().mean(0), alpha=0.1)
+        return x * mean * self.get_buffer("mask")
+
+
+class Named(Scaled):
+    """Writes through an attribute of its own, which no buffer can take the place of. No backward needs its count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+        self.first = self.get_buffer("count")[:1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first.add_(1.0)
+        return super().forward(x)
+
+
+class Early(Scaled):
+    """Writes after it has read: plain PyTorch refuses the backward."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * self.get_buffer("mean")
+        self.get_buffer("mean").mul_(0.9)
+        return y
+
+
+def written() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Scaled(), nn.Linear(8, 8), Named(), nn.BatchNorm1d(8), nn.Linear(8, 4)]
+
+
+def unseen() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Scaled(unseen=True), nn.Linear(8, 8), Scaled(unseen=True), nn.Linear(8, 4)]
+
+
+def early() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Early(), nn.Linear(8, 4)]
+
+
+def late() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Scaled(unseen=True, late=4), nn.Linear(8, 4)]
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(3)
+    return TensorDataset(torch.randn(30, 8, generator=generator), torch.randint(0, 4, (30,), generator=generator))
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
+@pytest.mark.parametrize("redundant", [False, True], ids=["calm", "redundant"])
+@pytest.mark.parametrize("layers", ["written", "unseen"])
+def test_every_cut_gives_the_plain_loops_bits(layers: str, redundant: bool, splits: bool) -> None:
+    """Through .data it was wrong and silent; else torch refused the backward, or, if redundant, it was silent too."""
+    job = job_of_parts(__name__, layers, "dataset")
+    check_job(job)
+    plain = run_plain(job).sha256
+    inner = range(1, 5)
+    for cuts in [(), *combinations(inner, 1), tuple(inner)]:
+        assert train(job, cuts, splits, redundant=redundant) == plain, f"cut at {cuts}"
+
+
+def test_one_that_plain_pytorch_refuses_is_refused_at_the_start() -> None:
+    with pytest.raises(JobError, match=r"the backward of layer 1 \(Early\) raised .* modified by an inplace operation"):
+        check_job(job_of_parts(__name__, "early", "dataset"))
+
+
+def test_one_that_begins_unseen_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "culm.changing"):
+        train(job_of_parts(__name__, "late", "dataset"), (), False)
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
+        "layer 1 (Scaled) has begun to change its buffer mean through .data"
+    ]
+
+
+def test_other_buffers_stay_where_they_are() -> None:
+    """So they cost nothing: a mask, a cache, the statistics of a BatchNorm, what has another name."""
+    job = job_of_parts(__name__, "written", "dataset")
+    modules = [Scaled(), nn.BatchNorm1d(8), Named()]
+    held = [HeldLayer(i, module, None, CPU) for i, module in enumerate(modules)]
+    stage = Stage(job, 0, held, True, False, nn.functional.cross_entropy)
+    stage.begin_step(0)
+    before = [dict(module.named_buffers()) for module in modules]
+    for m in range(3):
+        stage.forward(m, torch.ones(3, 8), None)
+    after = [dict(module.named_buffers()) for module in modules]
+    moved = [name for old, new in zip(before, after, strict=True) for name in old if old[name] is not new[name]]
+    assert moved == ["mean", "mean"]
