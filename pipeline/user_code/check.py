@@ -101,7 +101,13 @@ def _run(layer: nn.Module, name: str, x: torch.Tensor, trained: bool) -> torch.T
             what = f"{name} returned a {type(y).__name__}, not a tensor"
             raise JobError(what, "model.layers", "let every layer take one tensor and return one")
         waiting: list[torch.Tensor] = [leaf] if trained else [p for p in layer.parameters() if p.requires_grad]
-        if not waiting or _reaches(y, waiting, name):
+        buffers = hash_layer(0, dict(layer.named_buffers()))
+        reaches = not waiting or _reaches(y, waiting, name)
+        if hash_layer(0, dict(layer.named_buffers())) != buffers:
+            what = f"the backward of {name} changes its buffers: their values would depend on where the model is cut"
+            mend = "keep what changes buffers, such as a BatchNorm, out of checkpoint()"
+            raise JobError(what, "model.layers", mend)
+        if reaches:
             return y.detach()
     mend = "pass on what depends on it, without detach, item or no_grad, or freeze them with requires_grad_(False)"
     if trained:

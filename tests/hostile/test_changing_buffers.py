@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
@@ -33,6 +34,15 @@ class Scaled(nn.Module):
             with torch.no_grad():
                 (mean.data if self.unseen else mean).mul_(0.9).add_(x.abs().mean(0), alpha=0.1)
         return x * mean * self.get_buffer("mask")
+
+
+class Constant(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.get_buffer("mask")
 
 
 class Named(Scaled):
@@ -73,6 +83,27 @@ def late() -> list[nn.Module]:
     return [nn.Linear(8, 8), Scaled(unseen=True, late=4), nn.Linear(8, 4)]
 
 
+class Repeated(nn.Module):
+    """Runs its forward again within the backward."""
+
+    def __init__(self, *inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(*inner)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(self.inner, x, use_reentrant=False)
+        return y
+
+
+def repeated() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Repeated(nn.Linear(8, 8), nn.BatchNorm1d(8)), nn.Linear(8, 4)]
+
+
+def repeated_alike() -> list[nn.Module]:
+    """Dropout draws the same again, and a mask stays."""
+    return [nn.Linear(8, 8), Repeated(nn.Linear(8, 8), nn.Dropout(0.3), Constant(), nn.LayerNorm(8)), nn.Linear(8, 4)]
+
+
 def dataset() -> TensorDataset:
     generator = torch.Generator().manual_seed(3)
     return TensorDataset(torch.randn(30, 8, generator=generator), torch.randint(0, 4, (30,), generator=generator))
@@ -94,6 +125,18 @@ def test_every_cut_gives_the_plain_loops_bits(layers: str, redundant: bool, spli
 def test_one_that_plain_pytorch_refuses_is_refused_at_the_start() -> None:
     with pytest.raises(JobError, match=r"the backward of layer 1 \(Early\) raised .* modified by an inplace operation"):
         check_job(job_of_parts(__name__, "early", "dataset"))
+
+
+def test_a_backward_that_changes_buffers_is_refused() -> None:
+    """Two microbatches in flight: the statistics took the second forward's numbers before the first one's again."""
+    with pytest.raises(JobError, match=r"the backward of layer 1 \(Repeated\) changes its buffers"):
+        check_job(job_of_parts(__name__, "repeated", "dataset"))
+
+
+def test_a_backward_that_only_runs_a_forward_again_is_taken() -> None:
+    job = job_of_parts(__name__, "repeated_alike", "dataset")
+    check_job(job)
+    assert train(job, (1,), False) == run_plain(job).sha256
 
 
 def test_one_that_begins_unseen_is_told(caplog: pytest.LogCaptureFixture) -> None:
