@@ -14,6 +14,7 @@ from culm.stage_server.restorer import Restorer
 from culm.stage_server.streams import attend_messages
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.effects import RestoreLayers
+from culm.stage_server.worker.holdings import CHECKPOINT
 from culm.stage_server.worker.work import Install, Save
 from culm.stage_server.worker.worker import Worker
 
@@ -28,7 +29,7 @@ class Owner(Protocol):
     worker: Worker[Value]
     changed: Turn
 
-    def fetched(self, era: int, layer: int, version: int, state: Value) -> None: ...
+    def fetched(self, era: int, layer: int, version: int, state: Value, source: str) -> None: ...
 
     def after_event(self) -> None: ...
 
@@ -58,11 +59,19 @@ class Checkpoints:
         self._restorer.read(effect.origin, effect.layers, effect.era)
 
     def refuse(self, work: Install[Value], why: str) -> None:
-        """The state of a layer is of another one: the checkpoint that it is from is proved bad (rule 14)."""
-        log.error("the state of layer %d is not taken, since it does not fit the model: %s", work.layer, why)
-        plan = self._node.worker.plan
-        if self._node.worker.holdings.refuse(work) and plan is not None:
+        """The state of a layer is of another one. If the checkpoint gave it, that is proved bad (rule 14); if another
+        node did, nothing is said against the checkpoint. Called with the node's lock held.
+        """
+        worker = self._node.worker
+        wanted, plan = worker.holdings.refuse(), worker.plan
+        source = work.source or (plan.origin if plan is not None else "the checkpoint")
+        log.error("layer %d from %s is not taken, since it does not fit the model: %s", work.layer, source, why)
+        if not wanted or plan is None:
+            return
+        if work.source == CHECKPOINT:
             self.checkpoint_bad(plan.era, plan.origin, f"layer {work.layer} does not fit: {why}")
+        else:  # another holder is asked first, and the checkpoint goes on being read where the layer is wanted from it
+            worker.fetch_failed(plan.era, work.source, [work.layer])
 
     def close(self) -> None:
         self._restorer.close()
@@ -81,7 +90,7 @@ class Checkpoints:
     # ---- what the restorer asks and says ----------------------------------------------------------------------------
 
     def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
-        self._node.fetched(era, layer, version, state)
+        self._node.fetched(era, layer, version, state, CHECKPOINT)
 
     def lacks(self, era: int, layer: int) -> bool:
         with self._node.changed:

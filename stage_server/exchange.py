@@ -236,10 +236,10 @@ class Exchange:
 
     # ---- what a fetch brings (culm.stage_server.streams.fetch.FetchListener) -----------------------------------------
 
-    def fetched(self, era: int, layer: int, version: int, state: Value) -> None:
+    def fetched(self, era: int, layer: int, version: int, state: Value, source: str) -> None:
         with self.changed:
             log.info("received layer %d at version %d, while at step %d", layer, version, self.worker.version)
-            self.worker.fetched(era, layer, version, state)
+            self.worker.fetched(era, layer, version, state, source)
             self.after_event()
 
     def fetch_failed(self, era: int, peer: str, layers: list[int], why: str) -> None:

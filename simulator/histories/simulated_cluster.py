@@ -267,7 +267,7 @@ class Cluster:
                 version = source.arithmetic.versions[layer]
                 answer.send(
                     lambda layer=layer, version=version, number=number: self.receive(  # type: ignore[misc]
-                        to, lambda n: n.worker.fetched(effect.era, layer, version, number)
+                        to, lambda n: n.worker.fetched(effect.era, layer, version, number, effect.peer)
                     )
                 )
 

@@ -29,6 +29,7 @@ from culm.pipeline.origin import Origin
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import Leader, Node, World
 from culm.stage_server.worker.effects import RestoreLayers
+from culm.stage_server.worker.holdings import CHECKPOINT
 from culm.stage_server.worker.work import Save
 
 # What a fault means to whoever reads or writes:
@@ -180,7 +181,7 @@ class SimulatedStorage:
                 for layer in effect.layers:
                     if n.worker.holdings.lacks(layer):
                         states = [self._file(n.name, origin.folder, file) for file in manifest.files[layer]]
-                        n.worker.fetched(effect.era, layer, origin.step, Number(int(states[0])))
+                        n.worker.fetched(effect.era, layer, origin.step, Number(int(states[0])), CHECKPOINT)
                 return
             except FileDamaged as error:
                 why, damaged = error.problem, layer if doubted else None

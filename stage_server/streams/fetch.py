@@ -44,7 +44,7 @@ RETRY_SECONDS = 0.2
 class FetchListener(Protocol):
     """Who asked. Called on the fetch's thread."""
 
-    def fetched(self, era: int, layer: int, version: int, state: Value) -> None: ...
+    def fetched(self, era: int, layer: int, version: int, state: Value, source: str) -> None: ...
 
     def fetch_failed(self, era: int, peer: str, layers: list[int], why: str) -> None: ...
 
@@ -101,7 +101,7 @@ class Fetcher:
 
         def take(layer: int, version: int, state: Value) -> None:
             missing.remove(layer)
-            self._listener.fetched(era, layer, version, state)
+            self._listener.fetched(era, layer, version, state, source.node)
 
         try:
             fetch_layers(source.address, layers, era, take, run=self._run, patience=self._patience)

@@ -186,10 +186,10 @@ class Holdings(Generic[V]):
                 out.append(FetchLayers(sources[0], wanted, plan.era))
         return out
 
-    def fetched(self, layer: int, version: int, state: V) -> None:
+    def fetched(self, layer: int, version: int, state: V, source: str) -> None:
         """A layer's state has arrived."""
         if self._asked.get(layer) is not None and self._versions.get(layer, 0) is None:
-            self._installs.append(Install(layer, version, state))
+            self._installs.append(Install(layer, version, state, source))
 
     def failed(self, peer: str, layers: Iterable[int]) -> None:
         """The source could not send these layers: another one is asked, and in the end the same one again."""
@@ -249,13 +249,10 @@ class Holdings(Generic[V]):
             self._followups[layer] = followups
             self._follow(layer)
 
-    def refuse(self, work: Install[V]) -> bool:
-        """The state that was to be installed does not fit. Whether it may be from the checkpoint of the era."""
+    def refuse(self) -> bool:
+        """The state that was to be installed does not fit. Whether it was still wanted: then its source has failed."""
         running, self._running = self._running, None
-        restoring = work.layer in self._restoring
-        if running is not None and not restoring:
-            self._restart(work.layer)  # of a holder: it is asked again
-        return running is not None and restoring
+        return running is not None
 
     def next_catch_up(self) -> Apply[V] | None:
         if not self._catch_ups:

@@ -100,11 +100,12 @@ class Apply(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Install(Generic[V]):
-    """Replace a layer's state by a copy that another holder sent."""
+    """Replace a layer's state by a copy. ``source``: the holder that sent it; empty: the checkpoint of the era."""
 
     layer: int
     version: int
     state: V
+    source: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,10 +216,10 @@ class Worker(Generic[V]):
 
     # ---- state from elsewhere ---------------------------------------------------------------------------------------
 
-    def fetched(self, era: int, layer: int, version: int, state: V) -> None:
-        """A layer's state has arrived, from a holder or from a checkpoint; that of another era is of no use."""
+    def fetched(self, era: int, layer: int, version: int, state: V, source: str) -> None:
+        """A layer's state has arrived, from a holder or from CHECKPOINT; that of another era is of no use."""
         if era == self.at.era:
-            self.holdings.fetched(layer, version, state)
+            self.holdings.fetched(layer, version, state, source)
 
     def fetch_failed(self, era: int, peer: str, layers: Iterable[int]) -> None:
         """The peer could not send these layers."""

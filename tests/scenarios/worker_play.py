@@ -135,7 +135,7 @@ class WorkerPlay:
 
     def fetched(self, layer: int, version: int) -> None:
         self._say(f"layer {layer} arrives at version {version}")
-        self.worker.fetched(self.worker.era, layer, version, Number(version))
+        self.worker.fetched(self.worker.era, layer, version, Number(version), "n0")
         self._after()
 
     def fetch_fails(self, peer: str, *layers: int) -> None:

@@ -28,7 +28,7 @@ WORKS: list[tuple[Work[Nothing], Phase]] = [
     (Reduce(stage=1, step=0, block=Block(0, 1), leaves=True, tenures=((duty(1), 1),)), "backward"),
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
-    (Install(0, 0, Nothing()), "apply"),
+    (Install(0, 0, Nothing(), "n1"), "apply"),
     (Save(0, 0, (0,), 0.5), "apply"),
 ]
 

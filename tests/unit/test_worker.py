@@ -157,7 +157,7 @@ def seeded(worker: Worker[Nothing], layers: tuple[int, ...]) -> None:
     """The layers that the worker has asked for are here at version 0."""
     worker.drain()
     for layer in layers:
-        worker.fetched(0, layer, 0, Nothing())
+        worker.fetched(0, layer, 0, Nothing(), "n1")
     while isinstance(work := worker.next_work(), Install | Arrange):
         worker.finish(work)
 
@@ -269,9 +269,9 @@ def test_of_two_answers_for_the_same_layer_the_later_one_is_left() -> None:
     worker.take_plan(replace(PREPARING, step=1, stages=TWO))
     worker.drain()
     worker.finish(worker.next_work() or pytest.fail("nothing is arranged"))
-    worker.fetched(0, 2, 1, Nothing())
-    worker.fetched(0, 2, 0, Nothing())
-    first = Install(2, 1, Nothing())
+    worker.fetched(0, 2, 1, Nothing(), "n1")
+    worker.fetched(0, 2, 0, Nothing(), "n0")
+    first = Install(2, 1, Nothing(), "n1")
     assert worker.next_work() == first
     worker.finish(first)
     assert worker.next_work() is None
