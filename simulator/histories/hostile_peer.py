@@ -18,7 +18,7 @@ from culm.protos import stage_pb2
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.world import Node, World
 from culm.stage_server.streams import stream_bounds as bounds
-from culm.stage_server.streams.stream_bounds import RunShape, Standing
+from culm.stage_server.streams.stream_bounds import RunShape
 
 # What it says: numbers at the ends of their ranges, layers and stages beyond the model, steps beyond the run's last,
 # losses too many, norms below zero or not finite, names that lead out of a folder. A generator of its own draws them.
@@ -40,7 +40,7 @@ class Checks:
     """What stands between the wire and the decisions. Switched off each lets everything through."""
 
     report: Problem = coordinator_bounds.problem
-    hello: Callable[[stage_pb2.Hello, Standing], str] = bounds.hello_problem
+    hello: Callable[[stage_pb2.Hello, int], str] = bounds.hello_problem
     key: Callable[[Key, RunShape], str] = bounds.key_problem
 
 
@@ -113,7 +113,7 @@ class HostilePeer:
     def _hello(self, node: Node) -> None:
         """Of a leader that nobody is: a node that believes it leaves its coordinator for good."""
         hello = stage_pb2.Hello(node=node.name, incarnation=node.incarnation, term=self._random.choice(WIDE[6:]))
-        if self._checks.hello(hello, Standing(node.worker.term, node.worker.committed)):
+        if self._checks.hello(hello, node.worker.term):
             self.refused += 1
             return
         for other in list(self._world.nodes.values()):

@@ -11,7 +11,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.streams import stream_bounds as bounds
-from culm.stage_server.streams.stream_bounds import RunShape, Standing
+from culm.stage_server.streams.stream_bounds import RunShape
 from culm.stage_server.streams.unfit import Unfit, refuse
 from culm.stage_server.worker.worker import Worker
 
@@ -40,11 +40,8 @@ class Guard:
         self.run = run
         self._worker = worker
 
-    def _standing(self) -> Standing:
-        return Standing(self._worker.term, self._worker.committed, self._worker.era)
-
     def hello(self, hello: stage_pb2.Hello) -> None:
-        refuse(bounds.hello_problem(hello, self._standing()))
+        refuse(bounds.hello_problem(hello, self._worker.term))
 
     def takes(self, peer: str, incarnation: int, order: PlanOrder, key: Key, header: tensor_pb2.ValueHeader) -> bool:
         """Whether the tensor may be of use here; one that the worker would drop needs no memory."""
@@ -59,7 +56,7 @@ class Guard:
         return True
 
     def answer(self, answer: stage_pb2.DeliverResponse, keys: Iterable[Key]) -> None:
-        refuse(bounds.answer_problem(answer, keys, self.run, self._standing()))
+        refuse(bounds.answer_problem(answer, keys, self.run))
 
     def fetch(self, layers: Sequence[int]) -> None:
         refuse(bounds.fetch_problem(layers, len(self.run.layers)))

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import NamedTuple
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import difference
@@ -44,7 +43,8 @@ from culm.stage_server.one_machine.slots import SLOTS
 #
 #     Welcome                      nothing of the run is known yet: its term and its times are bounded
 #     plans, commits, keys         the run's size: layers, steps, microbatches (``RunShape``)
-#     Hello, answers               besides, where the node stands: its term and what is committed (``Standing``)
+#     Hello                        the highest term that the node knows
+#     answers                      the run's size
 #     headers of tensors, state    each layer's names, dtypes and shapes, from a sketch of the job's model
 #
 # The bounds are what a run can have at most, not what this moment's plan allows. A message that is right a moment
@@ -55,9 +55,6 @@ from culm.stage_server.one_machine.slots import SLOTS
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
 # In milliseconds, as gRPC takes its timeouts, it still fits into 32 bits.
 MOST_PATIENCE_SECONDS = 1e6
-# Commits that a peer may know of before this node does: each node has its orders on a stream of its own. The outbox
-# would keep an acknowledgement of a later step in memory until that step.
-AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -98,21 +95,13 @@ class RunShape:
         return unknown(header, self._accumulated)  # type: ignore[attr-defined]
 
 
-class Standing(NamedTuple):
-    """Where the node stands when a message comes."""
-
-    term: int  # the highest seen
-    committed: int
-    era: int = 0
-
-
-def hello_problem(hello: stage_pb2.Hello, standing: Standing) -> str:
+def hello_problem(hello: stage_pb2.Hello, known_term: int) -> str:
     """Of a peer's greeting. A term far above the known ones would make this node leave its coordinator for good."""
     # Before its first Welcome a node knows no term: then there is nothing to compare with (rule 15).
     if wrong := name_problem("its node", hello.node) or order_problem(hello.term, hello.generation):
         return f"a hello: {wrong}"
-    if standing.term and hello.term > standing.term + LEAP:
-        return f"a hello of term {hello.term}, where {standing.term} is the highest known"
+    if known_term and hello.term > known_term + LEAP:
+        return f"a hello of term {hello.term}, where {known_term} is the highest known"
     return f"a hello of incarnation {hello.incarnation}" if hello.incarnation > MOST_INCARNATION else ""
 
 
@@ -151,13 +140,13 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     return f"{key} with {wrong}" if wrong else ""
 
 
-def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: RunShape, standing: Standing) -> str:
-    """Of what a receiver answers. An acknowledgement of a step to come would be kept until that step."""
+def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: RunShape) -> str:
+    """Of what a receiver answers. It may be any number of steps ahead: no commit waits for a node that is being seeded.
+    The worker keeps only what is near (``Position.awaits``).
+    """
     for key in keys:
         if wrong := key_problem(key, run):
             return f"it acknowledges {wrong}"
-        if key.era == standing.era and key.step > standing.committed + AHEAD:  # of an era before it may be anything
-            return f"it acknowledges {key}, which nobody can have sent while step {standing.committed} runs"
     if any(slot >= SLOTS for slot in answer.free_slots):
         return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"
     if answer.HasField("synced"):

@@ -11,6 +11,13 @@ from culm.pipeline.plan import Plan
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.tree import Block
 
+# Steps beyond the first uncommitted one of which this node remembers who has their tensors. A peer that waits for this
+# node's work may know one more commit, and may have a tensor of the step after that (``Mailbox``). A node that is being
+# seeded may be any number of commits behind, since nobody waits for it: its orders come on a stream of their own. Of
+# steps still further ahead it forgets what peers say, which would stay in memory until then. When it comes to such a
+# step a repeat costs little, and is acknowledged again (rule 4).
+AHEAD = 2
+
 
 @dataclass(slots=True, kw_only=True)
 class Position:
@@ -34,6 +41,10 @@ class Position:
     def committed(self) -> int:
         """Steps known to be committed, applied here or not yet."""
         return self.version + len(self.commits)
+
+    def awaits(self, key: Key) -> bool:
+        """Whether it is of use to know who has the tensor: it is of this era, and of a step that this node may owe."""
+        return key.era == self.era and key.step <= self.committed + AHEAD
 
     @property
     def microbatches(self) -> int:

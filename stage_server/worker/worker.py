@@ -248,8 +248,8 @@ class Worker(Generic[V]):
     def acknowledged(self, peer: str, incarnation: int, keys: Iterable[Key]) -> bool:
         """A peer has these tensors. Whether that may change what there is to do: an heir need not do them again."""
         matters = False
-        # Of another era nothing is kept: what is would stay until that era comes.
-        for key in (key for key in keys if key.era == self.at.era):
+        # Of another era, or of steps far ahead, nothing is kept: what is would stay until that comes.
+        for key in filter(self.at.awaits, keys):
             matters = self.runner.has_taken_over(key.duty) or matters
             self.runner.held_elsewhere(key)
             self.post.outbox.acknowledge(key, peer, incarnation)

@@ -27,12 +27,12 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
 from culm.stage_server.one_machine.slots import Slots
 from culm.stage_server.streams import stream_bounds as bounds
-from culm.stage_server.streams.stream_bounds import RunShape, Standing
+from culm.stage_server.streams.stream_bounds import RunShape
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))
 RUN = RunShape(1, MICROBATCHES, STEPS, LAYERS)
-HERE = Standing(term=1, committed=5)
+TERM = 1
 FULL = ("n0", "n1")
 
 
@@ -152,19 +152,18 @@ def test_a_tensor_that_no_node_sends_is_refused_by_its_key_and_header(where: Key
     ],
 )
 def test_a_hello_that_no_peer_says_is_refused(hello: stage_pb2.Hello) -> None:
-    assert bounds.hello_problem(hello, HERE)
-    assert bounds.hello_problem(stage_pb2.Hello(node="n1", incarnation=1, term=2, generation=9), HERE) == ""
+    assert bounds.hello_problem(hello, TERM)
+    assert bounds.hello_problem(stage_pb2.Hello(node="n1", incarnation=1, term=2, generation=9), TERM) == ""
 
 
 def test_answers_and_requests_are_held_against_the_run() -> None:
     nothing = stage_pb2.DeliverResponse()
-    assert bounds.answer_problem(nothing, [key()], RUN, HERE) == ""
-    assert bounds.answer_problem(nothing, [key(step=19)], RUN, HERE), "it would be kept until that step"
-    before = key(step=19)._replace(era=7)
-    assert bounds.answer_problem(nothing, [before], RUN, HERE) == "", "of the era before a rollback: no peer's fault"
-    assert bounds.answer_problem(stage_pb2.DeliverResponse(free_slots=[16]), [], RUN, HERE)
+    assert bounds.answer_problem(nothing, [key()], RUN) == ""
+    assert bounds.answer_problem(nothing, [key(step=STEPS - 1)], RUN) == "", "nobody waits for a node being seeded"
+    assert bounds.answer_problem(nothing, [key(step=STEPS)], RUN)
+    assert bounds.answer_problem(stage_pb2.DeliverResponse(free_slots=[16]), [], RUN)
     synced = stage_pb2.Synced(committed=STEPS + 1)
-    assert bounds.answer_problem(stage_pb2.DeliverResponse(synced=synced), [], RUN, HERE)
+    assert bounds.answer_problem(stage_pb2.DeliverResponse(synced=synced), [], RUN)
     assert bounds.fetch_problem([0, 3], 4) == ""
     assert bounds.fetch_problem([4], 4)
     assert bounds.fetch_problem([0] * 1000, 4)

@@ -86,6 +86,14 @@ def test_nothing_is_kept_of_what_a_peer_acknowledges_of_eras_to_come() -> None:
     assert kept == [True, *[False] * 49]
 
 
+def test_of_what_a_peer_acknowledges_of_steps_far_ahead_nothing_is_kept() -> None:
+    """A seeded node three commits behind ended the stream of a reducer, which had acknowledged what it held itself."""
+    worker = worker_of("n0", steps=50)
+    far = [reduced_gradient(0, 0, step=step) for step in range(50)]
+    worker.acknowledged("n1", 1, far)
+    assert [worker.post.outbox.has_acknowledged(key, "n1", 1) for key in far] == [True] * 3 + [False] * 47
+
+
 def test_the_first_tensor_of_an_era_that_is_being_begun_is_read() -> None:
     """A stream asks without the lock: the new plan was there, and its era not yet. Nobody would have sent it again."""
     worker = worker_of("n1")
