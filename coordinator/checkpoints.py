@@ -127,15 +127,20 @@ def looked_back(state: State) -> Decision:
 
 
 def unread(state: State, report: Unread) -> Decision:
-    """A node waits for the storage; the log hears of it once a node and era."""
+    """A node waits for the storage; the log hears once a node and era that it takes long, and that it fails."""
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation or report.era != state.era:
         return state, ()
     if report.origin != state.origin or not _is_being_read(state):
         return state, ()
-    first = report.node not in state.storage.unread
-    waiting = {**state.storage.unread, report.node: report.why}
-    text = f"{report.node} cannot read {state.origin}: {report.why}; it tries again, and asks the other holders too"
+    before = state.storage.unread.get(report.node)
+    first = before is None or (before.being_read and not report.being_read)
+    kept = before if before is not None and report.being_read and not before.being_read else report
+    waiting = {**state.storage.unread, report.node: kept}
+    if report.being_read:
+        text = f"{report.node} is still reading {state.origin}: {report.why}; it asks the other holders too"
+    else:
+        text = f"{report.node} cannot read {state.origin}: {report.why}; it tries again, and asks the other holders too"
     commands: list[Command] = []
     if first:
         commands.append(Record(kinds.Waiting(node=report.node, why=report.why), text))
@@ -152,7 +157,7 @@ def examined(state: State, report: Examined) -> Decision:
     state = replace(state, storage=replace(state.storage, examined=False))
     if report.origin != state.origin or not _is_being_read(state) or report.sight is Sight.BUSY:
         return state, ()
-    unread = sorted(state.storage.unread.items())
+    unread = sorted((name, x.why) for name, x in state.storage.unread.items() if not x.being_read)
     if report.sight is Sight.WRONG:
         return bad(state, CheckpointBad("the coordinator", report.origin, report.why))
     if report.sight is Sight.THERE:

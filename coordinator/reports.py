@@ -248,7 +248,7 @@ class Unread:
     """The node cannot read what the era begins from, and asks again: no proof against the checkpoint (rule 14).
 
     ``absent``: the storage answers, but has no such manifest for this node. ``damaged_layer``: it reads other files of
-    this layer than the manifest says.
+    this layer than the manifest says. ``being_read``: nothing has failed; it takes long.
     """
 
     node: str
@@ -258,6 +258,7 @@ class Unread:
     why: str
     absent: bool = False
     damaged_layer: int | None = None
+    being_read: bool = False
 
 
 class Sight(StrEnum):

@@ -18,7 +18,7 @@ from enum import StrEnum
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.failures import Failures
 from culm.coordinator.node_prices import FREE, NodePrice
-from culm.coordinator.reports import CheckpointBad
+from culm.coordinator.reports import CheckpointBad, Unread
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
@@ -205,7 +205,8 @@ class Search(StrEnum):
 class Storage:
     """How it stands with the storage of checkpoints: what is asked of it, and what it does not do."""
 
-    unread: Mapping[str, str] = field(default_factory=dict)  # node -> why it could not read the era's origin
+    # Node -> why it has not read the era's origin. Invariant: once an attempt has failed, the last that did.
+    unread: Mapping[str, Unread] = field(default_factory=dict)
     proof: CheckpointBad | None = None  # that is looked at once a takeover is over
     examined: bool = False  # whether the coordinator is looking at the origin itself. Invariant: one look at a time
     fault: str = ""  # why no checkpoint can be written at present: told once, until one is whole again

@@ -760,6 +760,7 @@ class Unread(_message.Message):
     WHY_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     DAMAGED_LAYER_FIELD_NUMBER: _builtins.int
+    BEING_READ_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
     folder: _builtins.str
@@ -770,6 +771,8 @@ class Unread(_message.Message):
     """The storage answers, but shows this node no such manifest."""
     damaged_layer: _builtins.int
     """Of this layer the node reads other files than the manifest says, or none."""
+    being_read: _builtins.bool
+    """Nothing has failed: the node is reading yet, and why says for how long. The storage may be slow, or hang."""
     def __init__(
         self,
         *,
@@ -780,10 +783,11 @@ class Unread(_message.Message):
         why: _builtins.str = ...,
         absent: _builtins.bool = ...,
         damaged_layer: _builtins.int | None = ...,
+        being_read: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer", "damaged_layer", b"damaged_layer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer", "absent", b"absent", "damaged_layer", b"damaged_layer", "era", b"era", "folder", b"folder", "sha256", b"sha256", "step", b"step", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer", "absent", b"absent", "being_read", b"being_read", "damaged_layer", b"damaged_layer", "era", b"era", "folder", b"folder", "sha256", b"sha256", "step", b"step", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__damaged_layer: _TypeAlias = _typing.Literal["damaged_layer"]  # noqa: Y015
     _WhichOneofArgType__damaged_layer: _TypeAlias = _typing.Literal["_damaged_layer", b"_damaged_layer"]  # noqa: Y015

@@ -97,10 +97,17 @@ class Checkpoints:
             return era == self._node.worker.era and self._node.worker.holdings.lacks(layer)
 
     def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None:
+        self._ask_others(era)
+        self._report(attend_messages.unread(era, origin, why, absent, damaged_layer))
+
+    def being_read(self, era: int, origin: Origin, seconds: float) -> None:
+        self._ask_others(era)
+        self._report(attend_messages.being_read(era, origin, seconds))
+
+    def _ask_others(self, era: int) -> None:
         with self._node.changed:
             self._node.worker.unread(era)
             self._node.after_event()
-        self._report(attend_messages.unread(era, origin, why, absent, damaged_layer))
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
         self._bad = (era, attend_messages.checkpoint_bad(origin, why))

@@ -3,7 +3,8 @@
 What is read is compared with the origin's own manifest. A file that has its hash, and is of another model, is a proof
 against the checkpoint. A storage that does not answer, shows no such manifest or gives other bytes is asked again,
 since it may be this machine's disk or mount. The coordinator is told, which looks itself and shows it to the user, and
-the worker, which asks the other holders meanwhile.
+the worker, which asks the other holders meanwhile. Both also hear of an attempt that takes long: its share may be
+large, or the storage may hang, and nothing has failed so far.
 """
 
 import logging
@@ -41,7 +42,13 @@ class RestoreListener(Protocol):
         """Whether the layer's state is still wanted: an era may be over, or another holder may have given it."""
         ...
 
-    def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None: ...
+    def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None:
+        """An attempt has failed."""
+        ...
+
+    def being_read(self, era: int, origin: Origin, seconds: float) -> None:
+        """The attempt has lasted for so long, and goes on."""
+        ...
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None: ...
 
@@ -108,10 +115,10 @@ class Restorer:
 
 
 class _Overdue:
-    """Tells the listener, again and again, that a storage hangs: such a call may never come back."""
+    """Tells the listener, again and again, that an attempt goes on: a storage that hangs may never answer."""
 
-    def __init__(self, listener: RestoreListener, origin: Origin, era: int) -> None:
-        self._listener, self._origin, self._era = listener, origin, era
+    def __init__(self, listener: RestoreListener, origin: Origin, era: int, every: float = OVERDUE) -> None:
+        self._listener, self._origin, self._era, self._every = listener, origin, era, every
         self._over = threading.Event()
 
     def __enter__(self) -> None:
@@ -121,5 +128,7 @@ class _Overdue:
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(OVERDUE):
-            self._listener.unread(self._era, self._origin, f"no answer within {OVERDUE:g} s", False, None)
+        told = 0
+        while not self._over.wait(self._every):
+            told += 1
+            self._listener.being_read(self._era, self._origin, told * self._every)

@@ -189,6 +189,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             why=told(u.why),
             absent=u.absent,
             damaged_layer=u.damaged_layer if u.HasField("damaged_layer") else None,
+            being_read=u.being_read,
         )
     if body == "checkpoint_fault":
         return reports.CheckpointFault(node, request.checkpoint_fault.step, told(request.checkpoint_fault.why))

@@ -72,6 +72,13 @@ def unread(era: int, origin: Origin, why: str, absent: bool, damaged_layer: int 
     return pb.AttendRequest(unread=named)
 
 
+def being_read(era: int, origin: Origin, seconds: float) -> pb.AttendRequest:
+    """What the era begins from has been read for so long, and is not here yet."""
+    message = unread(era, origin, f"it has taken {seconds:g} s so far", absent=False, damaged_layer=None)
+    message.unread.being_read = True
+    return message
+
+
 def checkpoint_bad(origin: Origin, why: str) -> pb.AttendRequest:
     """A proof against a checkpoint."""
     named = pb.CheckpointBad(step=origin.step, folder=origin.folder, sha256=origin.sha256, why=why[:500])

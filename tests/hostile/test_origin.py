@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from culm.coordinator import reports
-from culm.coordinator.commands import Examine, Publish
+from culm.coordinator.commands import Examine, Publish, Record
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.archive import look
 from culm.coordinator.edges.persistence import from_document, to_document
+from culm.coordinator.edges.translation import report_of
 from culm.coordinator.state import Phase, Settings, State
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
@@ -35,7 +36,8 @@ from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
-from culm.stage_server.restorer import Restorer
+from culm.stage_server.restorer import Restorer, _Overdue
+from culm.stage_server.streams import attend_messages
 from culm.terminal.outcome import RunFailed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -109,6 +111,26 @@ def test_a_storage_that_does_not_answer_is_no_proof() -> None:
     assert "n3 cannot read the checkpoint memory://c/step-00000010: it times out" in state.detail
 
 
+def test_a_share_that_takes_long_is_said_to_be_read_yet() -> None:
+    """Whatever took more than ten seconds was said to be unreadable; and a failure after that was not told."""
+    state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
+    failed = reports.Unread(node="n2", incarnation=3, era=state.era, origin=TEN, why="it times out")
+    slow = replace(failed, why="it has taken 10 s so far", being_read=True)
+    state, (told,) = after(state, slow)
+    assert isinstance(told, Record)
+    assert told.text == state.detail
+    assert state.detail.startswith(f"n2 is still reading the checkpoint {TEN.folder}: it has taken 10 s so far; ")
+    state, commands = after(state, slow, reports.Examined(TEN, reports.Sight.THERE))
+    assert (commands, "cannot" in state.detail) == ([], False)
+    state, (told,) = after(state, failed)
+    assert isinstance(told, Record)
+    assert "n2 cannot read" in told.text
+    state, commands = after(state, slow, failed, slow)
+    assert commands == [], "the log hears of each once"
+    state, _ = after(state, reports.Examined(TEN, reports.Sight.THERE))
+    assert "n2 cannot (it times out)" in state.detail
+
+
 @pytest.mark.parametrize("sight", reports.Sight)
 def test_only_what_the_coordinator_itself_finds_wrong_ends_the_era(sight: reports.Sight) -> None:
     state, _ = after(rolled_back(), *arrival("n2", 3), *arrival("n3", 4))
@@ -167,6 +189,9 @@ class Hears:
     def unread(self, era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> None:
         kind = "absent" if absent else "unread" if damaged_layer is None else f"layer {damaged_layer} is damaged"
         self.told.put((kind, why))
+
+    def being_read(self, era: int, origin: Origin, seconds: float) -> None:
+        self.told.put(("being read", seconds))
 
     def checkpoint_bad(self, era: int, origin: Origin, why: str) -> None:
         self.told.put(("bad", why))
@@ -254,6 +279,16 @@ def test_the_loss_alone_makes_no_other_manifest(tmp_path: Path) -> None:
 
 def state_of(number: float) -> Value:
     return Value((("parameter.weight", torch.full((3,), number)),))
+
+
+def test_an_attempt_that_takes_long_has_not_failed(hears: Hears) -> None:
+    with _Overdue(hears, TEN, 1, every=0.01):
+        assert hears.told.get() == ("being read", 0.01)
+        assert hears.told.get() == ("being read", 0.02)
+    report = report_of("n2", 3, attend_messages.being_read(1, TEN, 20.0))
+    assert report == reports.Unread(
+        node="n2", incarnation=3, era=1, origin=TEN, why="it has taken 20 s so far", being_read=True
+    )
 
 
 def test_nothing_more_is_read_once_nobody_wants_it(tmp_path: Path, hears: Hears) -> None:
