@@ -1580,6 +1580,7 @@ class GetStatusResponse(_message.Message):
     CHECKPOINT_FAULT_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     KEPT_SECONDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_SHA256_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -1613,6 +1614,8 @@ class GetStatusResponse(_message.Message):
     """The folder of the newest whole checkpoint; empty if there is none."""
     kept_seconds: _builtins.float
     """Of a run that is done: seconds for which the nodes still keep the weights. 0: they were let go."""
+    checkpoint_sha256: _builtins.str
+    """Of that checkpoint's manifest, by which whoever reads it knows that it is this one."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1652,10 +1655,11 @@ class GetStatusResponse(_message.Message):
         checkpoint_fault: _builtins.str = ...,
         checkpoint_folder: _builtins.str = ...,
         kept_seconds: _builtins.float = ...,
+        checkpoint_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_folder", b"checkpoint_folder", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

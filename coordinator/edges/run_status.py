@@ -56,6 +56,7 @@ class RunStatus:
             checkpoint=state.checkpoints[-1].step if state.checkpoints else 0,
             checkpoint_fault=state.storage.fault,
             checkpoint_folder=state.checkpoints[-1].folder if state.checkpoints else "",
+            checkpoint_sha256=state.checkpoints[-1].sha256 if state.checkpoints else "",
             kept_seconds=ending.seconds_left(state, now),
             cost=log.ledger.dollars(wall),
             kill_allowed=self._settings.allow_kill,

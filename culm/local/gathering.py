@@ -7,8 +7,9 @@ import grpc
 import torch
 
 from culm.pipeline.checkpoints.layer_file import read_layer
-from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, read_manifest
+from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, OriginUnseen, read_origin
 from culm.pipeline.errors import JobError
+from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
@@ -58,8 +59,12 @@ def _from_checkpoint(status: pb.GetStatusResponse) -> list[LayerState]:
         newest = f"; the newest checkpoint is of step {status.checkpoint}: {folder}" if folder else ""
         raise RunFailed(f"the nodes have gone: {status.detail}{newest}")
     try:
-        manifest = read_manifest(folder)
+        manifest = read_origin(Origin(status.checkpoint, folder, status.checkpoint_sha256))
         return [(layer, _state_dict(read_layer(folder, manifest, layer))) for layer in sorted(manifest.files)]
+    except OriginUnseen as error:
+        why = f"the nodes have gone, and this machine does not see the run's last checkpoint: {error}"
+        mend = "run culm weights on a machine that shares the folder, unless another run has written there since"
+        raise RunFailed(f"{why}; {mend}") from error
     except (CheckpointCorrupt, JobError, OSError) as error:
         why = f"the nodes have gone, and the checkpoint {folder} cannot be read here: {error}"
         raise RunFailed(f"{why}; run culm checkpoint export on a machine that reaches it") from error

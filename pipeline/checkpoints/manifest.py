@@ -184,7 +184,7 @@ def _text(text: object) -> str:
 def named(data: bytes, origin: Origin) -> Manifest:
     """The manifest that the origin names, from what stands under its name. Raises OriginUnseen, CheckpointCorrupt."""
     if hashlib.sha256(data).hexdigest() != origin.sha256:
-        raise OriginUnseen(f"{origin.folder}/{MANIFEST} is not the manifest that the era begins from")
+        raise OriginUnseen(f"{origin.folder}/{MANIFEST} is another manifest than the one that is meant")
     manifest = manifest_from_json(data, f"{origin.folder}/{MANIFEST}")
     if manifest.step != origin.step:
         raise CheckpointCorrupt(f"{origin.folder}/{MANIFEST} is of step {manifest.step}, not {origin.step}")
