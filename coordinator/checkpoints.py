@@ -85,7 +85,7 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
         state,
         checkpoints=left,
         saved={step: files for step, files in state.saved.items() if step > new.step},
-        storage=replace(state.storage, fault=""),
+        storage=replace(state.storage, fault="", fault_step=0),
     )
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
     record = Record(kinds.Checkpointed(step=new.step, folder=new.folder), text)
@@ -96,8 +96,9 @@ def fault(state: State, report: CheckpointFault) -> Decision:
     """A checkpoint cannot be written at present. The event log hears of it once, until one is whole again."""
     told = bool(state.storage.fault)
     who = report.node or "the coordinator"
-    text = f"{who} cannot write the checkpoint of step {report.step}: {report.why}; training goes on without it"
-    state = replace(state, storage=replace(state.storage, fault=text))
+    follows = "training goes on without it" if report.step < state.settings.steps else "it is tried again"
+    text = f"{who} cannot write the checkpoint of step {report.step}: {report.why}; {follows}"
+    state = replace(state, storage=replace(state.storage, fault=text, fault_step=report.step))
     if told:
         return state, ()
     return state, (Record(kinds.CheckpointFault(node=report.node, step=report.step, why=report.why), text),)

@@ -1581,6 +1581,8 @@ class GetStatusResponse(_message.Message):
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     KEPT_SECONDS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_SHA256_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FAULT_STEP_FIELD_NUMBER: _builtins.int
+    LAST_LAYERS_SAVED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -1616,6 +1618,10 @@ class GetStatusResponse(_message.Message):
     """Of a run that is done: seconds for which the nodes still keep the weights. 0: they were let go."""
     checkpoint_sha256: _builtins.str
     """Of that checkpoint's manifest, by which whoever reads it knows that it is this one."""
+    checkpoint_fault_step: _builtins.int
+    """Of the checkpoint that checkpoint_fault is about."""
+    last_layers_saved: _builtins.int
+    """Layers whose files are written of the last step's checkpoint, until that is whole."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1656,10 +1662,12 @@ class GetStatusResponse(_message.Message):
         checkpoint_folder: _builtins.str = ...,
         kept_seconds: _builtins.float = ...,
         checkpoint_sha256: _builtins.str = ...,
+        checkpoint_fault_step: _builtins.int = ...,
+        last_layers_saved: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

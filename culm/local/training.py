@@ -8,8 +8,8 @@ import grpc
 
 from culm.local.cluster import LocalCluster
 from culm.local.gathering import gather
+from culm.local.last_checkpoint import LastCheckpoint
 from culm.pipeline.checkpoints.digest import weights_sha256
-from culm.pipeline.job import Job
 from culm.pipeline.money.codec import Entry, Reader
 from culm.pipeline.money.kinds import Committed, Done, Failed, Lost, Planned, Recovered, RolledBack
 from culm.pipeline.text import cleaned
@@ -20,9 +20,6 @@ from culm.terminal.outcome import DONE, Outcome, RunFailed
 
 PROMPT_SECONDS = 0.05  # between two looks, where something has to happen at a certain step
 POLL_SECONDS = 0.25
-CHECKPOINT_SECONDS = 60.0  # that the last checkpoint gets to become whole
-FAULTY_SECONDS = 5.0  # the same, once the run has said that it cannot be written
-
 
 Disturber = Callable[[CoordinatorStub, pb.GetStatusResponse, list[tuple[str, float]]], None]
 Watcher = Callable[[pb.GetStatusResponse, list[pb.ListEventsResponse], Outcome], None]
@@ -35,7 +32,7 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
     seen = 0
     begun: float | None = None
     ended: float | None = None  # of the last step; both in unix time. Writing the last checkpoint does not count
-    done_at: float | None = None
+    last = LastCheckpoint(cluster.job)
     failed: RunFailed | None = None
     lost: dict[str, Entry] = {}
     reader = Reader("the losses that are shown")
@@ -66,8 +63,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                 outcome.seconds = (ended or time.time()) - begun
             if status.phase == "done":
                 # In place of how long the nodes stay, and how to fetch from them: this command fetches, and ends them.
-                written = _has_last_checkpoint(status, cluster.job)
-                status.detail = DONE if written else f"{DONE}; waiting for the last checkpoint to be written"
+                last.look(status, time.monotonic())
+                status.detail = f"{DONE}{last.in_words(status)}"
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)
@@ -76,21 +73,13 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
             if cluster.names and not cluster.has_nodes and status.phase != "done":
                 raise RunFailed(f"every node has ended; see their logs in {cluster.folder}")
             if status.phase == "done" and status.step == status.steps:
-                done_at = done_at or time.monotonic()
-                if _has_last_checkpoint(status, cluster.job):
-                    break
-                if time.monotonic() - done_at > (FAULTY_SECONDS if status.checkpoint_fault else CHECKPOINT_SECONDS):
-                    outcome.checkpoint_fault = status.checkpoint_fault or "it was still being written"
+                outcome.checkpoint_fault = last.given_up(status, time.monotonic())
+                if last.is_whole(status) or outcome.checkpoint_fault:
                     break
             time.sleep(POLL_SECONDS if disturb is None else PROMPT_SECONDS)
         outcome.layers = gather(stub, cluster.check)
     outcome.sha256 = weights_sha256(outcome.layers)
     return outcome
-
-
-def _has_last_checkpoint(status: pb.GetStatusResponse, job: Job) -> bool:
-    """Whether the checkpoint of the last step is whole, or the job asks for none."""
-    return job.checkpoint is None or status.checkpoint == status.steps
 
 
 def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: LocalCluster) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from culm.local import last_checkpoint
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.checkpoints.storage import probe
@@ -81,11 +82,14 @@ def run(job: Job, folder: Path, disturb: Blocks) -> tuple[str, int, list[pb.List
     return outcome.checkpoint_fault, newest, events
 
 
-def test_checkpoints_that_can_be_written_no_longer_are_told_once(tmp_path: Path) -> None:
+def test_checkpoints_that_can_be_written_no_longer_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_checkpoint, "FAULTY_SECONDS", 2.0)
     job = make_job(f"file://{tmp_path}/checkpoints", steps=40, every=4)
     fault, newest, events = run(job, tmp_path / "run", Blocks(tmp_path / "checkpoints", until=1000))
     assert newest == 0
-    assert "cannot write the checkpoint" in fault
+    assert "cannot write the checkpoint of step 40" in fault
     (told,) = [event for event in events if event.kind == "checkpoint_fault"]
     assert "cannot write the checkpoint of step" in told.text
     assert "training goes on" in told.text
