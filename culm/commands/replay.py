@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import grpc
 
@@ -208,7 +209,10 @@ def drive(
     job: Job, folder: Path, changes: Sequence[Change], cluster: Cluster, choice: Choice, seconds: float
 ) -> Happened:
     """What happens to real processes. Raises RunFailed."""
-    with LocalCluster(job, folder, choice.begins_with, respawn=False) as local:
+    with (
+        TemporaryDirectory(prefix="culm-replay-") as checkpoints,
+        LocalCluster(_aside(job, checkpoints), folder, choice.begins_with, respawn=False) as local,
+    ):
         channel, stub = connect(local.address, patience=10.0)
         with channel:
             _until_it_runs(local, stub)
@@ -227,6 +231,13 @@ def drive(
     rollbacks, lost = (sum(event.kind == kind for event in events) for kind in ("rollback", "lost"))
     calm = _calm(events)
     return _happened(machines.account.row("measured"), step, rollbacks, lost, now, calm, job.samples_per_step)
+
+
+def _aside(job: Job, folder: str) -> Job:
+    """The job with its checkpoints in this folder: those at its own URL are of runs that count."""
+    if job.checkpoint is None:
+        return job
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"url": f"file://{folder}"})})
 
 
 def _until_it_runs(local: LocalCluster, stub: CoordinatorStub) -> None:

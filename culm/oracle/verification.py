@@ -98,10 +98,15 @@ def _compare_layers(name: str, step: int, plain: list[LayerState], run: list[Lay
 def train_on_cluster(
     job: Job, path: str, nodes: int, kills: list[Kill], title: str, plain: bool, killer: Killer | None = None
 ) -> Outcome:
-    """One run on a local cluster, with its progress shown."""
+    """One run on a local cluster, with its progress shown. It writes no checkpoints.
+
+    Those at the job's own URL are of runs that count. A trial would write over them, and delete the older ones. Without
+    them a run that loses all copies of a stage begins again at step 0, to the same bits.
+    """
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
     from culm.terminal.progress import display
 
+    job = job.model_copy(update={"checkpoint": None})
     cluster = LocalCluster(job, job_folder_of(path), nodes, kills, USUAL_ADDRESS)
     print(f"{title}: logs in {cluster.folder}", file=sys.stderr)
     with cluster, display(title, plain) as shown:
