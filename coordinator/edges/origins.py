@@ -53,7 +53,8 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
     job = settings.job
     if manifest.step >= job.job.steps:
         what = f"the checkpoint is of step {manifest.step}, and the job has {job.job.steps} steps"
-        raise JobError(what, where, "set job.steps to more, or resume from an earlier checkpoint")
+        mend = "set job.steps to more, or copy an earlier one's folder to a URL of its own and resume from there"
+        raise JobError(what, where, mend)
     if not manifest.job_toml:
         # Nothing tells whether it was this job. The user named the checkpoint, so the user's word counts.
         log.warning("%s does not say which job wrote it: only the shapes of its layers are compared", shown_url(url))

@@ -59,6 +59,8 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", type=url, default="", metavar="URL", help="go on from the newest whole checkpoint under URL"
     )
     flags.add_allowed(parser)
+    anew = "begin anew also where whole checkpoints lie at the job's own URL, and write over them"
+    parser.add_argument("--new-run", action="store_true", help=anew)
 
 
 def read_job(path: str, overrides: Sequence[str]) -> Job:
@@ -88,6 +90,33 @@ def try_out(job: Job) -> None:
         raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
     if job.checkpoint is not None:
         check_url(job.checkpoint.url)
+
+
+def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
+    """Raises JobError where the run would write over whole checkpoints, whoever made them, and nobody said so.
+
+    One that resumes from the very URL goes on from the newest of them, as the run that wrote it would have.
+    """
+    if job.checkpoint is None or new_run:
+        return
+    from culm.coordinator.edges.archive import in_a_line
+    from culm.pipeline.checkpoints.manifest import find_checkpoints
+    from culm.pipeline.checkpoints.storage import open_fs
+    from culm.pipeline.text import shown_url
+
+    url = job.checkpoint.url
+    if resume and open_fs(resume)[1].rstrip("/") == open_fs(url)[1].rstrip("/"):
+        return
+    where = f"checkpoint url {shown_url(url)}"
+    try:
+        steps = [found.step for found in find_checkpoints(url) if found.manifest is not None]
+    except OSError as error:
+        mend = "make the storage answer, or start with --new-run, which writes over checkpoints that may be there"
+        raise JobError(f"it cannot be read ({in_a_line(error)})", where, mend) from error
+    if steps:
+        what = f"a whole checkpoint of step {steps[0]} lies there, and this run would write over it"
+        mend = f"go on from it with --resume {shown_url(url)}, begin anew over it with --new-run, or name another url"
+        raise JobError(what, where, mend)
 
 
 def node_count(job: Job, nodes: int | None, spares: int) -> int:
@@ -126,6 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
     kills = [parse_kill(text, count, job) for text in arguments.kill]
     nursery.warm_up()
     try_out(job)
+    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 

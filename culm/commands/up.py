@@ -10,7 +10,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from culm.commands.run import add_cluster_arguments, add_job_arguments, end_on_sigterm, node_count, read_job, try_out
+from culm.commands.run import (
+    add_cluster_arguments,
+    add_job_arguments,
+    end_on_sigterm,
+    node_count,
+    read_job,
+    refuse_to_write_over,
+    try_out,
+)
 from culm.local import clusters
 from culm.local.clusters import KEEPER, Process, Record
 from culm.pipeline import private
@@ -47,6 +55,7 @@ def up(arguments: argparse.Namespace) -> int:
     job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
     try_out(job)
+    refuse_to_write_over(job, arguments.resume, arguments.new_run)
     name = arguments.name or job.job.name
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))

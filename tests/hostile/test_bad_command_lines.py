@@ -70,6 +70,8 @@ RUN: dict[str, Case] = {
     "out empty": ("run JOB --out ''", "--out"),
     "out below a file": ("run JOB --out job.toml/w", "make the folder first"),
     "parts that no run has": ("run JOB --resume file:///x --allow machines", "machines"),
+    "a value for a new run": ("run JOB --new-run=yes", "--new-run"),
+    "a value for a new run of up": ("up JOB --new-run=yes", "--new-run"),
     "resume with a password": ("run JOB --resume https://me:pw@host/x", "https://me:***@host/x"),
     "a kill of no node": ("run JOB --kill n9@1", "name one of n0 to n1"),
     "a kill beyond the end": ("run JOB --kill n1@3", "name one of 0 to 2"),

@@ -96,7 +96,7 @@ def test_a_checkpoint_that_cannot_be_resumed_starts_no_run(tmp_path: Path) -> No
     listed = json.loads(culm("checkpoint", "ls", "ck", "--json", folder=tmp_path).stdout)
     assert listed[0]["step"] == 6, "the last checkpoint is whole when the run has ended"
     assert listed[0]["whole"]
-    refused = culm(*words, "--set", "job.steps=9", "--resume", "nothing", folder=tmp_path)
+    refused = culm(*words, "--set", "job.steps=9", "--resume", "nothing", "--new-run", folder=tmp_path)
     assert "--resume nothing: there is no whole checkpoint" in the_one_line(refused)
 
 

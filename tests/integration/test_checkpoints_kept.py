@@ -1,0 +1,66 @@
+"""``culm run`` and ``culm up`` write over whole checkpoints only where the user says so."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from culm.pipeline.checkpoints.manifest import File, Manifest, folder_of, write_manifest
+from tests.hostile.commands import as_process, in_process
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
+SECTION = ("--set", "checkpoint.url=ck", "--set", "checkpoint.every=2")
+
+
+def leave(folder: Path, step: int) -> None:
+    """A whole checkpoint of another job, as far as its manifest tells."""
+    files = {0: (File("a", 1, "0" * 64), File("b", 1, "0" * 64))}
+    manifest = Manifest(job="other", step=step, fingerprint="", loss=0.5, files=files)
+    write_manifest(folder_of(str(folder), step), manifest)
+
+
+@pytest.mark.parametrize("more", [pytest.param([], id="anew"), pytest.param(["--resume", "elsewhere"], id="resumed")])
+@pytest.mark.parametrize("command", ["run", "up"])
+def test_a_run_that_would_write_over_a_whole_checkpoint_does_not_begin(
+    command: str, more: list[str], tmp_path: Path
+) -> None:
+    leave(tmp_path / "ck", 40)
+    line = in_process(command, EXAMPLE, *SECTION, *more, folder=tmp_path, CULM_HOME=str(tmp_path / "home")).line
+    assert f"culm {command}: checkpoint url ck: a whole checkpoint of step 40 lies there" in line
+    assert "--resume ck" in line
+    assert "--new-run" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["ck"], "nothing has begun"
+
+
+def test_one_url_in_two_spellings_is_one(tmp_path: Path) -> None:
+    """The checkpoint lacks its files, so the coordinator refuses to resume: it is asked."""
+    leave(tmp_path / "ck", 40)
+    line = as_process("run", EXAMPLE, *SECTION, "--resume", f"file://{tmp_path}/ck/", folder=tmp_path).line
+    assert "there is no whole checkpoint" in line
+
+
+def test_a_storage_that_does_not_answer_may_hold_checkpoints(tmp_path: Path) -> None:
+    folder = tmp_path / "ck" / "step-00000040"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").symlink_to("manifest.json")  # no read of it ends
+    line = in_process("run", EXAMPLE, *SECTION, folder=tmp_path).line
+    assert "checkpoint url ck: it cannot be read" in line
+    assert "--new-run" in line
+
+
+def test_runs_over_checkpoints_that_the_user_names(tmp_path: Path) -> None:
+    """Gone on from the newest, from an earlier one over the newest, and refused where there is nothing to do."""
+    words = ("run", EXAMPLE, *SECTION, "--json", "--set")
+
+    def steps(*more: str) -> int:
+        done = as_process(*words, *more, folder=tmp_path)
+        assert done.code == 0, done.err
+        return len(json.loads(done.out.splitlines()[-1])["losses"])
+
+    assert steps("job.steps=4") == 4
+    too_few = as_process(*words, "job.steps=3", "--resume", "ck", folder=tmp_path).line
+    assert "copy an earlier one's folder to a URL of its own" in too_few
+    shutil.copytree(tmp_path / "ck" / "step-00000002", tmp_path / "earlier" / "step-00000002")
+    assert steps("job.steps=6", "--resume", "ck") == 2
+    assert steps("job.steps=3", "--resume", "earlier", "--new-run") == 1
