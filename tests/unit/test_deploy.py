@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,22 @@ def test_cloud_init_carries_the_very_unit(service: str) -> None:
     assert files[f"/etc/systemd/system/{unit}"] == (DEPLOY / "vm" / unit).read_text()
     if service == "coordinator":
         assert files["/etc/culm/job.toml"] == (ROOT / "examples" / "digits_mlp.toml").read_text()
+
+
+@pytest.mark.parametrize("service", ["stage", "coordinator"])
+def test_cloud_init_takes_certificates_as_its_page_has_them_pasted(service: str, tmp_path: Path) -> None:
+    """A PEM file's own lines, pasted where the first one goes, are no YAML."""
+    pem = tmp_path / "a.pem"
+    pem.write_text(f"-----BEGIN CERTIFICATE-----\n{'QUJD' * 16}\n{'REVG' * 16}\n-----END CERTIFICATE-----\n")
+    text = (DEPLOY / "vm" / f"cloud-init-{service}.yaml").read_text()
+    assert "base64 < FILE | tr -d '\\n'" in text
+    pasted = subprocess.run(["sh", "-c", f"base64 < {pem} | tr -d '\\n'"], capture_output=True, text=True, check=True)
+    config = yaml.safe_load(text.replace("PASTE IT HERE", pasted.stdout))
+    secrets = [f for f in config["write_files"] if f["path"].startswith("/etc/culm/tls/")]
+    assert [f["path"].rpartition("/")[2] for f in secrets] == ["ca.crt", "tls.crt", "tls.key"]
+    for file in secrets:
+        assert file["encoding"] == "b64"
+        assert b64decode(file["content"], validate=True) == pem.read_bytes()
 
 
 def test_nothing_that_may_be_killed_is_pid_1() -> None:
