@@ -186,6 +186,18 @@ def test_cloud_init_takes_certificates_as_its_page_has_them_pasted(service: str,
         assert b64decode(file["content"], validate=True) == pem.read_bytes()
 
 
+@pytest.mark.parametrize("service", ["stage", "coordinator"])
+def test_a_unit_that_waits_for_cloud_init_is_in_no_cycle_at_the_next_boot(service: str) -> None:
+    """``cloud-final`` starts after ``multi-user.target``, which comes after what it wants unless that says otherwise.
+
+    systemd breaks a cycle by not starting one of its units.
+    """
+    unit = (DEPLOY / "vm" / f"culm-{service}.service").read_text()
+    (after,) = re.findall(r"^After=(.*)$", unit, re.MULTILINE)
+    (wanted_by,) = re.findall(r"^WantedBy=(.*)$", unit, re.MULTILINE)
+    assert {"cloud-final.service", wanted_by} <= set(after.split())
+
+
 def test_nothing_that_may_be_killed_is_pid_1() -> None:
     """The kernel spares PID 1 when it kills itself: a preempted node neither died nor worked."""
     for name, service in compose()["services"].items():
