@@ -198,6 +198,12 @@ def test_a_unit_that_waits_for_cloud_init_is_in_no_cycle_at_the_next_boot(servic
     assert {"cloud-final.service", wanted_by} <= set(after.split())
 
 
+def test_a_balanced_group_moves_no_machines_by_itself() -> None:
+    """Google Cloud refuses the shape BALANCED otherwise, and a machine that it moves is a lost node."""
+    text = (DEPLOY / "vm" / "README.md").read_text()
+    assert "--target-distribution-shape BALANCED --instance-redistribution-type NONE\n" in text
+
+
 def test_nothing_that_may_be_killed_is_pid_1() -> None:
     """The kernel spares PID 1 when it kills itself: a preempted node neither died nor worked."""
     for name, service in compose()["services"].items():
