@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+import tomllib
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
@@ -302,6 +303,14 @@ def test_whoever_listens_for_others_has_certificates() -> None:
         assert "CULM_TLS_DIR=~/culm-tls" in task["run"]
         assert task["file_mounts"] == {"~/culm-tls": f"~/culm-certs/{name}"}
     assert "culm certs init ~/culm-certs" in readme
+
+
+def test_skypilots_machines_can_reach_the_storage_that_the_page_speaks_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for name in ("coordinator", "stage"):
+        (task,) = documents(DEPLOY / "skypilot" / f"{name}.yaml")
+        assert task["setup"].splitlines()[-1] == ".venv/bin/python -m pip install --quiet -c constraints.txt $STORAGE"
+        assert project["gs"][0].startswith(task["envs"]["STORAGE"])
 
 
 def test_skypilot_starts_a_node_that_died_and_tells_it_from_one_that_handed_over(tmp_path: Path) -> None:
