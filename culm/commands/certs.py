@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.rpc.roles import FORM
 from culm.pipeline.text import check_name
 from culm.terminal import flags
 
@@ -77,8 +78,24 @@ def _issue(arguments: argparse.Namespace) -> int:
     if arguments.node and arguments.role != "stage":
         raise JobError(f"the role {arguments.role} joins as no node", "--node", "leave it out, or give --role stage")
     name = arguments.name or arguments.node or arguments.role
+    _refuse_to_widen(arguments.folder / check_name(name, "--name"), arguments.role, arguments.run, arguments.node)
     print(issue(arguments.folder, arguments.role, name, arguments.days, arguments.run, arguments.node))
     return 0
+
+
+def _refuse_to_widen(own: Path, role: str, run: str, node: str) -> None:
+    """Raises JobError where a newer certificate would let its holder do more than the one that it replaces."""
+    try:
+        old = x509.load_pem_x509_certificate((own / "tls.crt").read_bytes())
+        names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return  # there is none
+    found = [FORM.fullmatch(uri) for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
+    for before in filter(None, found):
+        for flag, then, now in (("--role", before[1], role), ("--run", before[3], run), ("--node", before[4], node)):
+            if then and then != now:
+                mend = f"give {flag} {then} again, or another --name for a certificate beside it"
+                raise JobError(f"the certificate there counts for {flag[2:]} {then} alone", str(own), mend)
 
 
 def make_authority(folder: Path) -> None:

@@ -17,6 +17,7 @@ from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.roles import CertificateHolder, identity_in
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from tests.hostile.commands import in_process
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0
@@ -65,6 +66,32 @@ def test_it_names_what_it_was_issued_for(authority: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert identity(Path(done.stdout.strip())) == CertificateHolder("stage", "n0", "nightly", "n0")
     assert identity(issue(authority, "stage", "stage", 1.0)) == CertificateHolder("stage", "stage")
+
+
+@pytest.mark.parametrize(
+    ("words", "lost"),
+    [
+        pytest.param("--role stage --name n0 --run nightly", "node n0", id="without its node"),
+        pytest.param("--role stage --node n0", "run nightly", id="without its run"),
+        pytest.param("--role stage --node n0 --run weekly", "run nightly", id="of another run"),
+        pytest.param("--role operator --name n0 --run nightly", "role stage", id="of another role"),
+    ],
+)
+def test_a_newer_certificate_lets_its_holder_do_no_more_than_the_old_one(
+    words: str, lost: str, authority: Path, tmp_path: Path
+) -> None:
+    issue(authority, "stage", "n0", 1.0, "nightly", "n0")
+    line = in_process("certs", "issue", "certs", *words.split(), folder=tmp_path).line
+    assert f"certs/n0: the certificate there counts for {lost} alone; give --{lost} again" in line
+    assert identity(authority / "n0") == CertificateHolder("stage", "n0", "nightly", "n0")
+
+
+def test_a_newer_certificate_may_let_its_holder_do_as_much_or_less(authority: Path, tmp_path: Path) -> None:
+    issue(authority, "redis", "redis", 1.0)
+    issue(authority, "stage", "n0", 1.0)
+    for words in ("redis", "stage --name n0", "stage --node n0 --run nightly", "stage --node n0 --run nightly"):
+        assert in_process("certs", "issue", "certs", "--role", *words.split(), folder=tmp_path).code == 0
+    assert identity(authority / "n0") == CertificateHolder("stage", "n0", "nightly", "n0")
 
 
 def test_a_key_is_its_owners_alone_whatever_the_umask(authority: Path) -> None:
