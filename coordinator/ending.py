@@ -30,12 +30,12 @@ from culm.pipeline.money import kinds
 # How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
 # memory than from the storage.
 SAVED_SECONDS = 30.0
-# For so long nodes that are all to go are kept for a last checkpoint: docker kills a container 10 s after it told it to
-# stop, and the goodbye needs its time.
-LAST_CHECKPOINT_SECONDS = 8.0
-# And no longer than until so many seconds before the first of their machines may be gone: a machine that is taken is a
-# lost node, whose work would move to nodes that are to go as well.
+# Nodes that are all to go are kept for a last checkpoint until so many seconds before the first of their machines may
+# be gone: a machine that is taken is a lost node, whose work would move to nodes that are to go as well.
 SPARE_SECONDS = 2.0
+# And for so long where one of them does not say when: docker kills a container 10 s after it told it to stop, and the
+# goodbye needs its time.
+LAST_CHECKPOINT_SECONDS = 8.0
 
 
 def is_saved(state: State) -> bool:
@@ -147,8 +147,9 @@ def _everyone_stops(state: State, now: float) -> Decision:
     if state.stopping is None or not told:
         return state, ()
     whole = state.stopping.step is not None and any(c.step >= state.stopping.step for c in state.checkpoints)
-    deadlines = [n.leaves_at - SPARE_SECONDS for n in state.nodes.values() if n.leaves_at is not None]
-    if whole or now >= min([state.stopping.since + LAST_CHECKPOINT_SECONDS, *deadlines]):
+    unsaid = state.stopping.since + LAST_CHECKPOINT_SECONDS
+    deadlines = [unsaid if n.leaves_at is None else n.leaves_at - SPARE_SECONDS for n in state.nodes.values()]
+    if whole or now >= min(deadlines):
         return _everyone_goes(state)
     return state, ()
 

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from culm.coordinator.commands import Command, Dismiss
 from culm.coordinator.decide import advance, begin, validate
-from culm.coordinator.ending import LAST_CHECKPOINT_SECONDS
+from culm.coordinator.ending import LAST_CHECKPOINT_SECONDS, SPARE_SECONDS
 from culm.coordinator.reports import (
     Available,
     CaughtUp,
@@ -124,11 +126,11 @@ def test_who_is_to_go_goes_with_the_era_that_it_could_not_hand_over_in() -> None
     assert ("n2", True) in [(c.node, c.goodbye) for c in commands if isinstance(c, Dismiss)]
 
 
-def told_to_stop_after_the_last_commit() -> State:
+def told_to_stop_after_the_last_commit(*seconds_left: float | None) -> State:
     """Every node, while the checkpoint of the last step is being written."""
     state = done(replace(SETTINGS, checkpoint_url="file:///runs"))
-    for node in ("n0", "n1", "n2"):
-        state, commands = after(state, Draining(node, "it was told to stop", told=True))
+    for node, left in zip(("n0", "n1", "n2"), seconds_left or (None,) * 3, strict=True):
+        state, commands = after(state, Draining(node, "it was told to stop", left, told=True))
         assert not any(isinstance(command, Dismiss) for command in commands)
     return state
 
@@ -146,3 +148,24 @@ def test_a_storage_that_does_not_answer_does_not_keep_them() -> None:
     state, commands = after(told_to_stop_after_the_last_commit(), Tick(), now=LAST_CHECKPOINT_SECONDS)
     assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n0", "n1", "n2"}
     assert state.committed == 0, "nothing is left but to train again"
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "kept"),
+    [
+        pytest.param((30.0, 25.0, 30.0), 25.0 - SPARE_SECONDS, id="the first deadline"),
+        pytest.param((30.0, 9.0, 30.0), 9.0 - SPARE_SECONDS, id="a near one"),
+        pytest.param((30.0, None, 30.0), LAST_CHECKPOINT_SECONDS, id="one does not say"),
+        pytest.param((None, 9.0, 30.0), 9.0 - SPARE_SECONDS, id="one does not say, another is nearer"),
+    ],
+)
+def test_nodes_that_all_have_to_stop_stay_for_as_long_as_they_all_can(
+    seconds_left: tuple[float | None, ...], kept: float
+) -> None:
+    state = told_to_stop_after_the_last_commit(*seconds_left)
+    for now in range(1, int(kept)):
+        beats = [Heartbeat(node=node, incarnation=1) for node in state.nodes]
+        state, commands = after(state, *beats, Tick(), now=float(now))
+        assert not any(isinstance(command, Dismiss) for command in commands)
+    state, commands = after(state, Tick(), now=kept)
+    assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n0", "n1", "n2"}
