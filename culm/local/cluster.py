@@ -257,7 +257,10 @@ class LocalCluster:
             # A name of its own for each run: while the nodes of one run end, the next may listen at the same port.
             "CULM_RUN": f"{self.folder.name[: LONGEST_NAME - 9]}-{uuid.uuid4().hex[:8]}",
             VARIABLE: str(patience or from_environment() or self.job.resilience.patience),
-            "CULM_METRICS": "",  # the processes cannot all listen at one port
+            # The processes cannot all listen at one port, nor be reached there.
+            "CULM_METRICS": "",
+            "CULM_LISTEN": "",
+            "CULM_ADVERTISE": "",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
             "PYTHONPATH": os.pathsep.join(p for p in path if p),

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.hostile.commands import as_process
 from tests.signals import with_default_signals
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +130,13 @@ def test_verify_says_identical(tmp_path: Path) -> None:
     done = culm("verify", DIGITS, "--set", "job.steps=100", "--kills", "1", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["identical"] is True
+
+
+def test_a_place_to_listen_at_that_is_set_for_something_else_is_not_for_every_local_node(
+    taken_port: int, tmp_path: Path
+) -> None:
+    """``culm ui`` and the services read the variables too; no two nodes can listen at one port."""
+    address = f"127.0.0.1:{taken_port}"
+    environment = {"CULM_LISTEN": address, "CULM_ADVERTISE": address}
+    done = as_process("run", DIGITS, "--set", "job.steps=2", "--json", folder=tmp_path, **environment)
+    assert done.code == 0, done.err
