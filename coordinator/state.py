@@ -70,7 +70,7 @@ class Settings:
     hosts_standbys: bool = False  # whether standbys lie in the host's memory, beside an accelerator's
     nodes: int = 0  # how many to wait for before the run begins; 0: one for each stage
     most_stages: int = 0  # 0: as many as the job asks for
-    spares: int = 1  # nodes beyond the stages that stay idle, to repair with
+    spares: int = 1  # of one pipeline, nodes that ``most_stages`` leaves idle, to repair with
     settle_seconds: float = 30.0  # how long the set of nodes is left as it is before the model is cut anew for it
     seed_bytes_per_second: float = 1e8
     checkpoint_url: str = ""

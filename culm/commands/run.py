@@ -37,7 +37,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB.toml", help="the job file")
     parser.add_argument("--nodes", type=flags.nodes, metavar="N", help="nodes to start; default: one for each stage")
     parser.add_argument(
-        "--spares", type=flags.nodes, default=0, metavar="K", help="nodes to start beside those; default: 0"
+        "--spares", type=flags.nodes, default=0, metavar="K", help="nodes to start beside --nodes; default: 0"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="change a key of the job"

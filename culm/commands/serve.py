@@ -66,7 +66,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     many = flags.whole(0, 100_000)
     wait = "nodes to wait for before training begins; default: CULM_NODES, else 0: one for each stage"
     coordinator.add_argument("--nodes", type=many, default=env("CULM_NODES", "0"), metavar="N", help=wait)
-    spares = "nodes to keep without a stage, to repair with; default: CULM_SPARES, else 1"
+    spares = "nodes that [pipeline] most_stages leaves without a stage, to repair with; default: CULM_SPARES, else 1"
     coordinator.add_argument("--spares", type=many, default=env("CULM_SPARES", "1"), metavar="K", help=spares)
     coordinator.add_argument(
         "--settle-seconds",
