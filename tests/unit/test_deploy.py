@@ -205,6 +205,14 @@ def test_a_balanced_group_moves_no_machines_by_itself() -> None:
     assert "--target-distribution-shape BALANCED --instance-redistribution-type NONE\n" in text
 
 
+def test_another_job_of_compose_is_a_run_of_its_own() -> None:
+    """Its nodes join that run alone, and it neither finds nor deletes the checkpoints of the others."""
+    services = compose()["services"]
+    assert services["coordinator"]["environment"]["CULM_RUN"] == services["stage"]["environment"]["CULM_RUN"]
+    assert "--set=checkpoint.url=file:///checkpoints${CULM_RUN:+/${CULM_RUN}}" in services["coordinator"]["command"]
+    assert make_parser().parse_args(services["coordinator"]["command"]).command is not None
+
+
 def test_nothing_that_may_be_killed_is_pid_1() -> None:
     """The kernel spares PID 1 when it kills itself: a preempted node neither died nor worked."""
     for name, service in compose()["services"].items():
