@@ -213,6 +213,16 @@ def test_another_job_of_compose_is_a_run_of_its_own() -> None:
     assert make_parser().parse_args(services["coordinator"]["command"]).command is not None
 
 
+def test_compose_on_a_gpu_gives_the_nodes_the_gpu_and_has_the_job_use_it() -> None:
+    (over,) = documents(DEPLOY / "compose" / "gpu.yaml")
+    base, words = compose()["services"]["coordinator"]["command"], over["services"]["coordinator"]["command"]
+    assert words == [*base, "--set=job.device=cuda"], "an override replaces the whole command"
+    job = load_job(ROOT / "examples" / "stdlib_gpt_grid.toml", make_parser().parse_args(words).set)
+    assert job.job.device == "cuda"
+    (device,) = over["services"]["stage"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
 def test_nothing_that_may_be_killed_is_pid_1() -> None:
     """The kernel spares PID 1 when it kills itself: a preempted node neither died nor worked."""
     for name, service in compose()["services"].items():
