@@ -53,7 +53,7 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
     job = settings.job
     if manifest.step >= job.job.steps:
         what = f"the checkpoint is of step {manifest.step}, and the job has {job.job.steps} steps"
-        mend = "set job.steps to more, or copy an earlier one's folder to a URL of its own and resume from there"
+        mend = "set job.steps to more, or resume from an earlier one by its own folder, URL/step-..."
         raise JobError(what, where, mend)
     if not manifest.job_toml:
         # Nothing tells whether it was this job. The user named the checkpoint, so the user's word counts.
