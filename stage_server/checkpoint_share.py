@@ -41,7 +41,9 @@ class Checkpoints:
         self._node = node
         self._report = report
         self._restorer = Restorer(self, job)
-        self._checkpointer = Checkpointer(job.checkpoint.url, self) if job.checkpoint is not None else None
+        self._checkpointer: Checkpointer | None = None
+        if job.checkpoint is not None:
+            self._checkpointer = Checkpointer(job.checkpoint.url, self, job.job.steps)
         self._saved: pb.AttendRequest | None = None  # the last share written
         self._bad: tuple[int, pb.AttendRequest] | None = None  # the era whose origin is bad, and the proof
 
@@ -86,6 +88,11 @@ class Checkpoints:
 
     def unwritten(self, step: int, why: str) -> None:
         self._report(pb.AttendRequest(checkpoint_fault=pb.CheckpointFault(step=step, why=why)))
+
+    def vanished(self) -> None:
+        with self._node.changed:
+            self._node.worker.applying.save_again()
+            self._node.after_event()
 
     # ---- what the restorer asks and says ----------------------------------------------------------------------------
 

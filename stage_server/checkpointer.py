@@ -1,18 +1,25 @@
 """Writes this node's share of checkpoints, off the compute thread, and again until the storage takes it."""
 
+# Where a mount is gone, the disk below it takes a share like any other. Once the mount is back the share is not there,
+# and the coordinator, which looks at every file, writes no manifest. A later checkpoint makes good for that, but for
+# the last step's there is none. So the node looks from time to time whether what it wrote of it is there, until a
+# manifest is. What is not there it saves once more: the layers are still at that step. No copy is kept for that.
+
 import logging
 import threading
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from culm.pipeline.checkpoints import storage
 from culm.pipeline.checkpoints.layer_file import write_layer
-from culm.pipeline.checkpoints.manifest import File, folder_of, manifest_before
+from culm.pipeline.checkpoints.manifest import MANIFEST, File, folder_of, manifest_before
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
 
 log = logging.getLogger("culm.checkpoint")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0  # seconds between two attempts
+LOOK_SECONDS = 5.0  # between two looks at what was written of the last step
 
 
 @dataclass(frozen=True)
@@ -39,13 +46,21 @@ class CheckpointListener(Protocol):
 
     def unwritten(self, step: int, why: str) -> None: ...
 
+    def vanished(self) -> None:
+        """Files of the last step that were written are not there. They are to be saved once more."""
+        ...
+
 
 class Checkpointer:
     """One writing thread. A share that still waits, or fails, when the next one comes is dropped: the next is newer."""
 
-    def __init__(self, url: str, listener: CheckpointListener) -> None:
+    def __init__(self, url: str, listener: CheckpointListener, last_step: int) -> None:
         self._url = url
         self._listener = listener
+        self._last_step = last_step
+        # Names of the last step's files that this node has written, until a manifest is beside them. Of the writing
+        # thread alone.
+        self._last_files: frozenset[str] = frozenset()
         self._changed = threading.Condition()
         self._waiting: Share | None = None  # the one share that the writing thread has not begun with
         self._closed = False
@@ -72,10 +87,28 @@ class Checkpointer:
             del share  # as much memory as what the node holds: not until the next one comes
 
     def _next(self) -> Share | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting is not None or self._closed)
-            share, self._waiting = self._waiting, None
-            return share
+        """The next share to be written; None: this process is to end."""
+        while True:
+            with self._changed:
+                pause = LOOK_SECONDS if self._last_files else None
+                if self._changed.wait_for(lambda: self._waiting is not None or self._closed, pause):
+                    share, self._waiting = self._waiting, None
+                    return share
+            self._look()
+
+    def _look(self) -> None:
+        """Whether what was written of the last step is there."""
+        folder = folder_of(self._url, self._last_step)
+        try:
+            there = storage.sizes(folder)
+        except Exception:  # a storage that does not answer; it is asked again
+            return
+        absent = sorted(self._last_files - there.keys())
+        if MANIFEST in there or absent:
+            self._last_files = frozenset()
+        if absent and MANIFEST not in there:
+            log.warning("%s/%s was written and is not there: this node's share is saved once more", folder, absent[0])
+            self._listener.vanished()
 
     def _write(self, share: Share) -> None:
         """Until it is written, or a newer one waits, or this process is to end."""
@@ -100,5 +133,7 @@ class Checkpointer:
             files = {layer: write_layer(folder, layer, state, before) for layer, state in share.layers}
         except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
             return Failed(str(error) or type(error).__name__, isinstance(error, JobError))
+        if share.step == self._last_step:
+            self._last_files = frozenset(file.name for of_layer in files.values() for file in of_layer)
         self._listener.saved(share, files)
         return None

@@ -50,7 +50,7 @@ COORDINATOR = ""  # in place of a node's name
 URL = "memory://sim"
 PAUSE = 0.5  # seconds between two attempts
 LONG_SEEN = 1.0  # seconds for which a checkpoint has been seen before nobody may pass it over
-SHARES = 3  # a manifest is given up when so many steps have shares beyond it
+LOOK_SECONDS = 5.0  # between two looks of a node at what it has written of the last step
 
 
 class SimulatedStorage:
@@ -64,7 +64,7 @@ class SimulatedStorage:
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
         self._shares: dict[tuple[str, int], Save] = {}  # incarnation -> the newest share it has to write
         self._written: dict[tuple[str, int], reports.Saved] = {}  # incarnation -> what it says of the last one
-        self.vanished: set[str] = set()  # folders of which somebody wrote a part below a mount that was gone
+        self._newest: dict[Leader, tuple[int, int]] = {}  # era and step of the newest manifest that it has ordered
         self.losses: list[tuple[int, float]] = []  # what manifests are to say: of which step, and its loss
 
     # ---- files ------------------------------------------------------------------------------------------------------
@@ -72,9 +72,7 @@ class SimulatedStorage:
     def _put(self, who: str, folder: str, name: str, data: bytes) -> None:
         if self._is("away") or self._is("full"):
             raise OSError("the storage does not answer" if self._is("away") else "no space left on device")
-        if self._absent(who):
-            self.vanished.add(folder)
-        else:
+        if not self._absent(who):
             self._folders.setdefault(folder, {})[name] = data
 
     def _read(self, who: str, folder: str, name: str) -> bytes:
@@ -93,9 +91,9 @@ class SimulatedStorage:
         listed = [f for each in named(files[MANIFEST], origin).files.values() for f in each]
         return all(f.name in files and _sha256(files[f.name]) == f.sha256 for f in listed)
 
-    def took_the_last(self) -> bool:
-        """Whether nothing that was written of the last step's checkpoint vanished. If it did, the run says so."""
-        return folder_of(URL, self._world.steps) not in self.vanished
+    def fails(self) -> bool:
+        """Whether somebody cannot write at present, or needs long for it."""
+        return any(what != "rots" for what, _ in self._faults)
 
     def states(self, origin: Origin) -> dict[int, int]:
         """What a whole checkpoint holds, by layer."""
@@ -138,6 +136,7 @@ class SimulatedStorage:
         share = {layer: node.arithmetic.states[layer] for layer in work.layers}
         to, folder = (node.name, node.incarnation), folder_of(URL, work.step)
         self._shares[to] = work
+        names = {name for layer in share for name in (f"layer-{layer:05d}", f"layer-{layer:05d}.rest")}
 
         def write(n: Node) -> None:
             files: dict[int, tuple[File, ...]] = {}
@@ -159,6 +158,15 @@ class SimulatedStorage:
             if self._shares[to] is work or to not in self._written:
                 self._written[to] = saved
             n.tell(saved)
+            if work.step == self._world.steps:
+                self._later(lambda: self._world.receive(to, look), LOOK_SECONDS)
+
+        def look(n: Node) -> None:
+            there = {} if self._absent(n.name) else self._folders.get(folder, {})
+            if self._is("away") or (there.keys() >= names and MANIFEST not in there):
+                self._later(lambda: self._world.receive(to, look), LOOK_SECONDS)
+            elif MANIFEST not in there and self._shares[to] is work:
+                n.worker.applying.save_again()
 
         self._later(lambda: self._world.receive(to, write))
 
@@ -226,6 +234,7 @@ class SimulatedStorage:
     def carry_out(self, leader: Leader, command: cmd.ForStorage) -> None:
         if isinstance(command, cmd.WriteManifest):
             self.losses.append((command.step, command.loss))
+            self._newest[leader] = max(self._newest.get(leader, (-1, -1)), (command.era, command.step))
             late = self._world.random.choice([0.0, 0.3, 3.0]) * self._world.random.random()
             self._world.clock.after(late, lambda: self._complete(leader, command))
         elif isinstance(command, cmd.Retain):
@@ -251,7 +260,7 @@ class SimulatedStorage:
             self._seen_since[folder] = self._world.clock.now
         except OSError as error:
             leader.take(reports.CheckpointFault("", command.step, str(error)))
-            if leader.alive and len(leader.state.saved) < SHARES:
+            if leader.alive and self._newest[leader] == (command.era, command.step):
                 self._later(lambda: self._complete(leader, command), PAUSE)
             return
         self._later(lambda: leader.take(reports.Checkpointed(Origin(command.step, folder, _sha256(data)))))

@@ -44,6 +44,10 @@ class Applying(Generic[V]):
     def end_era(self) -> None:
         self._last_share = frozenset()
 
+    def save_again(self) -> None:
+        """What was written of the last step's checkpoint is not there: ``save_at_the_end`` gives it once more."""
+        self._last_share = frozenset()
+
     def work_of(self, commit: Commit, plan: Plan) -> Apply[V] | None:
         """The first queued commit as a piece of work; None while it waits for gradients that it has overtaken."""
         at, holdings, mailbox = self._at, self._holdings, self._post.mailbox

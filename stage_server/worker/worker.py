@@ -70,7 +70,7 @@ class Worker(Generic[V]):
         self._arranging = Arranging()
         self.runner: Runner[V] = Runner(self.at, self.holdings, self.post, self._arranging, self._effects)
         self.facts: Facts[V] = Facts(self.at, self.holdings, self.post, self.runner, self._effects)
-        self._applying: Applying[V] = Applying(self.at, self.holdings, self.post, self._effects)
+        self.applying: Applying[V] = Applying(self.at, self.holdings, self.post, self._effects)
         self.checkpoint_every = checkpoint_every
         self.runner.eager, self.runner.ship_every = eager, ship_every
         # The newest applied in this era. A coordinator that takes over may learn of it from here alone (rule 8).
@@ -207,7 +207,7 @@ class Worker(Generic[V]):
         self._saves.clear()
         self.last_commit = None
         self.runner.end_era()
-        self._applying.end_era()
+        self.applying.end_era()
         self.facts.end_step()
 
     def _end_step(self) -> None:
@@ -309,9 +309,9 @@ class Worker(Generic[V]):
         if state is not None:
             return state
         if at.commits and at.commits[0].step == at.version and at.plan is not None:
-            return self._applying.work_of(at.commits[0], at.plan)
+            return self.applying.work_of(at.commits[0], at.plan)
         if at.version >= at.steps:
-            return self._applying.save_at_the_end(self.last_commit) if self.checkpoint_every else None
+            return self.applying.save_at_the_end(self.last_commit) if self.checkpoint_every else None
         if at.plan is None:
             return None
         summing = self.runner.summing.next_sum() or self.runner.summing.next_reduce()
@@ -374,7 +374,7 @@ class Worker(Generic[V]):
         self.post.begin_step()
         self._look_for_gaps()
         # After the plan: who saves a layer is told by the plan of the step that begins.
-        if (save := self._applying.save_after(commit, self.checkpoint_every)) is not None:
+        if (save := self.applying.save_after(commit, self.checkpoint_every)) is not None:
             self._saves.append(save)
 
     def _look_for_gaps(self) -> None:

@@ -1,6 +1,7 @@
 """Real processes and real files: a checkpoint that cannot be written is said, at the start or once later."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from culm.pipeline.job import Job, load_job
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.stage_server import checkpointer as checkpointer_module
 from culm.stage_server.checkpointer import Checkpointer, Share
 
 ROOT = Path(__file__).parents[2]
@@ -116,10 +118,13 @@ class Hears:
     def unwritten(self, step: int, why: str) -> None:
         self.told.append((step, why))
 
+    def vanished(self) -> None:
+        self.told.append((0, "vanished"))
+
 
 def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
     hears = Hears()
-    checkpointer = Checkpointer(no_folder, hears)
+    checkpointer = Checkpointer(no_folder, hears, 1000)
     for step in range(1, 50):
         checkpointer.write(Share(0, step, 0.5, ()))
     assert checkpointer._waiting is None or checkpointer._waiting.step == 49
@@ -136,7 +141,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> None:
     """A copy of all that a node holds would stay in its memory."""
     hears = Hears()
-    checkpointer = Checkpointer(f"file://{tmp_path}", hears)
+    checkpointer = Checkpointer(f"file://{tmp_path}", hears, 1000)
     tensor = torch.zeros(4)
     seen = weakref.ref(tensor)
     checkpointer.write(Share(0, 1, 0.5, ((0, Value((("weight", tensor),))),)))
@@ -144,6 +149,29 @@ def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> Non
     wait_until(lambda: hears.told == [(1, "")])
     wait_until(lambda: seen() is None)
     checkpointer.close(30.0)
+
+
+def test_a_share_of_the_last_step_that_lay_below_a_mount_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never written again, and that checkpoint never became whole."""
+    monkeypatch.setattr(checkpointer_module, "LOOK_SECONDS", 0.01)
+    hears, url, away = Hears(), tmp_path / "mount", tmp_path / "elsewhere"
+    checkpointer = Checkpointer(f"file://{url}", hears, 8)
+    checkpointer.write(Share(0, 4, 0.5, ((0, Value(())),)))
+    wait_until(lambda: hears.told == [(4, "")])
+    url.rename(away)
+    checkpointer.write(Share(0, 8, 0.5, ((0, Value(())),)))
+    wait_until(lambda: hears.told == [(4, ""), (8, "")])
+    shutil.rmtree(url)
+    away.rename(url)
+    wait_until(lambda: hears.told == [(4, ""), (8, ""), (0, "vanished")])
+    checkpointer.write(Share(0, 8, 0.5, ((0, Value(())),)))
+    wait_until(lambda: hears.told[3:] == [(8, "")])
+    (url / "step-00000008" / "manifest.json").touch()
+    wait_until(lambda: not checkpointer._last_files)
+    checkpointer.close(30.0)
+    assert hears.told[4:] == []
 
 
 def test_a_storage_that_hangs_is_given_up_at_the_start(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
+from culm.simulator.histories.after_the_end import Afterlife
 from culm.simulator.histories.simulated_cluster import Cluster
 
 Decide = Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]]
@@ -48,6 +49,31 @@ def history_of_storage(seed: int, decide: Decide = advance, disks: int = 0) -> C
 def test_random_histories_of_the_storage_end_exact(fifty: int) -> None:
     for seed in range(fifty * 50, fifty * 50 + EACH):
         history_of_storage(seed).run()
+
+
+def history_of_a_last_checkpoint(seed: int) -> Cluster:
+    """A short run, so that the storage fails while the last step's shares are written, or soon after."""
+    draw = random.Random(seed)
+    stages = draw.choice([1, 2, 3])
+    return Cluster(
+        seed,
+        stages=stages,
+        layers=stages + draw.choice([0, 2]),
+        microbatches=1,
+        steps=draw.choice([2, 3, 5]),
+        spares=1,
+        disturb=draw.choice([0, 1]),
+        storage=draw.choice([1, 2]),
+        checkpoint_every=draw.choice([1, 2, 3]),
+        afterlife=Afterlife(draw.choice([0, 1])),
+    )
+
+
+@pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
+def test_the_last_checkpoint_becomes_whole_once_the_storage_is_well(fifty: int) -> None:
+    """Every eighth did not: a share that was written below a mount that was gone was never written again (rule 17)."""
+    for seed in range(fifty * 50, fifty * 50 + EACH):
+        history_of_a_last_checkpoint(seed).run()
 
 
 @pytest.mark.parametrize("fifty", range(100 if SOAK else 1))
