@@ -181,8 +181,10 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("culm run: interrupted; every process is ended", file=sys.stderr)
         return 130
-    if outcome.checkpoint_fault:
+    code = os.EX_OK
+    if outcome.checkpoint_fault:  # the weights are given all the same
         print(f"culm run: the last checkpoint is not whole: {outcome.checkpoint_fault}", file=sys.stderr)
+        code = 1
     if arguments.out:
         try:
             save_weights(arguments.out, outcome.layers)
@@ -191,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 1
     if arguments.json:
         print(json.dumps(outcome.as_json()))
-        return os.EX_OK
+        return code
     rate = job.samples_per_step * len(outcome.losses) / outcome.seconds
     print(
         f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s, loss {outcome.losses[-1]:.4f}"
@@ -206,4 +208,4 @@ def run(arguments: argparse.Namespace) -> int:
     elif job.checkpoint is None:
         print("weights: not kept; --out FILE writes them, and a [checkpoint] section of the job saves them on the way")
     print(f"weights_sha256 {outcome.sha256}")
-    return os.EX_OK
+    return code

@@ -64,3 +64,14 @@ def test_runs_over_checkpoints_that_the_user_names(tmp_path: Path) -> None:
     assert "resume from an earlier one by its own folder" in too_few
     assert steps("job.steps=6", "--resume", "ck") == 2
     assert steps("job.steps=3", "--resume", "ck/step-00000002", "--new-run") == 1
+
+
+@pytest.mark.slow
+def test_a_last_checkpoint_that_cannot_be_written_ends_the_run_with_1_and_its_weights(tmp_path: Path) -> None:
+    """It ended with 0: a script that looks at the exit code believed that the weights were kept there."""
+    (tmp_path / "ck").mkdir()
+    (tmp_path / "ck" / "step-00000004").write_text("a file where the folder should be")
+    done = as_process("run", EXAMPLE, *SECTION, "--set", "job.steps=4", "--out", "w", folder=tmp_path)
+    assert done.code == 1
+    assert "the last checkpoint is not whole" in done.err
+    assert (tmp_path / "w").exists()
