@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from culm.pipeline import buckets
 from culm.pipeline.tensors.tensor_bounds import problem
+from culm.pipeline.user_code.entries import entries_of
 from culm.protos import tensor_pb2
 
 Shape = tuple[str, tuple[int, ...]]  # dtype by name, and shape
@@ -26,12 +27,10 @@ class LayerShapes:
     def of(module: nn.Module) -> "LayerShapes":
         """``module`` may lie on the meta device."""
         parameters, buffers = _shapes(module.named_parameters()), _shapes(module.named_buffers())
-        every = _shapes(module.named_parameters(remove_duplicate=False))
-        kept = _shapes(module.named_buffers(remove_duplicate=False))
         return LayerShapes(
             parameters,
             _under("grad", parameters) | _under("buffer", buffers),
-            _under("parameter", every) | _under("buffer", kept) | _under("transient", kept),
+            _shapes(entries_of(module).items()),
         )
 
 
@@ -69,8 +68,8 @@ def state_problem(header: tensor_pb2.ValueHeader, layer: LayerShapes) -> str:
     if wrong := problem(header) or unknown(own, layer.state):
         return wrong
     names = {spec.name for spec in own.tensors}
-    lacking = [name for name in layer.parameters if f"parameter.{name}" not in names]
-    return f"the state lacks the parameter {lacking[0]}" if lacking else ""
+    lacking = [name for name in layer.state if name.startswith("parameter.") and name not in names]
+    return f"the state lacks the {lacking[0].replace('.', ' ', 1)}" if lacking else ""
 
 
 def unknown(header: tensor_pb2.ValueHeader, known: Mapping[str, Shape]) -> str:

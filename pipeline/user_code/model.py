@@ -13,6 +13,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
 from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
 from culm.pipeline.user_code.outline import Outline
@@ -101,6 +102,7 @@ class ModelSource:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)
+            _refuse_state(layer, index)
             return layer
         try:
             with torch.device("meta"):
@@ -110,6 +112,7 @@ class ModelSource:
         kept = kept_between(module, again)
         if kept:
             raise self.keeps(index, kept)
+        _refuse_state(module, index)
         return module
 
     def keeps(self, index: int, name: str) -> JobError:
@@ -182,3 +185,15 @@ def _refuse_lazy(layer: nn.Module, index: int) -> None:
     if lazy is not None:
         what = f"layer {index} has a {type(lazy).__name__}, whose parameters have no shape before its first forward"
         raise JobError(what, "model.layers", "give its input's size, as nn.Linear takes it")
+
+
+def _refuse_state(layer: nn.Module, index: int) -> None:
+    """Raises JobError for a layer with state that no copy of its parameters and buffers takes along."""
+    try:
+        foreign = foreign_entry(layer)
+    except RAISED as error:
+        what = f"the state_dict of layer {index} ({type(layer).__name__}) raised {described(error)}"
+        raise JobError(what, "model.layers", "correct the layer or its hooks") from error
+    if foreign:
+        what = f"the state_dict of layer {index} ({type(layer).__name__}) has {foreign}, no parameter or buffer of it"
+        raise JobError(what, "model.layers", "keep state in parameters and buffers, not in get_extra_state or a hook")

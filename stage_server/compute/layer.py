@@ -31,6 +31,8 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
+from culm.pipeline.user_code.entries import entries_of
+from culm.pipeline.user_code.layer_shapes import OF_THE_MODEL
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.stage_server.compute import blocks, optimizer_state
@@ -318,12 +320,9 @@ class HeldLayer:
 
     def _state(self) -> Value:
         """The tensors themselves, except for buffers: forwards change those within a step."""
-        own = self.module.state_dict(keep_vars=True)
-        tensors = [(f"parameter.{n}", t.detach()) for n, t in own.items() if isinstance(t, nn.Parameter)]
-        buffers = self._buffers_before or dict(self.module.named_buffers())
-        for name, buffer in buffers.items():
-            kind = "buffer" if name in own else "transient"
-            tensors.append((f"{kind}.{name}", buffer.detach().clone()))
+        before = self._buffers_before or {}
+        of_buffers = {id(b): before.get(n, b).detach().clone() for n, b in self.module.named_buffers()}
+        tensors = [(name, of_buffers.get(id(t), t.detach())) for name, t in entries_of(self.module).items()]
         if self._parked is not None:
             tensors.extend(self._parked)
         elif self.optimizer is not None:
@@ -332,12 +331,8 @@ class HeldLayer:
 
     def _refuse_other(self, state: Value) -> None:
         """``copy_`` would broadcast a tensor of another shape, and a tensor that is missing would stay as it is."""
-        own: dict[str, torch.Tensor] = {
-            f"parameter.{n}": p for n, p in self.module.named_parameters(remove_duplicate=False)
-        }
-        own |= {f"buffer.{n}": b for n, b in self.module.named_buffers()}
-        given = {n.replace("transient.", "buffer.", 1): t for n, t in state.tensors}
-        given = {n: t for n, t in given.items() if n.partition(".")[0] in ("parameter", "buffer")}
+        own = entries_of(self.module)
+        given = {n: t for n, t in state.tensors if n.partition(".")[0] in OF_THE_MODEL}
         for name in sorted({*own, *given}):
             here, there = ((tuple(x[name].shape), x[name].dtype) if name in x else None for x in (own, given))
             if here != there:
@@ -351,22 +346,17 @@ class HeldLayer:
             self._install(state)
 
     def _install(self, state: Value) -> None:
-        own = dict(self.module.named_parameters(remove_duplicate=False))  # one may have two names
-        buffers: dict[str, torch.Tensor] = {}
+        own = entries_of(self.module)
         optimizer: list[tuple[str, torch.Tensor]] = []
         self._refuse_other(state)
         with torch.no_grad():
             for name, tensor in state.tensors:
-                kind, _, rest = name.partition(".")
-                if kind == "parameter":
-                    own[rest].copy_(tensor)
-                elif kind in ("buffer", "transient"):
-                    buffers[rest] = tensor
+                if name in own:
+                    own[name].copy_(tensor)
                 else:
                     optimizer.append((name, tensor))
         if self.optimizer is not None:
             optimizer_state.install(self.optimizer, optimizer)
-        self._restore(buffers)
         self._end_step()
 
 

@@ -1,21 +1,16 @@
 """Whether a layer's state from elsewhere is of this layer: names, shapes, dtypes. Knows nothing of its source."""
 
-import torch
 from torch import nn
 
 from culm.pipeline.tensors.values import Value
-
-OF_THE_MODULE = ("parameter", "buffer", "transient")
+from culm.pipeline.user_code.entries import entries_of
+from culm.pipeline.user_code.layer_shapes import OF_THE_MODEL
 
 
 def misfit(module: nn.Module, state: Value) -> str:
     """What is wrong, in words; nothing if the state can be installed. A wrong shape might be broadcast silently."""
-    entries = module.state_dict(keep_vars=True)
-    expected: dict[str, torch.Tensor] = {}
-    for name, tensor in {**dict(module.named_buffers()), **entries}.items():
-        kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if name in entries else "transient"
-        expected[f"{kind}.{name}"] = tensor
-    given = {name: tensor for name, tensor in state.tensors if name.partition(".")[0] in OF_THE_MODULE}
+    expected = entries_of(module)
+    given = {name: tensor for name, tensor in state.tensors if name.partition(".")[0] in OF_THE_MODEL}
     for name in sorted(expected.keys() ^ given.keys()):
         return f"it has no {name}" if name in expected else f"it has {name}, which the layer has not"
     for name, tensor in given.items():
