@@ -186,8 +186,14 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     )
     flags.add_switch(stage, "--reflection", "CULM_REFLECTION", reflection)
     stage.add_argument("--metrics", **metrics)
-    first = "how long to try to reach a first coordinator; default: 30"
-    stage.add_argument("--connect-timeout", type=flags.seconds, default=30.0, metavar="SECONDS", help=first)
+    first = "how long to try to reach a first coordinator; default: CULM_CONNECT_TIMEOUT, else 30"
+    stage.add_argument(
+        "--connect-timeout",
+        type=flags.seconds,
+        default=env("CULM_CONNECT_TIMEOUT", "30"),
+        metavar="SECONDS",
+        help=first,
+    )
     stage.add_argument(
         "--coordinator-timeout",
         type=flags.seconds,

@@ -257,6 +257,7 @@ VARIABLES = {
     "CULM_REFLECTION": ("2", "stage"),
     "CULM_INSECURE": ("perhaps", "stage"),
     "CULM_LOG": ("LOUD", "stage"),
+    "CULM_CONNECT_TIMEOUT": ("nan", "stage"),
     "CULM_DRAIN_SECONDS": ("nan", "stage"),
     "CULM_ZONE": ("a\x07b", "stage"),
     "CULM_MARKET": ("black", "stage"),
