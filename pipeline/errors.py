@@ -11,5 +11,9 @@ class JobError(Exception):
         self.mend = mend
 
 
+class StorageAway(JobError):
+    """The storage of checkpoints does not answer. The job may be right: try again."""
+
+
 class Unavailable(Exception):
     """A program or service that this one needs is not there: install or start it. Says which, and how."""

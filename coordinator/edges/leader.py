@@ -24,7 +24,7 @@ from culm.coordinator.edges.store import Store
 from culm.coordinator.edges.translation import addressee, in_turn, order_of, plan_in
 from culm.coordinator.takeover import is_heard
 from culm.pipeline.checkpoints.manifest import Found
-from culm.pipeline.checkpoints.storage import probe
+from culm.pipeline.checkpoints.storage import probe, refusal
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import job_to_toml
 from culm.pipeline.money import kinds
@@ -173,7 +173,7 @@ class Leader:
                 if not nodes_know:
                     mend = "make the storage answer: the run does not begin anew over checkpoints that may be there"
                     where = f"checkpoint url {shown_url(own.url)}"
-                    raise JobError(f"it cannot be read ({in_a_line(error)})", where, mend) from error
+                    raise refusal(error, f"it cannot be read ({in_a_line(error)})", where, mend) from error
         state = self._state
         try:
             state = self._resumed() if self.settings.resume else state
@@ -190,7 +190,7 @@ class Leader:
             whole = to_resume(url)
         except OSError as error:
             mend = "check the address, the network and your credentials"
-            raise JobError(f"it cannot be read ({in_a_line(error)})", f"--resume {url}", mend) from error
+            raise refusal(error, f"it cannot be read ({in_a_line(error)})", f"--resume {url}", mend) from error
         if not whole:
             raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
         newest = whole[-1]

@@ -199,7 +199,7 @@ class LocalCluster:
                 self._has_led = True
                 return
             text = child.last_line().removeprefix("culm coordinator: ")
-            if child.returncode == 2 and not text.startswith("cannot listen on"):
+            if (child.returncode == 2 or not self._has_led) and not text.startswith("cannot listen on"):
                 break  # at another address it would be refused as well
         raise RunFailed(text.replace("--listen", "--coordinator-address"), 2)
 

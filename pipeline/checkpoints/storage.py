@@ -4,6 +4,7 @@ Whatever a storage's own library raises becomes an OSError, or a JobError for a 
 needs to know no other. A file that is absent is a FileNotFoundError.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -18,13 +19,14 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from culm.pipeline import private
-from culm.pipeline.errors import JobError
+from culm.pipeline.errors import JobError, StorageAway
 from culm.pipeline.text import shown_url, without_secrets
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az", "abfss": "az"}
 # Here a file appears only when all of it is there. A move would be a copy and a deletion.
 WHOLE_PUTS = {*EXTRAS, "memory"}
 BLOCK_BYTES = 1 << 23
+FULL_OR_READ_ONLY = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def open_fs(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -82,6 +84,13 @@ def check_url(url: str) -> None:
         raise JobError("this user may not write in the folder", where, mend)
 
 
+def refusal(error: BaseException, what: str, where: str, mend: str) -> JobError:
+    """What to raise for a storage's error: StorageAway, but for what no other try mends."""
+    wrong = isinstance(error, PermissionError | FileNotFoundError)
+    wrong = wrong or (isinstance(error, OSError) and error.errno in FULL_OR_READ_ONLY)
+    return (JobError if wrong else StorageAway)(what, where, mend)
+
+
 def put(folder: str, name: str, data: bytes) -> None:
     """Writes a file. Whatever happens to the writer, no reader ever finds half of it under its name.
 
@@ -121,7 +130,7 @@ def read(folder: str, name: str, most: int) -> bytes:
 
 
 def probe(url: str, patience: float) -> None:
-    """Writes a file and removes it again. Raises JobError where no checkpoint could be written.
+    """Writes a file and removes it again. Raises JobError or StorageAway where no checkpoint could be written.
 
     It does so on a thread of its own, and gives up after ``patience`` seconds: a call to a storage may never come back.
     """
@@ -145,7 +154,7 @@ def probe(url: str, patience: float) -> None:
             raise error
         what = f"no checkpoint can be written there ({' '.join(str(error).split())[:500]})"
         mend = "check the address, the free space, the permissions and your credentials, or leave [checkpoint] out"
-        raise JobError(what, f"checkpoint url {url}", mend) from error
+        raise refusal(error, what, f"checkpoint url {url}", mend) from error
 
 
 def sizes(folder: str) -> dict[str, int]:

@@ -16,13 +16,14 @@ from culm.local import last_checkpoint
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.checkpoints.storage import probe
-from culm.pipeline.errors import JobError
+from culm.pipeline.errors import JobError, StorageAway
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server import checkpointer as checkpointer_module
 from culm.stage_server.checkpointer import Checkpointer, Share
+from tests.hostile.commands import as_process
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -187,6 +188,23 @@ def test_a_storage_that_hangs_is_given_up_at_the_start(tmp_path: Path) -> None:
             (tmp_path / "pipe").open("wb")
 
     fsspec.register_implementation("hanging", Hanging, clobber=True)
-    with pytest.raises(JobError, match=r"no answer within 0\.1 s"):
+    with pytest.raises(StorageAway, match=r"no answer within 0\.1 s"):
         probe("hanging://x", 0.1)
     (tmp_path / "pipe").open("rb").close()
+
+
+def test_a_storage_that_nobody_may_write_to_is_a_mistake_to_mend(no_folder: str) -> None:
+    with pytest.raises(JobError, match="no checkpoint can be written there") as raised:
+        probe(no_folder, 30.0)
+    assert not isinstance(raised.value, StorageAway)
+
+
+def test_a_coordinator_whose_storage_is_away_is_started_again_by_its_supervisor(tmp_path: Path) -> None:
+    """Supervisors let one rest that ends with 2: its settings are at fault. A storage may be back in a minute."""
+    folder = tmp_path / "ck" / "step-00000004"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").symlink_to("manifest.json")  # no read of it ends
+    words = ["coordinator", "--job", str(EXAMPLES / "digits_mlp.toml"), "--listen", "127.0.0.1:0"]
+    ended = as_process(*words, "--set", "checkpoint.url=ck", "--set", "checkpoint.every=2", folder=tmp_path)
+    assert ended.code == 1, ended.err
+    assert "culm coordinator: checkpoint url ck: it cannot be read" in ended.err.splitlines()[-1]
