@@ -14,6 +14,7 @@ from torch import nn
 
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.stage_server.compute.device import Device
@@ -70,7 +71,7 @@ def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> No
             held.apply(_value(gradients), 1.0)
         both.apply(_value([*drawn[0], *drawn[1]]), 1.0)
     apart = [p for held in each for p in held.module.parameters()]
-    if not all(torch.equal(a, b) for a, b in zip(apart, both.module.parameters(), strict=True)):
+    if not all(same_bits(a, b) for a, b in zip(apart, both.module.parameters(), strict=True)):
         what = "it steps a layer otherwise when it has other layers' parameters as well"
         raise JobError(
             f"{name} cannot run on layers apart: {what}",
@@ -138,7 +139,7 @@ def _snapshot(value: Any) -> Any:
 
 def _differ(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.shape != other.shape or not torch.equal(one, other)
+        return not same_bits(one, other)
     if isinstance(one, int | float | str) or isinstance(other, int | float | str):
         return type(one) is not type(other) or bool(one != other)
     return False

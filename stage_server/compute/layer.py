@@ -28,6 +28,7 @@ from culm.pipeline.buckets import cut
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
@@ -183,8 +184,12 @@ class HeldLayer:
 
     def has_changed_buffers(self) -> bool:
         """Whether forwards of the running step have changed any, of the pipeline that is in place."""
+        return bool(self._changed_buffers())
+
+    def _changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        # By bits: a holder that is not told of a -0.0 keeps its 0.0.
         before = self._buffers_before or {}
-        return any(not torch.equal(buffer, before[name]) for name, buffer in self.module.named_buffers())
+        return [(n, buffer) for n, buffer in self.module.named_buffers() if not same_bits(buffer, before[n])]
 
     def merge(self, block: Block, pipelines: int, losses: tuple[float, ...] = ()) -> Value:
         """A block's gradient: what its pipelines accumulated, as the tree adds it, and pipeline 0's buffers (rule 21).
@@ -210,9 +215,7 @@ class HeldLayer:
         named = zip((name for name, _ in self._parameters), gradients, strict=True)
         tensors = [(f"grad.{name}", in_memory(gradient.detach())) for name, gradient in named if gradient is not None]
         if pipeline == BUFFERS_OF:
-            before = self._buffers_before or {}
-            own = self.module.named_buffers()
-            changed = {name: buffer.clone() for name, buffer in own if not torch.equal(buffer, before[name])}
+            changed = {name: buffer.clone() for name, buffer in self._changed_buffers()}
             tensors += [(f"buffer.{name}", buffer) for name, buffer in changed.items()]
             self.changing.changed(changed)
         return Value(tuple(tensors))
@@ -280,7 +283,7 @@ class HeldLayer:
         optimizer.step()
         wrote = any(grad._version != version for grad, version in zip(given, versions, strict=True))
         if self._writes_gradients is None and given:  # writes through .data count no version
-            self._writes_gradients = wrote or not all(map(_same, before, given))
+            self._writes_gradients = wrote or not all(map(same_bits, before, given))
         elif wrote and self._writes_gradients is False:
             name = type(optimizer).__name__
             what = f"{name} changes the gradients of layer {self.index} in place, but did not at its first step"
@@ -367,8 +370,3 @@ def _places_of_buffers(module: nn.Module) -> dict[str, list[tuple[dict[str, torc
         for key, buffer in part._buffers.items():
             places.setdefault(id(buffer), []).append((part._buffers, key))
     return {name: places[id(buffer)] for name, buffer in module.named_buffers()}
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both have the same values, a NaN being the same as a NaN."""
-    return torch.equal(one, other) or bool(((one == other) | (one.isnan() & other.isnan())).all())

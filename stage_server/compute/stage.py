@@ -19,6 +19,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers, in_memory
@@ -116,7 +117,7 @@ class Stage:
             layer.changing.end_forward()
         wrote = given._version != version
         if self._writes_input is None:
-            self._writes_input = wrote or not torch.equal(given, x)  # writes through .data count no version
+            self._writes_input = wrote or not same_bits(given, x)  # writes through .data count no version
         elif wrote and not self._writes_input:
             raise self._writes_now(self.layers[0])
         if self._last:
