@@ -70,7 +70,10 @@ class ModelSource:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)
-            return copy.deepcopy(layer).train()
+            try:
+                return copy.deepcopy(layer).train()
+            except RAISED as error:
+                raise _no_copy(layer, index, error) from error
         seed_all(layer_seed(self._job.job.seed, index))
         module = called(layer, {}, f"model.layers, layer {index}")
         if not isinstance(module, nn.Module):
@@ -177,6 +180,20 @@ def _root(module: str) -> str:
     """The package that is the user's as a whole. Of Culm's own it is the part that a job can name, as culm.examples."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "culm" else parts[0]
+
+
+def _no_copy(layer: nn.Module, index: int, error: BaseException) -> JobError:
+    what = f"layer {index} ({type(layer).__name__}) cannot be copied: {described(error)}"
+    mend = "give a constructor in its place, such as a functools.partial"
+    computed = [key for part in layer.modules() for key, value in vars(part).items() if _is_computed(value)]
+    if computed:  # torch.nn.utils.weight_norm, the old one, keeps such a weight
+        what = f"layer {index} ({type(layer).__name__}) cannot be copied: its {computed[0]} is computed from parameters"
+        mend = f"{mend}; or use torch.nn.utils.parametrizations for weight_norm and spectral_norm"
+    return JobError(what, "model.layers", mend)
+
+
+def _is_computed(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _refuse_lazy(layer: nn.Module, index: int) -> None:

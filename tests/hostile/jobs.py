@@ -249,3 +249,8 @@ def in_place() -> list[object]:
 def misfit_inside() -> list[object]:
     """Its second layer does not fit the first."""
     return [Block, lambda: nn.Linear(WIDTH + 1, WIDTH), lambda: nn.Linear(WIDTH, CLASSES)]
+
+
+def normed() -> list[object]:
+    """A ready-made layer that torch cannot copy."""
+    return [nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Linear(WIDTH, CLASSES)]

@@ -67,6 +67,15 @@ def test_a_layer_that_passes_no_gradient_on_is_named(kind: str) -> None:
         check_job(make_job(layers="tests.hostile.jobs:cut", args=f'kind = "{kind}"'))
 
 
+def test_a_module_that_torch_cannot_copy_is_named() -> None:
+    """The old weight_norm gave a traceback. As a constructor it is taken: ``tests/hostile/test_repeats.py``."""
+    job = make_job(layers="tests.hostile.jobs:normed")
+    for refusing in (lambda: check_job(job), lambda: ModelSource(job).build(0)):
+        with pytest.raises(JobError, match=r"layer 0 \(Linear\) cannot be copied: its weight is computed") as error:
+            refusing()
+        assert "\n" not in str(error.value)
+
+
 def test_frozen_layers_and_layers_left_out_by_chance_are_taken() -> None:
     check_job(make_job(layers="tests.hostile.jobs:legitimate"))
 
