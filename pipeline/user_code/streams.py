@@ -1,7 +1,9 @@
 """Random streams: which seed a piece of work draws from, so that doing it again draws the same numbers."""
 
 import random
+from collections.abc import Mapping
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,3 +44,27 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
+
+
+def torch_states() -> dict[str, bytes]:
+    """Where torch's generators are, by whose they are in words. A few microseconds."""
+    states = {"torch's": torch.default_generator.get_state()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states["torch's CUDA"] = torch.cuda.get_rng_state()
+    return {whose: state.numpy().tobytes() for whose, state in states.items()}
+
+
+def numpy_states() -> dict[str, Any]:
+    """The same of numpy's; 40 microseconds."""
+    state: Any = np.random.get_state(legacy=False)
+    return {"numpy's": (state["state"]["key"].tobytes(), state["state"]["pos"], state["has_gauss"], state["gauss"])}
+
+
+def generator_states() -> dict[str, Any]:
+    """The same of every generator that ``seed_all`` seeds."""
+    return {**torch_states(), **numpy_states(), "Python's": random.getstate()}
+
+
+def drawn_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Whose generator has been drawn from, in words; nothing where none has."""
+    return next((whose for whose, state in before.items() if after[whose] != state), "")

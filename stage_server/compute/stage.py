@@ -25,8 +25,8 @@ from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers, in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
-from culm.pipeline.user_code.check import refuse_loss
 from culm.pipeline.user_code.streams import stream_seed
+from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.split import SplitBackward

@@ -1,0 +1,201 @@
+"""Asks every layer and the loss again, with another past behind them: what they give must be the same bits.
+
+Layer by layer, each built and run alone: a model too large for this machine is never whole on it.
+"""
+
+# A node runs work again, an heir runs what it never ran before, and a resumed run begins in the middle. So what a layer
+# gives for a microbatch may depend on its input, its parameters and buffers, and the seeded generators; on nothing that
+# earlier work has left in Python. Of two microbatches, A and B:
+#
+#     first sweep      each layer as it was built:    B   A   A
+#     second sweep     each layer built anew:         A   B
+#
+#     A after B, A after A, A on a new layer    have the same bits, so has B: else the layer counts, draws from a
+#                                               generator of its own, or sets itself up by what it sees first
+#     the second sweep's A                      comes when the layers before have last seen B, the first sweep's when
+#                                               they have seen A: so it shows what they leave for one another
+#     attributes after A and after A, A         are the same. A cache that grows with its input passes; what goes on
+#                                               with every forward does not. That a count has changed no result so far
+#                                               proves little: it may act after a thousand steps, and silently
+#
+# Every run begins with the buffers that the layer was built with, and seeded as a node seeds it.
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.sharing import kept_between, tensors_of
+from culm.pipeline.user_code.streams import seed_all, stream_seed
+from culm.pipeline.user_code.trial import (
+    Bits,
+    Ran,
+    Trial,
+    attributes_of,
+    changes_parameter,
+    leaf_of,
+    refuse_loss,
+    run_backward,
+)
+
+TRIES = 8  # a layer may leave itself out by chance, as LayerDrop does
+MEND = "let it depend on its input, parameters, buffers and the seeded generators alone; a count may be a buffer"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One microbatch, on its way through the layers. ``key``: its step, pipeline and number."""
+
+    key: tuple[int, int, int]
+    x: torch.Tensor
+    target: torch.Tensor
+
+    def seed(self, job: Job, layer: int) -> int:
+        return stream_seed(job.job.seed, *self.key, layer)
+
+    def after(self, ran: Ran) -> "Sample":
+        return Sample(self.key, ran.output, self.target)
+
+
+Firsts = list[tuple[bool, Bits, Bits]]  # by layer: whether layers before it are trained, what A gave, what B gave
+
+
+def ask_again(source: ModelSource, job: Job, a: Sample, b: Sample) -> None:
+    """Runs two microbatches through every layer and the loss, in two sweeps. Raises JobError naming the layer."""
+    firsts = _first_sweep(source, job, a, b)
+    _second_sweep(source, job, a, b, firsts)
+
+
+def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
+    """What each layer gives first, and last the loss."""
+    trained = False  # whether a layer so far has parameters to train
+    firsts: Firsts = []
+    for index in range(source.layer_count):
+        layer = _build(source, index)
+        name = _name(layer, index)
+        trial = Trial(layer, name, trained)
+        first_parameters = _bits_of_parameters(layer)
+        of_b = trial.run(b.x, b.seed(job, index), backward=False)
+        of_a = trial.run(a.x, a.seed(job, index), backward=True)
+        before = attributes_of(layer)
+        again = trial.run(a.x, a.seed(job, index), backward=True)
+        after = attributes_of(layer)
+        if not of_a.reached:
+            seeds = [stream_seed(job.job.seed, step, 0, 0, index) for step in range(1, TRIES)]
+            _try_for_a_gradient(trial, name, trained, a.x, seeds)
+        _refuse_written(name, first_parameters, _bits_of_parameters(layer))
+        _refuse_other(name, of_a.bits, again.bits, "model.layers")
+        _refuse_counting(name, before, after, "model.layers")
+        firsts.append((trained, of_a.bits, of_b.bits))
+        trained = trained or any(p.requires_grad for p in layer.parameters())
+        a, b = a.after(of_a), b.after(of_b)
+    if not trained:
+        what = "no layer has a parameter that requires a gradient: there is nothing to train"
+        raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
+    of_b_bits = _run_loss(source, job, b)
+    of_a_bits = _run_loss(source, job, a)
+    before = _of_loss(source.loss)
+    _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")
+    _refuse_counting("the loss", before, _of_loss(source.loss), "train.loss")
+    return [*firsts, (True, of_a_bits, of_b_bits)]
+
+
+def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: Firsts) -> None:
+    """The same of layers built anew, each when those before it have last seen another microbatch."""
+    for index in range(source.layer_count):
+        trained, bits_of_a, bits_of_b = firsts[index]
+        layer = source.build(index)
+        trial = Trial(layer, _name(layer, index), trained)
+        of_a = trial.run(a.x, a.seed(job, index), backward=True)
+        of_b = trial.run(b.x, b.seed(job, index), backward=False)
+        _refuse_other(_name(layer, index), bits_of_a, of_a.bits, "model.layers")
+        _refuse_other(_name(layer, index), bits_of_b, of_b.bits, "model.layers")
+        a, b = a.after(of_a), b.after(of_b)
+    _, bits_of_a, bits_of_b = firsts[-1]
+    _refuse_other("the loss", bits_of_a, _run_loss(source, job, a), "train.loss")
+    _refuse_other("the loss", bits_of_b, _run_loss(source, job, b), "train.loss")
+
+
+def _name(layer: nn.Module, index: int) -> str:
+    return f"layer {index} ({type(layer).__name__})"
+
+
+def _build(source: ModelSource, index: int) -> nn.Module:
+    """The layer, which has to come out the same, and of its own, each time that it is built."""
+    layer, again = source.build(index), source.build(index)
+    kept = kept_between(layer, again)
+    if kept:
+        raise source.keeps(index, kept)
+    if hash_layer(index, dict(tensors_of(layer))) != hash_layer(index, dict(tensors_of(again))):
+        what = f"{_name(layer, index)} has different initial values each time it is built"
+        mend = "draw them from torch's, Python's or numpy's global generator, which Culm seeds"
+        raise JobError(what, "model.layers", mend)
+    return layer
+
+
+def _try_for_a_gradient(trial: Trial, name: str, trained: bool, x: torch.Tensor, seeds: list[int]) -> None:
+    """Raises JobError unless a gradient comes to what waits for it with one of these seeds."""
+    if any(trial.run(x, seed, backward=True).reached for seed in seeds):
+        return
+    mend = "pass on what depends on it, without detach, item or no_grad, or freeze them with requires_grad_(False)"
+    if trained:
+        what = f"{name} passes no gradient on: the parameters of the layers before it would never change"
+    else:
+        what = f"the output of {name} does not depend on its parameters: they would never change"
+    raise JobError(what, "model.layers", mend)
+
+
+def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
+    """What the loss gives, and what its backward does."""
+    output = leaf_of(sample.x, True)
+    seed_all(sample.seed(job, source.layer_count))  # a node's loss goes on from the last layer: also a seed of its own
+    try:
+        loss = source.loss(output.clone(), sample.target.clone())  # it may write into both
+    except RAISED as error:
+        what = f"the loss raised {described(error)}"
+        raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error
+    refuse_loss(loss, output)
+    if loss.requires_grad:
+        run_backward(loss, "the backward of the loss", "train.loss")
+    if output.grad is None:
+        what = "the loss does not depend on the last layer's output"
+        raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
+    return {"value": digest_of(loss), "gradient of the output": digest_of(output.grad)}
+
+
+def _of_loss(loss: Any) -> Bits:
+    return attributes_of(loss) if isinstance(loss, nn.Module) else {}
+
+
+def _bits_of_parameters(layer: nn.Module) -> Bits:
+    return {name: digest_of(parameter) for name, parameter in layer.named_parameters()}
+
+
+def _refuse_written(name: str, before: Bits, after: Bits) -> None:
+    """Raises JobError where a parameter has changed, also in a way that torch counts as no change."""
+    for parameter, bits in before.items():
+        if after[parameter] != bits:
+            raise changes_parameter(name, parameter)
+
+
+def _refuse_other(name: str, first: Bits, then: Bits, where: str) -> None:
+    """Raises JobError unless both runs gave the same."""
+    for part in [*first, *then]:
+        if first.get(part) != then.get(part):
+            what = f"{name} gives another {part} when it is run again on the same microbatch"
+            raise JobError(what, where, MEND)
+
+
+def _refuse_counting(name: str, before: Bits, after: Bits, where: str) -> None:
+    """Raises JobError where the same run has changed attributes once more."""
+    for key in sorted({*before, *after}):
+        if before.get(key) != after.get(key):
+            what = f"{name} keeps {key} as a plain attribute, and changes it whenever it runs: no copy takes that along"
+            raise JobError(what, where, "keep it in a buffer (register_buffer), or do without it")

@@ -1,0 +1,211 @@
+"""Runs a layer or the loss on one microbatch, and tells the bits of all that comes of it.
+
+Refuses what a node could not do again: parameters that change beside the optimizer, buffers that come or go, random
+numbers that a backward draws.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
+
+Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one run gave. ``reached``: whether the backward came to what waits for a gradient."""
+
+    output: torch.Tensor
+    reached: bool
+    bits: Bits
+
+
+class Trial:
+    """A layer as it was built. Every run begins with the buffers that it was built with."""
+
+    def __init__(self, layer: nn.Module, name: str, trained: bool) -> None:
+        """``trained``: whether layers before it wait for a gradient."""
+        self._layer = layer
+        self._name = name
+        self._trained = trained
+        self._parameters = dict(layer.named_parameters())
+        self._buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+
+    def run(self, x: torch.Tensor, seed: int, backward: bool) -> Ran:
+        """x: [B, ...]; ``seed``: of every generator that the layer may draw from. Raises JobError."""
+        self._put_buffers_back()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        versions = {name: parameter._version for name, parameter in self._parameters.items()}
+        leaf = leaf_of(x, self._trained)
+        seed_all(seed)
+        y = self._forward(leaf)
+        if backward and y.requires_grad:
+            buffers = self._bits_of_buffers()
+            run_backward(y, f"the backward of {self._name}", "model.layers")
+            if self._bits_of_buffers() != buffers:
+                raise changes_buffers_late(self._name)
+        self._refuse_changes(versions)
+        waiting = [leaf] if self._trained else [p for p in self._parameters.values() if p.requires_grad]
+        reached = not waiting or any(tensor.grad is not None for tensor in waiting)
+        return Ran(y.detach(), reached, self._bits(y, leaf))
+
+    def _forward(self, leaf: torch.Tensor) -> torch.Tensor:
+        try:
+            y = self._layer(leaf.clone())  # in training the input is no leaf either, so it may be written in place
+        except RAISED as error:
+            what = f"{self._name} raised {described(error)}"
+            raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error
+        if not isinstance(y, torch.Tensor):
+            what = f"{self._name} returned a {type(y).__name__}, not a tensor"
+            raise JobError(what, "model.layers", "let every layer take one tensor and return one")
+        return y
+
+    def _put_buffers_back(self) -> None:
+        now = dict(self._layer.named_buffers())
+        with torch.no_grad():
+            for name, buffer in self._buffers.items():
+                now[name].copy_(buffer)
+
+    def _refuse_changes(self, versions: dict[str, int]) -> None:
+        now = dict(self._layer.named_parameters())
+        for name in sorted({*now, *self._parameters}):
+            if now.get(name) is not self._parameters.get(name) or now[name]._version != versions[name]:
+                raise changes_parameter(self._name, name)
+        buffers = dict(self._layer.named_buffers())
+        for name in sorted({*buffers, *self._buffers}):
+            kinds = [(tuple(b[name].shape), b[name].dtype) if name in b else None for b in (self._buffers, buffers)]
+            if kinds[0] != kinds[1]:
+                raise changes_buffer(self._name, name)
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+                raise gives_sparse(self._name, name)
+
+    def _bits(self, y: torch.Tensor, leaf: torch.Tensor) -> Bits:
+        found = {"output": digest_of(y)}
+        if leaf.grad is not None:
+            found["gradient of its input"] = digest_of(leaf.grad)
+        for name, parameter in self._parameters.items():
+            if parameter.grad is not None:
+                found[f"gradient of {name}"] = digest_of(parameter.grad)
+        return found | self._bits_of_buffers()
+
+    def _bits_of_buffers(self) -> Bits:
+        return {f"buffer {name}": digest_of(buffer) for name, buffer in self._layer.named_buffers()}
+
+
+def refuse_loss(loss: Any, output: torch.Tensor) -> None:
+    """Raises JobError for a loss that would train nothing of the model, or not all of it.
+
+    ``output``: of the last layer. If it has no graph nothing trains; one process alone would raise as well.
+    """
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise JobError("the loss is not a single number", "train.loss", "return the mean over the microbatch")
+    if not loss.is_floating_point():
+        raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
+    if not output.requires_grad:  # a layer passes a gradient on now and then, or ``check_job`` would have refused it
+        what = "the model's output has no graph: no parameter would train on this microbatch"
+        mend = "let every forward pass on what depends on the parameters, without detach, item or no_grad"
+        raise JobError(what, "model.layers", mend)
+    if not loss.requires_grad:
+        what = "the loss has no graph: no gradient goes back from it"
+        raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
+
+
+def run_backward(y: torch.Tensor, name: str, where: str) -> None:
+    """Backward with a gradient that is the same for tensors of one shape. Raises JobError if it draws numbers."""
+    # Not of ones alone: through a softmax, or a norm, their gradient is zero whatever came before.
+    gradient = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y.dtype) if y.dim() else None
+    before = generator_states()
+    try:
+        torch.autograd.backward(y, gradient)
+    except RAISED as error:
+        raise JobError(f"{name} raised {described(error)}", where, _mend_of(error, "correct the code")) from error
+    drawn = drawn_between(before, generator_states())
+    if drawn:
+        raise draws_in_backward(name, drawn, where)
+
+
+def leaf_of(x: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
+    return x.detach().requires_grad_(wants_gradient and (x.is_floating_point() or x.is_complex()))
+
+
+def _mend_of(error: BaseException, mend: str) -> str:
+    if "deterministic implementation" in str(error):
+        return "set job.threads to 1, or use another operation: with more threads its bits may vary"
+    return mend
+
+
+def changes_parameter(layer: str, parameter: str) -> JobError:
+    """The error for a forward or backward that writes into a parameter."""
+    what = f"{layer} changes its parameter {parameter} itself: copies of it on other nodes would come apart"
+    mend = (
+        "leave parameters to the optimizer: keep in a buffer what forwards change, and do without Embedding's max_norm"
+    )
+    return JobError(what, "model.layers", mend)
+
+
+def changes_buffer(layer: str, buffer: str) -> JobError:
+    """The error for a buffer that a forward adds, drops, or gives another shape or dtype."""
+    what = f"a forward of {layer} makes its buffer {buffer} anew, or changes its shape or dtype"
+    mend = "make it in the constructor as it stays; a cache may be a plain attribute"
+    return JobError(what, "model.layers", mend)
+
+
+def changes_buffers_late(layer: str) -> JobError:
+    """The error for a backward that writes into buffers."""
+    what = f"the backward of {layer} changes its buffers: their values would depend on where the model is cut"
+    return JobError(what, "model.layers", "keep what changes buffers, such as a BatchNorm, out of checkpoint()")
+
+
+def draws_in_backward(name: str, generator: str, where: str) -> JobError:
+    """The error for random numbers that nobody seeds. ``generator``: whose they are."""
+    what = f"{name} draws random numbers from {generator} generator, which is seeded for forwards alone"
+    mend = "draw them in the forward and keep them; torch's checkpoint() restores torch's generator, and no other"
+    return JobError(what, where, mend)
+
+
+def gives_sparse(layer: str, parameter: str) -> JobError:
+    """The error for a gradient that is no dense tensor."""
+    what = f"the gradient of {parameter} of {layer} is sparse, and nodes add up dense ones alone"
+    return JobError(what, "model.layers", "use Embedding with sparse=False")
+
+
+# What torch itself keeps in a module's attributes; buffers are compared by themselves.
+_OF_TORCH = {*vars(nn.Module())}
+
+
+def attributes_of(module: nn.Module) -> Bits:
+    """The bits of numbers, text and tensors that the module and those within it keep as plain attributes, by name."""
+    return {
+        f"{f'{path}.' if path else ''}{key}": bits
+        for path, part in module.named_modules()
+        for key, value in vars(part).items()
+        if key not in _OF_TORCH and (bits := _plain(value))
+    }
+
+
+def _plain(value: Any, depth: int = 3) -> str:
+    """What tells one value from another; nothing for what is no plain data."""
+    if isinstance(value, nn.Parameter):  # in a list beside the module's own, as an LSTM keeps its
+        return ""
+    if isinstance(value, torch.Tensor):
+        return digest_of(value) if value.layout is torch.strided and not value.is_meta else ""
+    if isinstance(value, np.ndarray | np.generic):
+        return f"{value.dtype} {value.tobytes().hex()}" if value.dtype.kind in "biufc" else ""
+    if isinstance(value, bool | int | float | complex | str):
+        return repr(value)
+    if depth and isinstance(value, dict):
+        return str([(repr(key), _plain(each, depth - 1)) for key, each in value.items()])
+    if depth and isinstance(value, list | tuple | deque):
+        return str([_plain(each, depth - 1) for each in value])
+    return ""
