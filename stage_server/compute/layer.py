@@ -36,6 +36,7 @@ from culm.pipeline.user_code.entries import entries_of
 from culm.pipeline.user_code.layer_shapes import OF_THE_MODEL
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
+from culm.pipeline.user_code.trial import changes_buffer
 from culm.stage_server.compute import blocks, optimizer_state
 from culm.stage_server.compute.changing import ChangingBuffers
 from culm.stage_server.compute.device import Device, value_home
@@ -146,7 +147,7 @@ class HeldLayer:
             return
         own = self._aside.pop(pipeline, None) or self._at_the_beginning()
         if self._in_place is not None:
-            self._aside[self._in_place] = Workspace(self._in_place_gradients(), dict(self.module.named_buffers()))
+            self._aside[self._in_place] = Workspace(self._in_place_gradients(), self._buffers())
         self._in_place = pipeline
         for (_, parameter), gradient in zip(self._parameters, own.gradients, strict=True):
             parameter.grad = gradient
@@ -162,7 +163,17 @@ class HeldLayer:
         return Workspace([None] * len(self._parameters), {name: tensor.clone() for name, tensor in committed.items()})
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        return {name: buffer.clone() for name, buffer in self._buffers().items()}
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """By name. Raises JobError where a forward has made or dropped one."""
+        own = dict(self.module.named_buffers())
+        if own.keys() != self._buffer_places.keys():
+            raise self._changes_buffer(min(own.keys() ^ self._buffer_places.keys()))
+        return own
+
+    def _changes_buffer(self, name: str) -> JobError:
+        return changes_buffer(f"layer {self.index} ({type(self.module).__name__})", name)
 
     def _end_step(self) -> None:
         """Drops what every pipeline has of the step."""
@@ -188,8 +199,11 @@ class HeldLayer:
 
     def _changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
         # By bits: a holder that is not told of a -0.0 keeps its 0.0.
-        before = self._buffers_before or {}
-        return [(n, buffer) for n, buffer in self.module.named_buffers() if not same_bits(buffer, before[n])]
+        before, now = self._buffers_before or {}, self._buffers()
+        for name, buffer in now.items():
+            if (buffer.shape, buffer.dtype) != (before[name].shape, before[name].dtype):
+                raise self._changes_buffer(name)
+        return [(name, buffer) for name, buffer in now.items() if not same_bits(buffer, before[name])]
 
     def merge(self, block: Block, pipelines: int, losses: tuple[float, ...] = ()) -> Value:
         """A block's gradient: what its pipelines accumulated, as the tree adds it, and pipeline 0's buffers (rule 21).
@@ -290,7 +304,7 @@ class HeldLayer:
             raise JobError(what, "train.optimizer", "take one that leaves gradients as they are")
 
     def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
-        own = dict(self.module.named_buffers())
+        own = self._buffers()
         with torch.no_grad():
             for name, buffer in buffers.items():
                 own[name].copy_(buffer)
