@@ -30,6 +30,7 @@ from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.split import SplitBackward
+from culm.stage_server.compute.untouched import Untouched
 
 
 class Stage:
@@ -62,6 +63,7 @@ class Stage:
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
         self._parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
         self._split = SplitBackward(self._parameters) if splits else None
+        self._untouched = Untouched(layers)
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
         self._writes_input: bool | None = None
 
@@ -101,6 +103,7 @@ class Stage:
         # requires its gradient may not be written at all.
         h = given = x if self._writes_input is False else copy_of(x)
         version = given._version
+        seen = self._untouched.before_forward()
         boundaries: list[Boundary] = []
         for place, layer in enumerate(self.layers):
             if place and microbatch == self._last_microbatch and h.grad_fn is not None:
@@ -125,6 +128,7 @@ class Stage:
             output, h = h, self._loss(h, target)
             refuse_loss(h, output)
             self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
+        self._untouched.refuse_after_forward(seen)
         self._graphs[microbatch] = (x, h)
         if boundaries:
             self._boundaries = boundaries
@@ -169,6 +173,14 @@ class Stage:
         gradient: torch.Tensor | None,
         through: Callable[[HeldLayer], None] | None = None,
     ) -> torch.Tensor | None:
+        seen = self._untouched.before_backward()
+        made = self._run_backward(microbatch, gradient, through)
+        self._untouched.refuse_after_backward(seen, whole=self._split is None)
+        return made
+
+    def _run_backward(
+        self, microbatch: int, gradient: torch.Tensor | None, through: Callable[[HeldLayer], None] | None
+    ) -> torch.Tensor | None:
         x, output = self._graphs.pop(microbatch)
         if self._last:
             gradient = self._share_of(output)
@@ -186,6 +198,7 @@ class Stage:
             else:
                 backward_by_layer(output, gradient, self.layers, self._boundaries, through)
         if fresh:
+            self._untouched.refuse_sparse(fresh)
             own_gradients(fresh, [x, *made, *([gradient] if gradient is not None else [])])
         if microbatch == self._last_microbatch:
             self._boundaries.clear()
@@ -201,7 +214,9 @@ class Stage:
         """The second half of a backward that is split."""
         assert self._split is not None, "the schedule splits no backwards here"
         self._enter()
+        seen = self._untouched.before_backward()
         self._split.of_parameters(microbatch)
+        self._untouched.refuse_after_backward(seen)
 
     def accumulated(self, count: int) -> Value | None:
         """A copy of what the gradients have come to after so many microbatches, with the losses of these.
