@@ -26,6 +26,17 @@ def device_of(job: Job) -> torch.device:
     if not torch.cuda.is_available():
         mend = 'run it where torch.cuda.is_available(), or say device = "cpu"'
         raise JobError("torch finds no CUDA device on this machine", "job.device", mend)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.benchmark = False
+    settle(job)
     return torch.device("cuda")
+
+
+def settle(job: Job) -> None:
+    """Sets torch's threads and its deterministic kernels as the job wants them.
+
+    To be called again after the user's code has run: a module may set them when it is imported, or on one node alone.
+    """
+    if torch.get_num_threads() != job.job.threads:
+        torch.set_num_threads(job.job.threads)
+    if job.job.device != "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False

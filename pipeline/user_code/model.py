@@ -13,6 +13,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
 from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
@@ -39,8 +40,10 @@ class ModelSource:
         self._optimizer = load_callable(job.train.optimizer, "train.optimizer")
         self._dataset = load_callable(job.data.dataset, "data.dataset")
         self._factory = load_callable(job.model.layers, "model.layers")
+        settle(job)
         seed_all(job.job.seed)
         made = called(self._factory, job.model.args, "model.layers")
+        settle(job)
         if not isinstance(made, nn.Sequential | list | tuple):
             what = f"the callable returned a {type(made).__name__}, not a list of layers"
             raise JobError(what, f"model.layers, {job.model.layers}", "return an nn.Sequential or a list")
@@ -76,6 +79,7 @@ class ModelSource:
                 raise _no_copy(layer, index, error) from error
         seed_all(layer_seed(self._job.job.seed, index))
         module = called(layer, {}, f"model.layers, layer {index}")
+        settle(self._job)
         if not isinstance(module, nn.Module):
             what = f"the constructor of layer {index} returned a {type(module).__name__}, not an nn.Module"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "let it return an nn.Module")
@@ -128,6 +132,7 @@ class ModelSource:
         """The job's optimizer over these parameters."""
         arguments = {"params": list(parameters), **self._job.train.optimizer_args}
         made = called(self._optimizer, arguments, "train.optimizer_args")
+        settle(self._job)
         if not isinstance(made, torch.optim.Optimizer):
             raise JobError(
                 f"{self._job.train.optimizer!r} returns no optimizer", "train.optimizer", "name one that does"
@@ -138,6 +143,7 @@ class ModelSource:
         """The job's map-style dataset, made under the job's seed."""
         seed_all(self._job.job.seed)
         made = called(self._dataset, self._job.data.args, "data.dataset")
+        settle(self._job)
         mend = "return a map-style Dataset with __len__ and __getitem__"
         try:
             length = len(made) if hasattr(made, "__getitem__") else 0

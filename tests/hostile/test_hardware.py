@@ -109,6 +109,87 @@ def parts(job: Job) -> dict[str, str]:
     return dict(ModelSource(job).identity().parts)
 
 
+STEERED = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from tests.hostile.jobs import samples
+{at_import}
+def first():
+    torch.set_num_threads(3)
+    return nn.Linear(8, 4)
+def layers(**names):
+    torch.set_num_threads(3)
+    return [first]
+def data():
+    torch.set_num_threads(3)
+    return samples()
+"""
+
+
+def steered(folder: Path, monkeypatch: pytest.MonkeyPatch, at_import: str) -> ModelSource:
+    """A job whose module does something to torch when it is imported."""
+    name = f"steered_{folder.name}"
+    (folder / f"{name}.py").write_text(STEERED.format(at_import=at_import))
+    monkeypatch.syspath_prepend(str(folder))
+    return ModelSource(make_job(stages=1, layers=f"{name}:layers", dataset=f"{name}:data"))
+
+
+def test_the_jobs_threads_count_whatever_its_code_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum has other bits on other numbers of threads: those that a constructor set held on its node alone."""
+    source = steered(tmp_path, monkeypatch, "torch.set_num_threads(3)")
+    assert torch.get_num_threads() == 1
+    for run in (lambda: source.build(0), source.dataset, source.outlines):
+        run()
+        assert torch.get_num_threads() == 1
+
+
+SWITCHES: dict[str, tuple[str, str, str]] = {  # what a module does when it is imported, what undoes it, what is told
+    "oneDNN": ("torch.backends.mkldnn.enabled = False", "torch.backends.mkldnn.enabled = True", "mkldnn.enabled False"),
+    "denormals": ("torch.set_flush_denormal(True)", "torch.set_flush_denormal(False)", "denormal numbers off"),
+    "precision": (
+        "torch.set_float32_matmul_precision('medium')",
+        "torch.set_float32_matmul_precision('highest')",
+        "matmul medium",
+    ),
+    "deterministic": (
+        "torch.use_deterministic_algorithms(True)",
+        "torch.use_deterministic_algorithms(False)",
+        "deterministic on",
+    ),
+    "oneDNN's precision": (
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+        "torch.backends.mkldnn.matmul.fp32_precision = 'none'",
+        "bf16",
+    ),
+}
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_a_switch_of_torch_is_told(switch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on, off, told = SWITCHES[switch]
+    if switch == "oneDNN's precision" and not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("this torch has no such switch")
+    calm = parts(make_job(stages=1))["hardware"]
+    assert told not in calm
+    try:
+        assert told in steered(tmp_path, monkeypatch, on).identity().parts["hardware"]
+    finally:
+        exec(off)
+    assert parts(make_job(stages=1))["hardware"] == calm
+
+
+@pytest.mark.parametrize("name", ["DNNL_DEFAULT_FPMATH_MODE", "DNNL_CPU_ISA_HINTS", "ONEDNN_CPU_ISA_HINTS"])
+def test_a_variable_that_chooses_kernels_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN heeds each of its variables by two names."""
+    monkeypatch.delenv(name, raising=False)
+    before = parts(make_job(stages=1))
+    monkeypatch.setenv(name, "BF16")
+    after = parts(make_job(stages=1))
+    assert {part for part in after if after[part] != before[part]} == {"hardware"}
+    assert f"{name}=BF16" in after["hardware"]
+
+
 def test_the_identity_changes_with_every_file_that_arguments_name(tmp_path: Path) -> None:
     weights, table = tmp_path / "weights.bin", tmp_path / "table.csv"
     weights.write_bytes(b"one")
