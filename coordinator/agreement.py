@@ -29,6 +29,7 @@ _MENDS = {
     "code": "install the same version on every node",
     "versions": "install the same versions on every node",
     "hardware": 'start nodes of one kind, or set job.hardware to "any" and give up that bits are the same',
+    "configuration": "let its constructor go by the job's arguments alone, not by the machine or its environment",
 }
 
 
@@ -74,7 +75,17 @@ def _in_words(part: str, node: str, whose: str, there: str, here: str) -> str:
         return f"{node} has {here}, but {whose} it is {there}"
     if part == "hardware":
         return f"{node} computes on {here}, but {whose} it is {there}"
+    if part == "configuration":
+        return f"{_layer_that_differs(there, here)} is set otherwise on {node} than {whose}, as by a dropout rate"
     return _FILES.format(part, node, whose)
+
+
+def _layer_that_differs(there: str, here: str) -> str:
+    """``layer 3``, where the parts tell of each layer; see ``culm.pipeline.user_code.configuration``."""
+    before, now = there.split(), here.split()
+    if len(before) != len(now) or len(now) == 1:
+        return "the model"
+    return f"layer {next(i for i, (a, b) in enumerate(zip(before, now, strict=True)) if a != b)}"
 
 
 def _layers_differ(node: str, whose: str, there: tuple[str, ...], here: tuple[str, ...]) -> str:

@@ -28,6 +28,8 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
 class Identity:
     """``parts``: a hash by part, or words where a user can tell what differs (versions, hardware). ``outlines``: names,
     dtypes and shapes of each layer's tensors. What is not known is left out.
+
+    A part says what it holds where it is made: ``culm.pipeline.user_code.fingerprint``, ``configuration``.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
@@ -36,6 +38,11 @@ class Identity:
     def without(self, parts: Iterable[str]) -> "Identity":
         dropped = set(parts)
         return Identity({k: v for k, v in self.parts.items() if k not in dropped}, self.outlines)
+
+    def agrees(self, other: "Identity") -> bool:
+        """Whether every part is the same that both tell: a part may be newer than one of them."""
+        both = self.parts.keys() & other.parts.keys()
+        return all(self.parts[part] == other.parts[part] for part in both)
 
 
 class Change(NamedTuple):

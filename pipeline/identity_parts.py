@@ -1,8 +1,15 @@
 """The parts of what a run's bits depend on, by name; see ``culm.pipeline.identity``. Known without reading any job."""
 
+from collections.abc import Iterable
+
 from culm.pipeline.errors import JobError
 
-PARTS = ("model", "data", "train", "code", "versions", "hardware")
+PARTS = ("model", "data", "train", "code", "versions", "hardware", "configuration")
+
+# What also differs where one of these does: dropout rates with the model's arguments.
+_FOLLOWS = {
+    "configuration": frozenset({"model", "code", "versions"}),
+}
 
 
 def parse_allowed(text: str) -> frozenset[str]:
@@ -11,3 +18,9 @@ def parse_allowed(text: str) -> frozenset[str]:
     for part in sorted(given - set(PARTS)):
         raise JobError(f"{part!r} is not a part of a run", "--allow", f"choose from {','.join(PARTS)}")
     return given
+
+
+def with_what_follows(allowed: Iterable[str]) -> frozenset[str]:
+    """The parts that may differ where these may."""
+    given = frozenset(allowed)
+    return given | {part for part, causes in _FOLLOWS.items() if causes & given}

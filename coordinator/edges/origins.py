@@ -24,6 +24,7 @@ from culm.pipeline.checkpoints.manifest import (
 )
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity, difference, refuse_changes
+from culm.pipeline.identity_parts import with_what_follows
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.text import shown_url, without_secrets
 
@@ -64,7 +65,8 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
     except JobError as error:
         raise JobError(f"its job cannot be read: {error}", where, "resume with the version that wrote it") from error
     refuse_changes(then, job, settings.allow, where)
-    return Agreement(checkpoint=Identity(manifest.identity.parts, manifest.identity.outlines).without(settings.allow))
+    let = with_what_follows(settings.allow)
+    return Agreement(checkpoint=Identity(manifest.identity.parts, manifest.identity.outlines).without(let))
 
 
 def to_resume(url: str) -> list[Found]:
@@ -117,7 +119,7 @@ def left_behind(settings: CoordinatorSettings) -> list[Found]:
         return []
     # The one that was written last decides what the run is: one of other code would give a later era other bits.
     last = _written_last(found)
-    ours = [each for each in found if identity_of(each).parts == identity_of(last).parts]
+    ours = [each for each in found if identity_of(each).agrees(identity_of(last))]
     for other in [each for each in found if each not in ours]:
         why = f"its code, files, versions or hardware differ from those of the checkpoint of step {last.step}"
         _leave_out(other, why)
@@ -145,7 +147,7 @@ def of_this_job(job: Job, allowed: frozenset[str]) -> list[Found]:
 
 def _written_last(found: Sequence[Found]) -> Found:
     """By the time of its manifest; by its step where all are alike, or the storage keeps no times."""
-    if all(identity_of(each).parts == identity_of(found[0]).parts for each in found):
+    if all(identity_of(each).agrees(identity_of(found[0])) for each in found):
         return found[-1]
     times = {each.url: completed_at(each.url) for each in found}
     return max(found, key=lambda each: (times[each.url] or datetime.min.replace(tzinfo=UTC), each.step))
@@ -158,7 +160,7 @@ def _leave_out(found: Found, why: str) -> None:
 
 def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> State:
     """The state of a run of which only checkpoints are left; one that is resumed from a newer one stays as it is."""
-    beyond = rolling_back.going_on(state, [whole_of(found) for found in ours], allow)
+    beyond = rolling_back.going_on(state, [whole_of(found) for found in ours], with_what_follows(allow))
     if beyond is not state:
         log.warning(
             "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more, the run"

@@ -13,6 +13,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.user_code.configuration import configuration_of, configurations
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
@@ -58,6 +59,7 @@ class ModelSource:
             what = f"the model has {len(self._layers)} layers, too few for {job.pipeline.stages} stages"
             raise JobError(what, "pipeline.stages", f"set it to {len(self._layers)} or less")
         self._outlines: tuple[Outline, ...] | None = None
+        self._configurations: tuple[str, ...] = ()  # of each layer, once its outline is known
         shared = shared_between({i: layer for i, layer in enumerate(self._layers) if isinstance(layer, nn.Module)})
         if shared is not None:
             one, other = sorted(shared, key=lambda extent: extent.layer)
@@ -92,7 +94,12 @@ class ModelSource:
         Raises JobError for a layer that keeps tensors between two constructions.
         """
         if self._outlines is None:
-            self._outlines = tuple(Outline.of(self.sketch(index)) for index in range(self.layer_count))
+            outlines, found = [], []
+            for index in range(self.layer_count):
+                layer, again = self._sketches(index)
+                outlines.append(Outline.of(layer))
+                found.append(configuration_of(layer, again))
+            self._outlines, self._configurations = tuple(outlines), tuple(found)
         return self._outlines
 
     def parameters_like(self) -> list[torch.Tensor]:
@@ -106,11 +113,15 @@ class ModelSource:
 
     def sketch(self, index: int) -> nn.Module:
         """The layer, for its names and shapes alone: without values where its constructor needs none."""
+        return self._sketches(index)[0]
+
+    def _sketches(self, index: int) -> tuple[nn.Module, nn.Module]:
+        """The layer as ``sketch`` gives it, built twice."""
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)
             _refuse_state(layer, index)
-            return layer
+            return layer, layer
         try:
             with torch.device("meta"):
                 module, again = self.build(index), self.build(index)
@@ -120,7 +131,7 @@ class ModelSource:
         if kept:
             raise self.keeps(index, kept)
         _refuse_state(module, index)
-        return module
+        return module, again
 
     def keeps(self, index: int, name: str) -> JobError:
         """The error for a tensor that is the same object each time the layer is built."""
@@ -158,11 +169,16 @@ class ModelSource:
 
     def identity(self) -> Identity:
         """All that the bits depend on: the job, its files, the user's code, versions, this machine, the layers."""
-        return Identity(parts_of(self._job, self._sources()), tuple(o.text for o in self.outlines()))
+        outlines = tuple(outline.text for outline in self.outlines())
+        parts = parts_of(self._job, self._sources())
+        return Identity({**parts, "configuration": configurations(self._configurations)}, outlines)
 
     def fingerprint(self) -> str:
-        """One hash of it and of the job, without this machine, whose kind may differ if the job says so."""
-        parts = self.identity().without(["hardware"]).parts
+        """One hash of it and of the job, without this machine, whose kind may differ if the job says so.
+
+        Without what layers are set to, too: it is a part of its own, which older versions do not tell.
+        """
+        parts = self.identity().without(["hardware", "configuration"]).parts
         text = "\n".join([job_to_toml(self._job), *(f"{part} {parts[part]}" for part in sorted(parts))])
         return hashlib.sha256(text.encode()).hexdigest()
 
