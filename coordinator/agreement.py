@@ -3,7 +3,7 @@
 # A fact is kept: the first node's word counts, and a node that differs from it takes no part (rule 23). Three things
 # are compared, in the order in which they become known:
 #
-#     Available    the parts of the identity: files, code, versions, hardware; and the outline of every layer
+#     Available    the parts of the identity: files, code, versions, hardware, samples; the outline of each layer
 #     Available    the same with the checkpoint that the run goes on from, but for parts that ``--allow`` names
 #     Built        a hash of each layer's initial state
 #
@@ -30,6 +30,7 @@ _MENDS = {
     "versions": "install the same versions on every node",
     "hardware": 'start nodes of one kind, or set job.hardware to "any" and give up that bits are the same',
     "configuration": "let its constructor go by the job's arguments alone, not by the machine or its environment",
+    "samples": "give every node the same data in the same order, and sort what a folder or a set lists",
 }
 
 
@@ -77,6 +78,8 @@ def _in_words(part: str, node: str, whose: str, there: str, here: str) -> str:
         return f"{node} computes on {here}, but {whose} it is {there}"
     if part == "configuration":
         return f"{_layer_that_differs(there, here)} is set otherwise on {node} than {whose}, as by a dropout rate"
+    if part == "samples":
+        return f"the dataset gives other samples on {node} ({here}) than {whose} ({there})"
     return _FILES.format(part, node, whose)
 
 

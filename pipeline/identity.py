@@ -29,7 +29,7 @@ class Identity:
     """``parts``: a hash by part, or words where a user can tell what differs (versions, hardware). ``outlines``: names,
     dtypes and shapes of each layer's tensors. What is not known is left out.
 
-    A part says what it holds where it is made: ``culm.pipeline.user_code.fingerprint``, ``configuration``.
+    A part says what it holds where it is made: ``culm.pipeline.user_code.fingerprint``, ``configuration``, ``samples``.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)

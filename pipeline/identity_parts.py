@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 from culm.pipeline.errors import JobError
 
-PARTS = ("model", "data", "train", "code", "versions", "hardware", "configuration")
+PARTS = ("model", "data", "train", "code", "versions", "hardware", "configuration", "samples")
 
-# What also differs where one of these does: dropout rates with the model's arguments.
+# What also differs where one of these does: dropout rates with the model's arguments, samples with the seed.
 _FOLLOWS = {
     "configuration": frozenset({"model", "code", "versions"}),
+    "samples": frozenset({"data", "train", "code", "versions", "hardware"}),
 }
 
 

@@ -58,6 +58,7 @@ from culm.stage_server.availability import allowance_for, availability
 from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import device_for
+from culm.stage_server.compute.loading import samples_told
 from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
@@ -205,7 +206,9 @@ class StageServer:
         )
         compute = Compute(job, source, device)
         compute.warm_up()
-        available = availability(job, source, device, welcome, self._settings.memory_bytes, self._settings.spill_above)
+        memory, spill = self._settings.memory_bytes, self._settings.spill_above
+        compute.told_samples = samples_told(job, source)
+        available = availability(job, source, device, welcome, memory, spill, compute.told_samples)
         worker.at.term = welcome.term
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)

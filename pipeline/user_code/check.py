@@ -1,6 +1,7 @@
 """Tries a job's model on two microbatches, so that a mistake in it shows before anything starts."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.repeats import Sample, ask_again
+from culm.pipeline.user_code.samples import samples_of
+
+Key = tuple[int, int, int]  # of a microbatch: its step, pipeline and number
 
 
 def check_job(job: Job) -> None:
@@ -19,14 +23,31 @@ def check_job(job: Job) -> None:
     device_of(job)
     source = ModelSource(job)
     source.outlines()
-    dataset = source.dataset()
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
-    ask_again(source, job, *(Sample(key, *_microbatch(job, dataset, key)) for key in keys))
+    found = _microbatches(source, job, keys)
+    ask_again(source, job, *(Sample(key, *each) for key, each in zip(keys, found, strict=True)))
     _check_optimizer(source, job)
 
 
-def _microbatch(job: Job, dataset: Any, key: tuple[int, int, int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """By step, pipeline and number. Raises JobError where it is not a pair of tensors."""
+def _microbatches(source: ModelSource, job: Job, keys: Sequence[Key]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Every one has to come out the same whenever it is loaded, and wherever the dataset was made. Raises JobError."""
+    dataset = source.dataset()
+    found = [_microbatch(job, dataset, key) for key in keys]
+    once, again = samples_of(job, dataset), samples_of(job, dataset)
+    mend = "draw from torch's, Python's or numpy's global generator, which Culm seeds"
+    if once != again:
+        what = f"the dataset gives other samples when it is asked again ({again}, not {once})"
+        raise JobError(what, f"data.dataset, {job.data.dataset}", f"{mend}, and let no sample change another")
+    del dataset  # two of them may be too large for this machine
+    other = samples_of(job, source.dataset())
+    if once != other:
+        what = f"the dataset gives other samples each time that it is made ({other}, not {once})"
+        raise JobError(what, f"data.dataset, {job.data.dataset}", f"{mend}, and sort what a folder or a set lists")
+    return found
+
+
+def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raises JobError where it is not a pair of tensors."""
     mend = "let every item be an (input, target) pair of tensors, all alike in shape"
     try:
         found = Microbatches(job, dataset).microbatch(*key)

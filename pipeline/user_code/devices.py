@@ -15,12 +15,7 @@ def device_of(job: Job) -> torch.device:
     Raises JobError where the machine has none. To be called before anything else uses an accelerator.
     """
     if job.job.device == "cpu":
-        if job.job.threads > 1:
-            # Some kernels, such as an index's backward, let their threads add in the order in which they come. torch
-            # has others, with the bits of one thread, or raises. With one thread there is one order anyhow.
-            torch.use_deterministic_algorithms(True)
-            deterministic: Any = torch.utils.deterministic
-            deterministic.fill_uninitialized_memory = False  # it costs time, and nobody may read that
+        settle(job)
         return torch.device("cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS sums in a fixed order with it, says torch
     if not torch.cuda.is_available():
@@ -40,3 +35,9 @@ def settle(job: Job) -> None:
     if job.job.device != "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.benchmark = False
+    elif job.job.threads > 1:
+        # Some kernels, such as an index's backward, let their threads add in the order in which they come. torch has
+        # others, with the bits of one thread, or raises. With one thread there is one order anyhow.
+        torch.use_deterministic_algorithms(True)
+        deterministic: Any = torch.utils.deterministic
+        deterministic.fill_uninitialized_memory = False  # it costs time, and nobody may read that

@@ -68,7 +68,10 @@ def hardware_of(job: Job) -> str:
         words += [f"{name} {'on' if library.is_available() else 'off'}" for name, library in libraries]
         words += _variables(VARIABLES)
         words += _switches(SWITCHES)
-        words.append("deterministic on" if torch.are_deterministic_algorithms_enabled() else "")
+        # With several threads it always is (``devices.settle``).
+        words.append(
+            "deterministic on" if job.job.threads == 1 and torch.are_deterministic_algorithms_enabled() else ""
+        )
         words.append("denormal numbers off" if _flushes_denormal() else "")
     else:
         cudnn: Any = torch.backends.cudnn

@@ -21,7 +21,6 @@
 # those that no duty of this node computes with (``HeldLayer.go_home``).
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -41,15 +40,12 @@ from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.loading import patiently, refuse_others
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
 log = logging.getLogger("culm.compute")
-
-PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between two attempts to load samples
-LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)  # no attempt mends them
-
 
 Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
 Values = tuple[tuple[int, Value], ...]  # by bucket
@@ -84,6 +80,9 @@ class Compute:
         self._chain = 0  # how many stages the plan's chain has
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._microbatches: Microbatches | None = None
+        self.told_samples: str | None = (
+            None  # what this node told of its dataset (``loading.samples_told``); None: nothing
+        )
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
@@ -197,21 +196,15 @@ class Compute:
         return load in self._loaded
 
     def _load(self, load: Load) -> Samples:
-        """Asks again for a while: a storage that fails for a moment is no fault of the job, or of this machine."""
         with self.loading():
-            for pause in PAUSES:
-                try:
-                    return self._take(load)
-                except LASTING:
-                    raise
-                except OSError as error:
-                    log.warning("cannot load microbatch %d, trying again: %s", load.microbatch, error)
-                    time.sleep(pause)
-            return self._take(load)
+            return patiently(lambda: self._take(load), f"microbatch {load.microbatch}")
 
     def _take(self, load: Load) -> Samples:
         if self._microbatches is None:
-            self._microbatches = Microbatches(self._job, self._source.dataset())
+            dataset = self._source.dataset()
+            if self.told_samples is not None:
+                refuse_others(self._job, dataset, self.told_samples)
+            self._microbatches = Microbatches(self._job, dataset)
         return self._microbatches.microbatch(load.step, load.pipeline, load.microbatch)
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:

@@ -109,6 +109,45 @@ def parts(job: Job) -> dict[str, str]:
     return dict(ModelSource(job).identity().parts)
 
 
+LISTED = """
+import os
+import torch
+from torch.utils.data import Dataset
+class Listed(Dataset):
+    def __init__(self):
+        self.names = sorted(range(64), reverse=bool(os.environ.get("REVERSED")))
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.full((8,), float(self.names[index])), torch.tensor(self.names[index] % 4)
+"""
+
+
+@pytest.mark.parametrize("hardware", ["same", "any"])
+def test_a_node_whose_dataset_has_another_order(hardware: str, tmp_path: Path) -> None:
+    """Folders and sets list their files in another order elsewhere: inputs were paired with other samples' targets."""
+    (tmp_path / "listed.py").write_text(LISTED)
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    job = make_job(steps=10**6, stages=1, dataset="listed:Listed", job=f'hardware = "{hardware}"')
+    with LocalCluster(job, tmp_path, 1, folder=tmp_path / "run", patience=20.0) as cluster:
+        channel, stub = connect(cluster.address)
+        with channel:
+            first_event(stub, "plan")
+            other = node(cluster, "odd", tmp_path, REVERSED="1", PYTHONPATH=path)
+            try:
+                if hardware == "same":
+                    assert other.wait() == 2
+                    said = first_event(stub, "dismissed").text
+                    assert "the dataset gives other samples on odd (64 samples, " in said
+                    assert "sort what a folder or a set lists" in said
+                    assert last_line(tmp_path, "odd") == f"culm stage: {said}"
+                else:
+                    assert first_event(stub, "hot").fields["node"] == "odd", "samples may have other bits there"
+            finally:
+                other.kill()
+                other.wait()
+
+
 STEERED = """
 import torch
 from torch import nn

@@ -12,7 +12,7 @@ from culm.pipeline.job import load_job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
-from culm.stage_server.compute import compute as compute_module
+from culm.stage_server.compute import loading
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.worker.work import Apply, Arrange, Load, Run
@@ -88,7 +88,7 @@ def test_a_storage_of_samples_that_fails_for_a_moment_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two nodes that raised at once failed the run: as the job's fault."""
-    monkeypatch.setattr(compute_module, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(loading, "PAUSES", (0.0, 0.0))
     compute, _ = made(tmp_path)
     flaky = Flaky(torch.zeros(16, WIDTH), torch.zeros(16, dtype=torch.int64))
     compute._microbatches = Microbatches(compute._job, flaky)

@@ -1,0 +1,51 @@
+"""What a dataset gives, in a few words: how many samples, and a hash of some microbatches of its first epoch.
+
+Any node may have to load the samples of a step, from a dataset that it opened itself. So all of them have to give the
+same: the nodes compare these words (rule 23), and so does a job's check before anything starts.
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+
+from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.imports import RAISED
+
+# The first microbatch, the last and those between: where the first ones are alike, another order shows later. They do
+# not depend on the number of steps, since a run may be resumed with more.
+LOADED = 3
+# What another attempt may mend is an OSError, but for these.
+LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def samples_of(job: Job, dataset: Any) -> str:
+    """``1797 samples, 0123456789abcdef``. Random numbers are drawn from the streams from which a step draws them.
+
+    Raises what the dataset raises, but for a sample further on that no attempt would give: the run may never need it.
+    """
+    data, length = Microbatches(job, dataset), len(dataset)
+    last = length // job.data.microbatch - 1
+    digest = hashlib.sha256()
+    for place in sorted({i * last // (LOADED - 1) for i in range(LOADED)}):
+        try:
+            digest.update(_hash(job, data, place).encode())
+        except RAISED as error:
+            if place == 0 or (isinstance(error, OSError) and not isinstance(error, LASTING)):
+                raise
+            digest.update(type(error).__name__.encode())
+    return f"{length} samples, {digest.hexdigest()[:16]}"
+
+
+def _hash(job: Job, data: Microbatches, place: int) -> str:
+    """Of the microbatch at this place of the epoch: dtypes, shapes and values."""
+    of_step, index = divmod(place, job.pipeline.microbatches)
+    step, pipeline = divmod(of_step, job.pipeline.pipelines)
+    found = dict(zip(("input", "target"), data.microbatch(step, pipeline, index), strict=True))
+    for name, part in found.items():
+        if not isinstance(part, torch.Tensor):
+            raise TypeError(f"a sample's {name} is a {type(part).__name__}, not a tensor")
+    kinds = [f"{part.dtype} {tuple(part.shape)}" for part in found.values()]
+    return f"{kinds} {hash_layer(place, found)}"

@@ -1,0 +1,64 @@
+"""Loading samples with patience, and what this node tells of its dataset before it takes part.
+
+A dataset is opened twice on a node that loads samples: at the start, to tell what it gives, and when the node has to
+load for the first time. In between it is let go of, since most nodes load nothing, and it may take much memory. What
+it gives then is compared with what was told: the files may be other ones by now, or a dataset may draw its order anew.
+"""
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.samples import LASTING, samples_of
+
+log = logging.getLogger("culm.compute")
+
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between two attempts to load samples
+
+T = TypeVar("T")
+
+
+def patiently(load: Callable[[], T], what: str) -> T:
+    """Asks again for a while: a storage that fails for a moment is no fault of the job, or of this machine."""
+    for pause in PAUSES:
+        try:
+            return load()
+        except LASTING:
+            raise
+        except (OSError, JobError) as error:
+            cause = error.__cause__ if isinstance(error, JobError) else error  # a dataset's constructor has failed
+            if not isinstance(cause, OSError) or isinstance(cause, LASTING):
+                raise
+            log.warning("cannot load %s, trying again: %s", what, error)
+            time.sleep(pause)
+    return load()
+
+
+def samples_told(job: Job, source: ModelSource) -> str:
+    """What the dataset gives on this node; nothing where it gives none, which matters only if the node has to load."""
+    try:
+        return patiently(lambda: samples_of(job, source.dataset()), "the dataset")
+    except RAISED as error:
+        why = str(error) if isinstance(error, JobError) else described(error)
+        log.warning("this node could not load samples, so it can load none in the run: %s", why)
+        return ""
+    finally:
+        gc.collect()  # the samples' order and the dataset hold each other
+
+
+def refuse_others(job: Job, dataset: Any, told: str) -> None:
+    """Raises JobError unless the dataset gives what this node told of it when it started."""
+    now = samples_of(job, dataset)
+    if not told:
+        what = "this node could not load samples when it started, so nobody knows whether it loads the same as others"
+        raise JobError(what, f"data.dataset, {job.data.dataset}", "start the node again")
+    if now != told:
+        what = f"the dataset gives other samples ({now}) than when this node started ({told})"
+        mend = "leave its files as they are, draw from the generators that Culm seeds, and sort what a folder lists"
+        raise JobError(what, f"data.dataset, {job.data.dataset}", mend)

@@ -1,0 +1,244 @@
+"""What a dataset gives: the same to whoever asks, on every node, or the job is refused (rule 23)."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from culm.coordinator.agreement import Agreement, joined, refusal
+from culm.pipeline.errors import JobError
+from culm.pipeline.identity import Identity
+from culm.pipeline.identity_parts import with_what_follows
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.samples import samples_of
+from culm.protos import coordinator_pb2 as pb
+from culm.stage_server.availability import availability
+from culm.stage_server.compute import loading
+from culm.stage_server.compute.compute import Compute
+from culm.stage_server.compute.device import CPU
+from culm.stage_server.worker.work import Load
+from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
+
+LENGTH = 64
+
+
+class Numbered(Dataset[Any]):
+    """Sample i is made of ``order[i]``. x: [8]."""
+
+    def __init__(self, order: list[int] | None = None) -> None:
+        self.order = order if order is not None else list(range(LENGTH))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> Any:
+        number = self.order[index]
+        return torch.full((8,), float(number)), torch.tensor(number % 4)
+
+
+class Augmented(Numbered):
+    """Draws from every generator that Culm seeds."""
+
+    def __getitem__(self, index: int) -> Any:
+        x, target = super().__getitem__(index)
+        return x + torch.randn(8) + float(np.random.rand()), target
+
+
+class OwnGenerator(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self._own = np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        x, target = super().__getitem__(index)
+        return x + float(self._own.random()), target
+
+
+class WrittenInPlace(Numbered):
+    """Each sample that is asked for changes the dataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scale = 1.0
+
+    def __getitem__(self, index: int) -> Any:
+        x, target = super().__getitem__(index)
+        self._scale *= 1.5
+        return x * self._scale, target
+
+
+class Kept(Numbered):
+    """Keeps what it has read, as many datasets do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: dict[int, Any] = {}
+
+    def __getitem__(self, index: int) -> Any:
+        return self._kept.setdefault(index, super().__getitem__(index))
+
+
+class Torn(Numbered):
+    """The last sample cannot be read, as often as it is asked for."""
+
+    error: Exception = ValueError("sample 63 is torn")
+
+    def __getitem__(self, index: int) -> Any:
+        if index == LENGTH - 1:
+            raise self.error
+        return super().__getitem__(index)
+
+
+MADE: list[int] = []  # the datasets of this process that were made so far
+
+
+def other_each_time() -> Numbered:
+    """An order that Culm does not seed."""
+    MADE.append(len(MADE))
+    return Numbered([(i + len(MADE)) % LENGTH for i in range(LENGTH)])
+
+
+def longer_each_time() -> Numbered:
+    MADE.append(len(MADE))
+    return Numbered(list(range(LENGTH + len(MADE))))
+
+
+def by_hash() -> Numbered:
+    """In the order of this process's hashes of words."""
+    return Numbered([int(name) for name in {str(i) for i in range(LENGTH)}])
+
+
+def job_of(dataset: str, **more: Any) -> Job:
+    return make_job(dataset=f"{__name__}:{dataset}", **more)
+
+
+REFUSED = {
+    "OwnGenerator": "other samples when it is asked again",
+    "WrittenInPlace": "other samples when it is asked again",
+    "other_each_time": "other samples each time that it is made",
+    "longer_each_time": "other samples each time that it is made",
+}
+
+
+@pytest.mark.parametrize("dataset", REFUSED)
+def test_a_dataset_that_gives_other_samples_is_refused(dataset: str) -> None:
+    with pytest.raises(JobError, match=REFUSED[dataset]) as refused:
+        check_job(job_of(dataset))
+    assert str(refused.value).startswith(f"data.dataset, {__name__}:{dataset}: the dataset gives other samples ")
+    assert "Culm seeds" in str(refused.value)
+
+
+@pytest.mark.parametrize("dataset", ["Numbered", "Augmented", "Kept", "Torn", "by_hash"])
+def test_a_dataset_that_gives_the_same_passes(dataset: str) -> None:
+    check_job(job_of(dataset))
+
+
+def told(dataset: Any, **more: Any) -> str:
+    return samples_of(make_job(data="shuffle = false", **more), dataset)
+
+
+def test_another_order_shows_wherever_it_begins() -> None:
+    """Where the first samples are alike, and where the last ones are."""
+    order = list(range(LENGTH))
+    seen = {told(Numbered(each)) for each in (order, order[:32] + order[:31:-1], order[31::-1] + order[32:])}
+    assert len(seen) == 3
+    assert told(Numbered(order)) == told(Kept())
+    assert told(Numbered(order)).startswith("64 samples, ")
+    assert told(Numbered(order[:63])).startswith("63 samples, ")
+
+
+def test_a_dataset_smaller_than_two_microbatches() -> None:
+    assert told(Numbered([1, 2, 3, 4])) != told(Numbered([1, 2, 4, 3]))
+
+
+def test_a_sample_that_cannot_be_read_counts_unless_it_may_be_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(Torn()) == told(Torn())
+    assert told(Torn()) != told(Numbered())
+    monkeypatch.setattr(Torn, "error", TimeoutError("the mount does not answer"))
+    with pytest.raises(TimeoutError):
+        told(Torn())
+
+
+def test_a_node_tells_samples_where_all_nodes_are_alike() -> None:
+    job = job_of("Numbered", stages=1)
+    source = ModelSource(job)
+    samples = loading.samples_told(job, source)
+    assert availability(job, source, CPU, pb.Welcome(), samples=samples).parts["samples"] == samples
+    anything = job_of("Numbered", stages=1, job='hardware = "any"')
+    assert "samples" not in availability(anything, source, CPU, pb.Welcome(), samples=samples).parts
+
+
+def test_a_node_without_the_data_takes_part_until_it_has_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of("Torn", stages=1, data="shuffle = false")
+    source = ModelSource(job)
+    compute = Compute(job, source, CPU)
+    monkeypatch.setattr(loading, "PAUSES", ())
+    monkeypatch.setattr(Torn, "error", TimeoutError("the mount does not answer"))
+    compute.told_samples = loading.samples_told(job, source)
+    assert compute.told_samples == ""
+    assert "samples" not in availability(job, source, CPU, pb.Welcome()).parts
+    with pytest.raises(TimeoutError, match="the mount does not answer"):
+        compute.do(Load(0, 0, 0))
+    monkeypatch.setattr(Torn, "error", ValueError("sample 63 is torn"))
+    with pytest.raises(JobError, match="could not load samples when it started"):
+        compute.do(Load(0, 0, 0))
+
+
+def test_a_dataset_that_is_another_one_by_now_is_refused() -> None:
+    """Nodes that load nothing at first open it much later, as heirs."""
+    job = job_of("other_each_time", stages=1)
+    source = ModelSource(job)
+    compute = Compute(job, source, CPU)
+    compute.told_samples = loading.samples_told(job, source)
+    with pytest.raises(JobError, match="than when this node started"):
+        compute.do(Load(0, 0, 0))
+    steady = Compute(job_of("Augmented", stages=1), ModelSource(job_of("Augmented", stages=1)), CPU)
+    steady.told_samples = loading.samples_told(job_of("Augmented", stages=1), ModelSource(job_of("Augmented")))
+    steady.do(Load(0, 0, 0))
+
+
+def test_a_node_that_differs_is_refused() -> None:
+    first = Identity({"samples": "64 samples, 1111111111111111"})
+    other = Identity({"samples": "64 samples, 2222222222222222"})
+    agreed = joined(Agreement(), first, same_hardware=True)
+    assert refusal(agreed, "n1", other) == (
+        "the dataset gives other samples on n1 (64 samples, 2222222222222222) than on nodes before it "
+        "(64 samples, 1111111111111111): give every node the same data in the same order, and sort what a folder or "
+        "a set lists"
+    )
+    assert refusal(agreed, "n1", Identity()) == "", "it could not load any"
+    for part, refused in (("data", False), ("train", False), ("hardware", False), ("model", True)):
+        resumed = Agreement(checkpoint=first.without(with_what_follows({part})))
+        assert bool(refusal(resumed, "n1", other)) == refused
+
+
+TELL = """
+import sys
+from culm.pipeline.job import load_job
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.samples import samples_of
+job = load_job(sys.argv[1])
+print(samples_of(job, ModelSource(job).dataset()))
+"""
+
+
+def test_an_order_by_hash_shows_between_processes(tmp_path: Path) -> None:
+    said: dict[str, list[str]] = {}
+    for dataset in ("by_hash", "Augmented"):
+        path = tmp_path / f"{dataset}.toml"
+        path.write_text(job_text(dataset=f"{__name__}:{dataset}"))
+        for seed in ("1", "2"):
+            environment = {**ENVIRONMENT, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+            words = [sys.executable, "-c", TELL, str(path)]
+            found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+            said.setdefault(dataset, []).append(found)
+    assert len(set(said["by_hash"])) == 2
+    assert len(set(said["Augmented"])) == 1
