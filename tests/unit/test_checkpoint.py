@@ -23,7 +23,6 @@ from culm.pipeline.checkpoints.layer_file import export, read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
-    Found,
     Manifest,
     find_checkpoints,
     folder_of,
@@ -66,12 +65,6 @@ def write(url: str, step: int, held: list[HeldLayer]) -> Manifest:
     manifest = Manifest(job="job", step=step, fingerprint="code", loss=0.1 * step, files=files)
     write_manifest(folder, manifest)
     return manifest
-
-
-def newest_whole(url: str) -> Found | None:
-    """Whose every file has its hash."""
-    whole = (f for f in find_checkpoints(url) if f.manifest is not None and not problems(f.url, f.manifest))
-    return next(whole, None)
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -161,7 +154,6 @@ def test_a_writer_that_is_killed_tears_no_file_of_a_complete_checkpoint(tmp_path
     assert subprocess.run(words, env=environment, timeout=60).returncode == -signal.SIGKILL
     assert len(list(tmp_path.rglob("*.part"))) == 1, "the writer got as far as to leave something behind"
     assert problems(folder_of(url, 50), manifest) == []
-    assert newest_whole(url) is not None
 
 
 def flip(data: bytes) -> bytes:
@@ -176,7 +168,7 @@ DAMAGES: dict[str, Callable[[Any, str], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(url: str, damage: str) -> None:
+def test_a_damaged_checkpoint_is_refused(url: str, damage: str) -> None:
     held = trained(partial(torch.optim.AdamW, lr=0.1))
     write(url, 50, held)
     manifest = write(url, 100, held)
@@ -185,9 +177,6 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(url: str, da
     (problem,) = problems(folder_of(url, 100), manifest)
     assert damage in problem
     assert "layer-00002.optimizer.safetensors" in problem
-    found = newest_whole(url)
-    assert found is not None
-    assert found.step == 50
     with pytest.raises(CheckpointCorrupt, match=damage):
         read_layer(folder_of(url, 100), manifest, 2)
 
@@ -200,9 +189,6 @@ def test_without_a_whole_manifest_there_is_no_checkpoint(url: str) -> None:
     fs.pipe_file(f"{path}/{MANIFEST}", fs.cat_file(f"{path}/{MANIFEST}")[:40])
     write_layer(folder_of(url, 150), 0, held[0].export())
     assert [(f.step, f.manifest is not None) for f in find_checkpoints(url)] == [(150, False), (100, False), (50, True)]
-    found = newest_whole(url)
-    assert found is not None
-    assert found.step == 50
 
 
 TEXT = '{"format": 1, "job": "j", "step": 60, "fingerprint": "", "loss": "0x0p0", "layer_count": 0, "layers": {}}'
@@ -232,9 +218,6 @@ def test_a_manifest_that_says_anything_else_is_listed_with_a_reason(url: str, ma
     found = find_checkpoints(url)
     assert [(f.step, f.manifest is not None) for f in found] == [(60, False), (50, True)]
     assert f"{folder_of(url, 60)}/{MANIFEST}" in found[0].problem
-    newest = newest_whole(url)
-    assert newest is not None
-    assert newest.step == 50
 
 
 def test_what_only_looks_like_a_checkpoint_is_left_alone(url: str) -> None:
@@ -258,7 +241,6 @@ def test_another_run_that_writes_there_takes_the_manifest_away_first(url: str) -
     assert manifest_before(folder) == before, "the same bytes once more tear nothing"
     write_layer(folder, 1, held[0].export(), manifest_before(folder))
     assert manifest_before(folder) is None
-    assert newest_whole(url) is None
 
 
 def test_retention_never_takes_the_newest(url: str) -> None:
@@ -289,7 +271,6 @@ def test_retention_leaves_another_jobs_checkpoints(url: str) -> None:
 
 def test_nothing_is_there_before_the_first_one(url: str) -> None:
     assert find_checkpoints(url) == []
-    assert newest_whole(url) is None
     assert retain(url, 10, {10}) == []
 
 
@@ -323,7 +304,6 @@ def test_a_storage_that_does_not_answer_is_not_taken_for_an_empty_one(capsys: py
     for attempt in (
         lambda: find_checkpoints(url),
         lambda: retain(url, 1, ()),
-        lambda: newest_whole(url),
         lambda: read_manifest(folder_of(url, 1)),
         lambda: write_layer(folder_of(url, 1), 0, Value(())),
     ):
