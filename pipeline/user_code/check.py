@@ -25,7 +25,8 @@ def check_job(job: Job) -> None:
     source.outlines()
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
     found = _microbatches(source, job, keys)
-    ask_again(source, job, *(Sample(key, *each) for key, each in zip(keys, found, strict=True)))
+    a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))
+    ask_again(source, job, a, b)
     _check_optimizer(source, job)
 
 

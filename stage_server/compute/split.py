@@ -26,13 +26,13 @@ Noted = tuple[torch.Tensor | None, ...]  # the gradients that a node was given, 
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ParameterGroup:
     """Parameters, as the nodes that accumulate their gradients, and what was noted where these meet the input's way."""
 
     parameters: set[Node]
     noted: dict[Node, Noted]
 
-    def meets(self, other: "Group") -> bool:
+    def meets(self, other: "ParameterGroup") -> bool:
         return not self.parameters.isdisjoint(other.parameters) or not self.noted.keys().isdisjoint(other.noted)
 
 
@@ -44,7 +44,7 @@ class SplitBackward:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._first_half = first_half()
-        self._groups: dict[int, list[Group]] = {}
+        self._groups: dict[int, list[ParameterGroup]] = {}
         self._whole: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clear(self) -> None:
@@ -97,23 +97,23 @@ def _reaches(output: torch.Tensor, x: torch.Tensor) -> bool:
     return False
 
 
-def _apart(found: Sequence[dict[str, Any]]) -> list[Group]:
+def _apart(found: Sequence[dict[str, Any]]) -> list[ParameterGroup]:
     """torch's groups, none of which has anything in common with another one.
 
     torch puts a parameter that meets two groups into both: its gradient would count twice.
     """
-    groups: list[Group] = []
+    groups: list[ParameterGroup] = []
     for each in found:
         noted = zip(each["intermediates"], each["grads"], strict=True)
-        group = Group(set(each["params"]), {node: given for node, given in noted if given is not None})
+        group = ParameterGroup(set(each["params"]), {node: given for node, given in noted if given is not None})
         for other in [other for other in groups if group.meets(other)]:
             groups.remove(other)
-            group = Group(group.parameters | other.parameters, group.noted | other.noted)
+            group = ParameterGroup(group.parameters | other.parameters, group.noted | other.noted)
         groups.append(group)
     return groups
 
 
-def _second_half(group: Group) -> None:
+def _second_half(group: ParameterGroup) -> None:
     """As a whole backward goes on from these nodes to the parameters, with all hooks that these have."""
     given = [(GradientEdge(n, i), g) for n, noted in group.noted.items() for i, g in enumerate(noted) if g is not None]
     if not given:

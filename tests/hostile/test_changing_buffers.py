@@ -29,7 +29,7 @@ class Scaled(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = self.get_buffer("mean")
-        self.seen += 1
+        self.seen = min(self.seen + 1, self.late + 1)
         if self.seen > self.late:
             with torch.no_grad():
                 (mean.data if self.unseen else mean).mul_(0.9).add_(x.abs().mean(0), alpha=0.1)

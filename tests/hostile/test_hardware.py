@@ -123,7 +123,7 @@ class Listed(Dataset):
 """
 
 
-@pytest.mark.parametrize("hardware", ["same", "any"])
+@pytest.mark.parametrize("hardware", ["same", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_node_whose_dataset_has_another_order(hardware: str, tmp_path: Path) -> None:
     """Folders and sets list their files in another order elsewhere: inputs were paired with other samples' targets."""
     (tmp_path / "listed.py").write_text(LISTED)

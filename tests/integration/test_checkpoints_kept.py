@@ -50,6 +50,7 @@ def test_a_storage_that_does_not_answer_may_hold_checkpoints(tmp_path: Path) -> 
     assert "--new-run" in line
 
 
+@pytest.mark.slow
 def test_runs_over_checkpoints_that_the_user_names(tmp_path: Path) -> None:
     """Gone on from the newest, from an earlier one over the newest, and refused where there is nothing to do."""
     words = ("run", EXAMPLE, *SECTION, "--json", "--set")
