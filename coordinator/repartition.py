@@ -57,6 +57,8 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
     if found is None:
         return None
     better = found.stages
+    if _who_owns_what(better) == _who_owns_what(stages):  # standbys alone differ, and those are others' to decide
+        return None
     after = estimate(better, situation)
     gain = min(1.0 - off.total(after) / off.total(present) for off in noisy_rates(present, situation))
     if gain < WORTHWHILE:
@@ -80,6 +82,10 @@ def _better(order: Sequence[str], stages: Stages, situation: Situation) -> tuple
         _price_in_words(better, stages, situation, nominal),
     ]
     return better, "; ".join(filter(None, words))
+
+
+def _who_owns_what(stages: Stages) -> list[tuple[range, tuple[str, ...]]]:
+    return [(stage.layers, stage.owners) for stage in stages]
 
 
 def _apart_again(order: Sequence[str], stages: Stages, situation: Situation) -> tuple[Stages, str] | None:

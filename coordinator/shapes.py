@@ -6,12 +6,12 @@
 # (``repartition``).
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from culm.coordinator import replicas
 from culm.coordinator.layout import Held, laid_out_in_zones
 from culm.coordinator.slowness import NOTICEABLE
-from culm.coordinator.standbys import with_standbys
+from culm.coordinator.standbys import repair, with_standbys
 from culm.coordinator.step_cost import Estimate, Situation
 from culm.coordinator.zone_places import Weights
 from culm.coordinator.zones import GRADIENT_BYTES
@@ -83,12 +83,22 @@ def laid_out(shape: Shape, order: Sequence[str], before: Stages, situation: Situ
         slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
         ranges = partition(situation.layer_costs, count, slowness)
         alone = replicas.laid_out([order[:count]], ranges, pipelines, parameters)
-        return with_standbys(alone, situation.copies, situation.nodes, situation.zones)
+        return _with_all_copies(with_standbys(alone, situation.copies, situation.nodes, situation.zones), situation)
     fastest = min(situation.slowness.get(name, 1.0) for name in order)
     slow = {name for name in order if situation.slowness.get(name, 1.0) > fastest * (1.0 + NOTICEABLE)}
     weights = Weights.of(shape.ranges, rows, pipelines, parameters, situation.passed)
     grid = laid_out_in_zones(order, rows, situation.zones, weights, _kept(before, shape.ranges, situation), slow)
-    return replicas.laid_out(grid, shape.ranges, pipelines, parameters)
+    return _with_all_copies(replicas.laid_out(grid, shape.ranges, pipelines, parameters), situation)
+
+
+def _with_all_copies(stages: Stages, situation: Situation) -> Stages:
+    """With the standbys that repair gives the shape later: without these it would seem to send less than it will."""
+    while True:  # ends: each time a stage gets one copy more, and none gets more than is wanted
+        more, _ = repair(stages, situation.nodes, (), situation.zones, situation.copies, situation.budget)
+        if more is stages:  # also where no node has memory for another one
+            return stages
+        hot = (replace(stage, standbys=tuple(replace(b, hot=True) for b in stage.standbys)) for stage in more)
+        stages = tuple(hot)
 
 
 def held_layers(stages: Stages) -> dict[str, frozenset[int]]:

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from culm.coordinator.gradient_bytes import most_sent
 from culm.coordinator.placement import place
 from culm.coordinator.repartition import propose
+from culm.coordinator.standbys import repair
 from culm.coordinator.step_cost import Situation, step_cost
 
 CALM = Situation(
@@ -80,6 +83,23 @@ def test_gradients_that_a_slow_link_holds_up_ask_for_more_stages() -> None:
     back = propose(all_replicas, replace(situation, step_seconds=100.0, bytes_per_second=1e6))
     assert back is not None
     assert len(back[0]) > 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "nodes", "copies", "pipelines"), [(1, 2, 2, 1), (1, 3, 2, 1), (2, 3, 3, 1), (1, 3, 3, 2), (2, 5, 3, 2)]
+)
+def test_no_shape_is_better_for_lack_of_its_standbys(stages: int, nodes: int, copies: int, pipelines: int) -> None:
+    """Laid out without them one seemed to send less: the standby went, was seeded again, and so on for ever."""
+    names = tuple(f"n{i}" for i in range(nodes))
+    situation = replace(CALM, nodes=names, copies=copies, pipelines=pipelines, most_stages=stages)
+    situation = replace(situation, step_seconds=1.0, bytes_per_second=1e7, seconds_to_next_lost=1e6)
+    present = place(names, CALM.layer_costs, stages, copies=copies, pipelines=pipelines)
+    while (asked := repair(present, names, copies=copies)[0]) is not present:
+        present = tuple(replace(s, standbys=tuple(replace(b, hot=True) for b in s.standbys)) for s in asked)
+    proposal = propose(present, situation)
+    if proposal is not None:
+        assert all(len(stage.required()) >= copies for stage in proposal[0])
+        assert [(s.layers, s.owners) for s in proposal[0]] != [(s.layers, s.owners) for s in present]
 
 
 def test_what_each_node_sends_of_gradients() -> None:
