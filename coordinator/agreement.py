@@ -42,6 +42,8 @@ class Agreement:
     nodes: Identity = field(default_factory=Identity)
     # That of the run that wrote the checkpoint, without the parts that may differ; empty in a run that was not resumed.
     checkpoint: Identity = field(default_factory=Identity)
+    # Of this run, as its checkpoints are to tell it (``Identity.lineage``). No node knows it.
+    lineage: str = ""
     # Layer -> hash of the state that the first node built. Invariant: what is there never changes.
     initial: Mapping[int, str] = field(default_factory=dict)
 
@@ -131,6 +133,7 @@ def agreement_to(agreement: Agreement) -> dict[str, Any]:
     return {
         "nodes": identity_to(agreement.nodes),
         "checkpoint": identity_to(agreement.checkpoint),
+        "lineage": agreement.lineage,
         "initial": {str(layer): digest for layer, digest in agreement.initial.items()},
     }
 
@@ -139,4 +142,9 @@ def agreement_from(content: Any) -> Agreement:
     if content is None:  # of a version before
         return Agreement()
     initial = {int(layer): str(digest) for layer, digest in content["initial"].items()}
-    return Agreement(identity_from(content["nodes"]), identity_from(content["checkpoint"]), initial)
+    return Agreement(
+        nodes=identity_from(content["nodes"]),
+        checkpoint=identity_from(content["checkpoint"]),
+        lineage=str(content.get("lineage", "")),
+        initial=initial,
+    )

@@ -23,7 +23,7 @@ from dataclasses import replace
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
-from culm.coordinator.rolling_back import roll_back
+from culm.coordinator.rolling_back import roll_back, search_first
 from culm.coordinator.state import Search, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.checkpoints.manifest import folder_of
@@ -57,7 +57,7 @@ def saved(state: State, report: Saved) -> Decision:
         loss=last.loss if last is not None and last.step + 1 == report.step else report.loss,
         fingerprint=state.fingerprint,
         files=files,
-        identity=state.agreement.nodes,
+        identity=replace(state.agreement.nodes, lineage=state.agreement.lineage),
     )
     return state, (*told, whole)
 
@@ -89,6 +89,10 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
     )
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
     record = Record(kinds.Checkpointed(step=new.step, folder=new.folder), text)
+    # What this leader does not know of it would delete as well. Once that is known the next one cleans up.
+    state, searching = search_first(state)
+    if searching or state.storage.search is not Search.OVER:
+        return state, (Persist(), record, *searching)
     return state, (Persist(), record, Retain(new.step, frozenset(c.step for c in left)))
 
 

@@ -33,8 +33,10 @@ from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.coordinator.step_cost import Situation
+from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
 from culm.pipeline.money import kinds
+from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, Stages
 from culm.pipeline.text import natural_order
 
@@ -106,7 +108,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     state = replace(
         state, committed=step + 1, facts={}, norms={}, losses=(), lost_owners=(), detail="training", waits={}
     )
-    state = replace(state, failures=failures.committed(state.failures, step))
+    state = replace(state, failures=failures.committed(state.failures, step), checkpoints=_not_written_over(state))
     next_plan = None
     records: list[Command] = []
     ended: list[Command] = []
@@ -143,6 +145,13 @@ def commit_if_ready(state: State, now: float) -> Decision:
     commit = Commit(term=state.term, era=state.era, step=step, scale=scale, loss=loss, next_plan=next_plan, save=saves)
     state = replace(state, last_commit=commit)
     return state, (Persist(), commit, commit_record(commit), *recovered, *records, *ended)
+
+
+def _not_written_over(state: State) -> tuple[Origin, ...]:
+    """The checkpoints on record but for one of the step that has just come. It was found beside the run: nodes now
+    write their files into that folder, and if bits differ its manifest goes (``manifest.write_layer``).
+    """
+    return tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, state.committed))
 
 
 def _stopped(state: State, fault: str) -> Decision:

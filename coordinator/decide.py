@@ -117,11 +117,12 @@ def _available(state: State, report: Available, now: float) -> Decision:
     ahead = takeover.led_by_another(state, report)
     if ahead is not None:
         return state, (ahead,)
-    state = takeover.before_newcomers(takeover.before_checkpoints(state, report), report)
+    # A node that is refused leaves nothing behind.
+    before, state = state, takeover.before_newcomers(takeover.before_checkpoints(state, report), report)
     # Before anything that it says becomes the run's own: costs, fingerprint, identity (rule 23).
     refusal = membership.refusal(state, report)
     if refusal:
-        return membership.dismiss(state, report.node, refusal)
+        return membership.dismiss(before, report.node, refusal)
     # One that could not start again and again joined without a word in the log: now it can be told of.
     unannounced = [] if node.announced else [membership.joined_record(node)]
     # Not at its Join: a node that refuses this coordinator's job joins twice a second (rule 23).
@@ -159,7 +160,11 @@ def _available(state: State, report: Available, now: float) -> Decision:
 
 
 def _built(state: State, report: Built, now: float) -> Decision:
-    """Comes before any Ready over these layers, on the same stream: nothing is committed upon other values."""
+    """Comes before any Ready over these layers, on the same stream: nothing is committed upon other values.
+
+    But tensors that follow from them may lie at neighbours by now, which never ask for them again. So nobody goes on
+    with this era, which has no commit yet.
+    """
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation:
         return state, ()
@@ -169,6 +174,10 @@ def _built(state: State, report: Built, now: float) -> Decision:
     state, commands = membership.lose(state, {report.node: why}, now)
     # First: the node ends with its reason, where one that is merely lost joins anew.
     gone = (Dismiss(report.node, report.incarnation, why), Record(kinds.Dismissed(node=report.node), why))
+    begun = state.phase is Phase.RUNNING and state.committed == state.origin.step and not takeover.recovering(state)
+    if begun:
+        state, anew = rolling_back.roll_back(state, f"{report.node} may have passed on what it computed with them")
+        commands = (*commands, *anew)
     return chain((state, (*gone, *commands)), now)
 
 

@@ -36,7 +36,7 @@ from culm.coordinator.decisions import (
     zones_of,
 )
 from culm.coordinator.placement import place
-from culm.coordinator.state import Phase, State
+from culm.coordinator.state import Phase, Search, State
 from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Stages
@@ -46,9 +46,12 @@ def begin_era(state: State, now: float) -> Decision:
     """Places the model from its beginning once enough nodes are there."""
     if state.phase is not Phase.WAITING or state.plan is not None or takeover.recovering(state):
         return state, ()
-    searching = rolling_back.search_first(state)
-    if searching is not None:
-        return searching
+    if any(node.available for node in state.nodes.values()):
+        state, searching = rolling_back.search_first(state)
+        if state.storage.search is not Search.OVER:
+            return state, searching
+        if state.resumed and not state.origin.folder:
+            return rolling_back.roll_back(state, "the run has not found the checkpoint that it was resumed from")
     if state.committed != state.origin.step:
         lost = f"no node is left that holds step {state.committed}, which the run had come to when it failed"
         return rolling_back.roll_back(state, lost)

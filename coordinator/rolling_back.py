@@ -9,7 +9,7 @@
 # origin has turned out to be gone. What it finds counts if it was made by this job, and as these nodes compute.
 #
 #     roll_back       WAITING, without a plan
-#     search_first    FindCheckpoints, if it is needed; no era begins meanwhile
+#     search_first    FindCheckpoints, once a node is there that tells what the run is made of; no era begins meanwhile
 #     found           perhaps a newer origin
 #     begin_era       with as many nodes as there are
 
@@ -34,7 +34,7 @@ def roll_back(state: State, why: str) -> Decision:
     searched = state.storage.search is Search.OVER
     if state.resumed and not origin.folder and searched:
         text = f"{why}; no checkpoint is left to go back to, and a resumed run never begins at step 0: "
-        text += "resume from another one"
+        text += "begin another run (--run NAME) that resumes from another one"
         # The plan names nodes that are lost: a coordinator that starts again would wait for them.
         state = replace(state, phase=Phase.FAILED, plan=None, exposed_since={}, detail=text)
         return state, (Record(kinds.Failed(), text), Persist())
@@ -67,17 +67,17 @@ def roll_back(state: State, why: str) -> Decision:
     return state, (Persist(), Record(kinds.RolledBack(era=state.era, step=origin.step), text))
 
 
-def search_first(state: State) -> Decision | None:
-    """What to do before an era may begin; None once the leader knows which checkpoints there are."""
-    if state.storage.search is Search.OVER:
-        return None
-    if state.storage.search is Search.UNDER_WAY:
+def search_first(state: State) -> Decision:
+    """Searches the storage if that is needed and not under way: see ``Storage.search``."""
+    if state.storage.search is not Search.NEEDED:
         return state, ()
     return replace(state, storage=replace(state.storage, search=Search.UNDER_WAY)), (FindCheckpoints(),)
 
 
 def found(state: State, report: CheckpointsFound) -> Decision:
     """What the storage shows. Of what is on record only the very same folder's manifest may have changed."""
+    if state.storage.search is not Search.UNDER_WAY:  # a leader of before asked, which had not heard from the nodes
+        return state, ()
     waiting = state.phase is Phase.WAITING and state.plan is None
     if report.why:
         text = f"the storage does not say which checkpoints there are: {report.why}; no era begins before it does"
@@ -121,12 +121,16 @@ def going_on(state: State, ours: Sequence[Whole], allow: frozenset[str]) -> Stat
         committed=newest.origin.step,
         origin=newest.origin,
         checkpoints=tuple(whole.origin for whole in ours),
-        agreement=Agreement(checkpoint=newest.identity.without(allow)),
+        agreement=Agreement(checkpoint=newest.identity.without(allow), lineage=newest.identity.lineage),
     )
 
 
 def _of_another_run(state: State, whole: Whole) -> str:
     """Why bits that follow from this checkpoint would not be this run's, or nothing."""
     identity = whole.identity if state.settings.same_hardware else whole.identity.without(["hardware"])
-    differs = agreement.refusal(replace(state.agreement, checkpoint=Identity()), "its writer", identity)
+    # Nodes may differ from the checkpoint that they were resumed from, and not from those that they have written.
+    known = replace(state.agreement, checkpoint=Identity()) if state.agreement.nodes.parts else state.agreement
+    differs = agreement.refusal(known, "its writer", identity)
+    if not differs and identity.lineage != state.agreement.lineage:
+        differs = "its run was resumed from another checkpoint than this one"
     return f"the checkpoint {whole.origin.folder} is not this run's, so it is left out: {differs}" if differs else ""

@@ -85,7 +85,7 @@ def before_checkpoints(state: State, report: Available) -> State:
     They stay, for an era to come, unless they were made otherwise than this node computes: then they are another run's.
     """
     found = state.plan is None and state.era == 0 and not state.resumed and bool(state.origin.folder)
-    if report.plan is None or not found:
+    if report.plan is None or not found or not _is_newer(report.plan, state):
         return state
     identity = report.identity if state.settings.same_hardware else report.identity.without(["hardware"])
     differs = agreement.refusal(replace(state.agreement, nodes=Identity()), report.node, identity)
@@ -103,7 +103,7 @@ def before_newcomers(state: State, report: Available) -> State:
 
     Who came sooner is asked again once the plan is adopted, and refused where it differs.
     """
-    if report.plan is None or state.plan is not None or not recovering(state):
+    if report.plan is None or state.plan is not None or not recovering(state) or not _is_newer(report.plan, state):
         return state
     unbound = replace(state.agreement, nodes=Identity())
     return replace(state, agreement=unbound, fingerprint="", layer_costs=(), layer_bytes=())

@@ -5,7 +5,7 @@ stages, nodes and zones, the schedule, the resilience, where checkpoints go. Kno
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from culm.pipeline.errors import JobError
@@ -30,19 +30,22 @@ class Identity:
     dtypes and shapes of each layer's tensors. What is not known is left out.
 
     A part says what it holds where it is made: ``culm.pipeline.user_code.fingerprint``, ``configuration``, ``samples``.
+    ``lineage``: of a checkpoint, the sha256 of the one that its run was resumed from with something changed; empty: it
+    follows from step 0 of its own job.
     """
 
     parts: Mapping[str, str] = field(default_factory=dict)
     outlines: tuple[str, ...] = ()
+    lineage: str = ""
 
     def without(self, parts: Iterable[str]) -> "Identity":
         dropped = set(parts)
-        return Identity({k: v for k, v in self.parts.items() if k not in dropped}, self.outlines)
+        return replace(self, parts={k: v for k, v in self.parts.items() if k not in dropped})
 
     def agrees(self, other: "Identity") -> bool:
-        """Whether every part is the same that both tell: a part may be newer than one of them."""
+        """Whether both are of one run: every part is the same that both tell. A part may be newer than one of them."""
         both = self.parts.keys() & other.parts.keys()
-        return all(self.parts[part] == other.parts[part] for part in both)
+        return self.lineage == other.lineage and all(self.parts[part] == other.parts[part] for part in both)
 
 
 class Change(NamedTuple):
@@ -137,6 +140,7 @@ def identity_to(identity: Identity) -> dict[str, Any]:
         "parts": dict(identity.parts),
         "outlines": distinct,
         "outline_of": [number[outline] for outline in identity.outlines],
+        "lineage": identity.lineage,
     }
 
 
@@ -149,4 +153,4 @@ def identity_from(content: Any) -> Identity:
     if any(not 0 <= i < len(distinct) for i in places):
         raise ValueError("a layer has an outline that is not listed")
     parts = {str(part): str(value) for part, value in dict(content["parts"]).items() if part in PARTS}
-    return Identity(parts, tuple(distinct[i] for i in places))
+    return Identity(parts, tuple(distinct[i] for i in places), str(content.get("lineage", "")))

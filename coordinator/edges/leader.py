@@ -178,9 +178,9 @@ class Leader:
         try:
             state = self._resumed() if self.settings.resume else state
         except JobError as error:
-            if not ours:
+            if not ours and not nodes_know:
                 raise
-            log.warning("%s: the run goes on from its own checkpoints instead", error)
+            log.warning("%s: the run goes on from what it has itself instead", error)
         return going_on(state, ours, self.settings.allow)
 
     def _resumed(self) -> co.State:
@@ -195,7 +195,7 @@ class Leader:
             raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
         newest = whole[-1]
         assert newest.manifest is not None
-        agreed = resumable(newest.manifest, newest.url, self.settings)
+        agreed = resumable(newest.manifest, newest.sha256, newest.url, self.settings)
         log.info("going on from the checkpoint %s", newest.url)
         return replace(
             self._state,

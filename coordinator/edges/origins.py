@@ -45,10 +45,11 @@ log = logging.getLogger("culm.coordinator")
 # nodes can tell: those are compared as nodes join (rule 23).
 
 
-def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Agreement:
+def resumable(manifest: Manifest, sha256: str, url: str, settings: CoordinatorSettings) -> Agreement:
     """What the nodes of the new run have to agree with. Raises JobError for a job that would give other bits.
 
-    What the job file cannot tell (code, files, versions, hardware, the layers) is compared when nodes join.
+    What the job file cannot tell (code, files, versions, hardware, the layers) is compared when nodes join. ``sha256``:
+    the manifest's.
     """
     where = f"--resume {without_secrets(url)}"
     job = settings.job
@@ -59,14 +60,15 @@ def resumable(manifest: Manifest, url: str, settings: CoordinatorSettings) -> Ag
     if not manifest.job_toml:
         # Nothing tells whether it was this job. The user named the checkpoint, so the user's word counts.
         log.warning("%s does not say which job wrote it: only the shapes of its layers are compared", shown_url(url))
-        return Agreement()
+        return Agreement(lineage=sha256)
     try:
         then = parse_job(manifest.job_toml, "the checkpoint's job")
     except JobError as error:
         raise JobError(f"its job cannot be read: {error}", where, "resume with the version that wrote it") from error
     refuse_changes(then, job, settings.allow, where)
     let = with_what_follows(settings.allow)
-    return Agreement(checkpoint=Identity(manifest.identity.parts, manifest.identity.outlines).without(let))
+    lineage = sha256 if settings.allow else manifest.identity.lineage
+    return Agreement(checkpoint=manifest.identity.without(let), lineage=lineage)
 
 
 def to_resume(url: str) -> list[Found]:

@@ -167,7 +167,7 @@ def test_a_resumed_run_never_starts_from_step_0() -> None:
     state = replace(rolled_back(), resumed=True)
     state, _ = after(state, *arrival("n2", 3), *arrival("n3", 4), reports.CheckpointBad("n2", TEN, "torn"))
     assert state.phase is Phase.FAILED
-    assert "resume from another one" in state.detail
+    assert "resumes from another one" in state.detail
 
 
 # ---- what is read, from real files ----------------------------------------------------------------------------------

@@ -5,11 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from culm.coordinator.commands import Command, FindCheckpoints, Publish, Record
+from culm.coordinator.agreement import Agreement
+from culm.coordinator.commands import Command, Dismiss, FindCheckpoints, Publish, Record, Retain
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
-from culm.coordinator.reports import Available, CheckpointBad, CheckpointsFound, Joined, Report, Tick, Whole
-from culm.coordinator.state import Phase, Settings, State
+from culm.coordinator.reports import (
+    Available,
+    Built,
+    CheckpointBad,
+    Checkpointed,
+    CheckpointsFound,
+    Joined,
+    Ready,
+    Report,
+    Tick,
+    Whole,
+)
+from culm.coordinator.state import Phase, Search, Settings, State
 from culm.pipeline.identity import Identity
 from culm.pipeline.origin import Origin
 
@@ -42,18 +54,19 @@ def arrival(node: str, incarnation: int) -> tuple[Report, Report]:
 
 
 def taken_over(settings: Settings = SETTINGS, resumed: bool = False) -> tuple[State, Sequence[Command]]:
-    """A coordinator over a document that names the checkpoint of step 50; all nodes of then are dead."""
+    """A coordinator over a document that names the checkpoint of step 50; all nodes of then are dead, one has come."""
     state, _ = after(begin(settings), *arrival("n0", 1), *arrival("n1", 2))
     assert state.plan is not None
     plan = replace(state.plan, step=60)
     state = replace(state, committed=60, plan=plan, checkpoints=(origin(50),), resumed=resumed)
-    return after(from_document(to_document(state), settings, 2, 0.0), Tick(), now=LATE)
+    state, _ = after(from_document(to_document(state), settings, 2, 0.0), Tick(), now=LATE)
+    return after(state, *arrival("n2", 3), now=LATE)
 
 
 def test_the_storage_is_searched_before_an_era_begins() -> None:
     state, commands = taken_over()
     assert [c for c in commands if isinstance(c, FindCheckpoints)] == [FindCheckpoints()]
-    state, commands = after(state, *arrival("n2", 3), *arrival("n3", 4), now=LATE)
+    state, commands = after(state, *arrival("n3", 4), now=LATE)
     assert not any(isinstance(c, FindCheckpoints | Publish) for c in commands), "it is searched once, and waited for"
     state, commands = after(state, found(190, 200), now=LATE)
     (plan,) = (c.plan for c in commands if isinstance(c, Publish))
@@ -62,7 +75,7 @@ def test_the_storage_is_searched_before_an_era_begins() -> None:
 
 
 def test_a_storage_that_does_not_answer_is_waited_for() -> None:
-    state, _ = after(taken_over()[0], *arrival("n2", 3), *arrival("n3", 4), now=LATE)
+    state, _ = after(taken_over()[0], *arrival("n3", 4), now=LATE)
     state, commands = after(state, *[CheckpointsFound(why="no route to host")] * 2, now=LATE)
     assert [c.kind for c in commands if isinstance(c, Record)] == ["waiting"], "that is said once"
     assert "no route to host" in state.detail
@@ -78,7 +91,7 @@ def test_what_other_code_wrote_is_left_out_and_that_is_said() -> None:
 
 
 def test_one_that_was_proved_bad_is_not_found_again() -> None:
-    state, _ = after(taken_over()[0], found(190, 200), *arrival("n2", 3), *arrival("n3", 4), now=LATE)
+    state, _ = after(taken_over()[0], found(190, 200), *arrival("n3", 4), now=LATE)
     state, commands = after(state, CheckpointBad("n2", origin(200), "it is of another model"), now=LATE)
     assert any(isinstance(c, FindCheckpoints) for c in commands), "the record may be as old as this one"
     state, commands = after(state, found(190, 200), now=LATE)
@@ -98,3 +111,96 @@ def test_a_resumed_run_ends_only_once_the_storage_shows_no_checkpoint(whole: tup
 def test_a_run_that_is_begun_anew_looks_for_nothing() -> None:
     _, commands = taken_over(replace(SETTINGS, searches=False))
     assert not any(isinstance(c, FindCheckpoints) for c in commands)
+
+
+def test_the_search_waits_for_a_node_that_tells_what_the_run_is_made_of() -> None:
+    """Another code's checkpoint was found while no node was there; this code's nodes trained on with its weights."""
+    state = replace(begin(SETTINGS, 2, 2, 0.0), committed=20, origin=origin(20), checkpoints=(origin(20),))
+    state = replace(state, agreement=Agreement(checkpoint=CODE))
+    state, commands = after(state, Tick(), now=LATE)
+    assert not any(isinstance(c, FindCheckpoints) for c in commands)
+    state, _ = after(state, *arrival("n0", 1), now=LATE)
+    both = CheckpointsFound((Whole(origin(20), CODE), Whole(origin(40), OTHER)))
+    state, commands = after(state, both, *arrival("n1", 2), now=LATE)
+    (plan,) = (c.plan for c in commands if isinstance(c, Publish))
+    assert plan.origin == origin(20)
+
+
+def test_what_a_run_left_that_follows_from_another_checkpoint_is_left_out() -> None:
+    """A run was resumed with another learning rate; an earlier one of the same job file had begun at step 0."""
+    state, _ = taken_over()
+    state = replace(state, agreement=replace(state.agreement, lineage="c" * 64))
+    own = Whole(origin(60), replace(CODE, lineage="c" * 64))
+    state, commands = after(state, CheckpointsFound((own, Whole(origin(200), CODE))), now=LATE)
+    assert state.origin == origin(60)
+    assert any("resumed from another checkpoint" in c.text for c in commands if isinstance(c, Record))
+
+
+def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
+    """A leader of a higher term hears from the nodes, which may be further than all checkpoints."""
+    state, _ = after(begin(SETTINGS, 3, 3, 0.0), found(20, 40), now=1.0)
+    assert (state.era, state.checkpoints) == (0, ())
+
+
+def test_nothing_is_deleted_before_it_is_known_what_is_there() -> None:
+    """Redis names the checkpoints of an hour ago, and nodes live: those that have come since were deleted."""
+    state, _ = after(begin(SETTINGS), *arrival("n0", 1), *arrival("n1", 2))
+    state = replace(state, committed=150, storage=replace(state.storage, search=Search.NEEDED))
+    state, commands = after(state, Checkpointed(origin(150)))
+    assert [type(c) for c in commands if isinstance(c, FindCheckpoints | Retain)] == [FindCheckpoints]
+    state, _ = after(state, found(120, 130, 140, 150))
+    state, commands = after(replace(state, committed=160), Checkpointed(origin(160)))
+    assert [c for c in commands if isinstance(c, Retain)] == [Retain(160, frozenset({140, 150, 160}))]
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_node_of_another_run_changes_nothing_when_it_is_refused(recovers: bool) -> None:
+    """Its plan was never adopted, but its code became this run's; or the checkpoints that were found were lost."""
+    led, _ = after(begin(SETTINGS), *arrival("m0", 1), *arrival("m1", 2))
+    assert led.plan is not None
+    _, said = arrival("m0", 1)
+    assert isinstance(said, Available)
+    stranger = replace(said, identity=OTHER, era=0, version=7, plan=replace(led.plan, step=7), holds_state=True)
+    state = replace(begin(SETTINGS, 2, 2, 0.0), committed=20, origin=origin(20), checkpoints=(origin(20),))
+    state = replace(state, agreement=Agreement(nodes=CODE), era=1 if recovers else 0)
+    joined = Joined(node="m0", incarnation=1, address="m0:1")
+    state, commands = after(state, Tick(), joined, stranger, now=1.0 if recovers else LATE)
+    assert any(isinstance(c, Dismiss) for c in commands)
+    assert state.agreement.nodes == CODE
+    assert (state.committed, state.checkpoints) == (20, (origin(20),))
+
+
+def test_a_checkpoint_that_nodes_now_write_over_is_off_the_record() -> None:
+    """It was another run's of the last step: the final weights were let go though their manifest had been removed."""
+    state, _ = after(begin(SETTINGS), *arrival("n0", 1), *arrival("n1", 2))
+    plan = state.plan
+    assert plan is not None
+    state = replace(state, committed=89, checkpoints=(origin(80), origin(90)))
+    ready = [
+        Ready(
+            node=node,
+            incarnation=state.nodes[node].incarnation,
+            era=state.era,
+            step=89,
+            stage=s,
+            first_layer=stage.first_layer,
+            squared_norms=(1.0,),
+            losses=(1.0,),
+        )
+        for s, stage in enumerate(plan.stages)
+        for node in stage.required()
+    ]
+    state, _ = after(state, *ready)
+    assert state.committed == 90
+    assert state.checkpoints == (origin(80),)
+
+
+def test_nobody_goes_on_with_what_a_node_computed_with_other_initial_values() -> None:
+    """It was dismissed; but its activations lay at the next stage, which never asks its heir for them again."""
+    state, _ = after(begin(replace(SETTINGS, nodes=3)), *arrival("n0", 1), *arrival("n1", 2), *arrival("n2", 3))
+    assert state.plan is not None
+    state, _ = after(state, Built("n0", 1, {0: "a" * 64, 1: "b" * 64}))
+    state, commands = after(state, Built("n1", 2, {1: "c" * 64}))
+    assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n1"}
+    *_, plan = (c.plan for c in commands if isinstance(c, Publish))
+    assert (plan.era > 0, plan.step, sorted(plan.members)) == (True, 0, ["n0", "n2"])
