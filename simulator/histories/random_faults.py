@@ -24,7 +24,7 @@ from culm.stage_server.worker.work import Reduce, Run, Sum, Work
 #     crash_coordinator    SIGKILL; another process leads after a while
 #     second_coordinator   the lease runs out though its holder lives: two lead, each with some nodes
 #     redis_outage         writes wait
-#     _power_cut           everything ends at once, and Redis comes back older: only checkpoints know what was trained
+#     _power_cut           everything ends at once, and Redis comes back older
 #     _forget              Redis comes back empty, older, or with another term, around restarts of coordinators
 #     _change, _warn       notices of preemption, true and perhaps false; machines that join
 #     _storage             ``simulated_storage``
@@ -296,9 +296,9 @@ class Faults:
             world.clock.after(draw.uniform(0.0, 1.0), self._join)
 
     def _power_cut(self) -> None:
-        """Every process ends, as the lights go out. Redis comes back from a dump that it made long before."""
+        """Every process ends. Redis comes back from a dump that it made long before."""
         world, draw = self._world, self._world.random
-        if world.state.phase is co.Phase.DONE:
+        if world.state.phase is co.Phase.DONE or world.storage.shows_another_run():  # whose they are a user has to say
             return
         self._crash_if_alive(0.1)
         for node in list(world.nodes.values()):

@@ -4,6 +4,7 @@ from culm.coordinator import reports
 from culm.pipeline.commit import Commit
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.plan import Plan
+from culm.simulator.histories.simulated_storage import THIS_RUN
 from culm.simulator.histories.world import Leader, Node, World
 from culm.stage_server.worker.effects import ReportCaughtUp, ReportReady, ReportResumed
 
@@ -113,6 +114,7 @@ class SimulatedAttendance:
             plan=plan,
             last_commit=worker.last_commit,
             layers=frozenset(worker.holdings.kept()),
+            identity=THIS_RUN,
         )
         self.tell(available)
         for fact in worker.repeat_facts():

@@ -60,8 +60,9 @@ class Broken(AssertionError):
 class Cluster:
     """Coordinators and nodes n0, n1, ... ``counts``: how often things fail, as ``random_faults.Counts``.
 
-    ``hostile`` makes whoever says what no node says (``hostile_peer.speaking``). ``afterlife``: what happens once every
-    step is committed; without one the history ends there. ``make_worker`` and ``decide`` take variants without a rule.
+    ``left_steps``: of checkpoints that another run has left where this one's go. ``hostile`` makes whoever says what no
+    node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the
+    history ends there. ``make_worker`` and ``decide`` take variants without a rule.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Cluster:
         parameters: tuple[float, ...] = (),
         afterlife: Afterlife | None = None,
         patience: float = 2.0,
+        left_steps: tuple[int, ...] = (),
         wrong: Wrong = NOTHING,
         make_worker: Callable[[str, int, Schedule, int], Worker[Number]] = Worker,
         decide: Callable[[co.State, reports.Report, float], tuple[co.State, tuple[cmd.Command, ...]]] = advance,
@@ -134,6 +136,8 @@ class Cluster:
         self.ship_every = ship_every
         self.schedule = Schedule(microbatches, lead, splits)
         self.storage = SimulatedStorage(self)
+        for step in left_steps:
+            self.storage.leave(step)
         self.decide = decide
         self._make_worker = make_worker
         self._back: dict[tuple[str, str], Channel] = {}  # (node, peer) -> the node's answers to that peer

@@ -7,7 +7,6 @@ from culm.coordinator.decide import begin
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.rolling_back import going_on
 from culm.coordinator.takeover import is_heard
-from culm.pipeline.identity import Identity
 from culm.pipeline.plan import Plan
 from culm.simulator.histories.invariants import (
     check_beginning,
@@ -53,8 +52,7 @@ class Leader:
         now, number = world.clock.now, self.number
         self.state = begin(settings, self.term, number, now if world.leaders else None)
         if world.leaders:
-            ours = [reports.Whole(origin, Identity()) for origin in world.storage.shown()]
-            self.state = going_on(self.state, ours, frozenset())
+            self.state = going_on(self.state, world.storage.left_behind(), frozenset())
         if redis.document is not None:
             self.state = from_document(redis.document, settings, self.term, now, number)
         world.clock.after(0.05, self._tick)

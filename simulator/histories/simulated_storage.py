@@ -48,6 +48,7 @@ from culm.stage_server.worker.work import Save
 
 COORDINATOR = ""  # in place of a node's name
 URL = "memory://sim"
+THIS_RUN, ANOTHER_RUN = Identity({"code": "this"}), Identity({"code": "another"})
 PAUSE = 0.5  # seconds between two attempts
 LONG_SEEN = 1.0  # seconds for which a checkpoint has been seen before nobody may pass it over
 LOOK_SECONDS = 5.0  # between two looks of a node at what it has written of the last step
@@ -59,6 +60,7 @@ class SimulatedStorage:
     def __init__(self, world: World) -> None:
         self._world = world
         self._folders: dict[str, dict[str, bytes]] = {}
+        self._completed: dict[str, float] = {}  # folder -> when its manifest was written
         self._seen_since: dict[str, float] = {}  # since when a whole folder has been seen, or may be seen again
         self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
@@ -99,6 +101,18 @@ class SimulatedStorage:
         """What a whole checkpoint holds, by layer."""
         files = self._folders[origin.folder]
         return {layer: int(files[listed[0].name]) for layer, listed in named(files[MANIFEST], origin).files.items()}
+
+    def leave(self, step: int) -> None:
+        """Another run of the same job file, with other code, has left this checkpoint: its bits are not this run's."""
+        folder = folder_of(URL, step)
+        files: dict[int, tuple[File, ...]] = {}
+        for layer in range(self._world.layers):
+            pair = ((f"layer-{layer:05d}", str(-step).encode()), (f"layer-{layer:05d}.rest", b""))
+            files[layer] = tuple(File(name, len(data), _sha256(data)) for name, data in pair)
+            self._folders.setdefault(folder, {}).update(pair)
+        manifest = Manifest(job="sim", step=step, fingerprint="", loss=0.0, files=files, identity=ANOTHER_RUN)
+        self._folders[folder][MANIFEST] = manifest_to_json(manifest)
+        self._completed[folder] = self._world.clock.now
 
     def tear(self) -> None:
         """A file of a checkpoint changes, after the checkpoint was whole: nobody knows before it is read."""
@@ -144,6 +158,8 @@ class SimulatedStorage:
                 for layer, state in share.items():
                     listed = []
                     for name, data in ((f"layer-{layer:05d}", str(state).encode()), (f"layer-{layer:05d}.rest", b"")):
+                        if self._folders.get(folder, {}).get(name, data) != data and not self._absent(n.name):
+                            self._folders[folder].pop(MANIFEST, None)  # as ``layer_file.write_layer`` does
                         self._put(n.name, folder, name, data)
                         listed.append(File(name, len(data), _sha256(data)))
                     files[layer] = tuple(listed)
@@ -247,7 +263,12 @@ class SimulatedStorage:
     def _complete(self, leader: Leader, command: cmd.WriteManifest) -> None:
         folder = folder_of(URL, command.step)
         manifest = Manifest(
-            job="sim", step=command.step, fingerprint=command.fingerprint, loss=command.loss, files=command.files
+            job="sim",
+            step=command.step,
+            fingerprint=command.fingerprint,
+            loss=command.loss,
+            files=command.files,
+            identity=command.identity,
         )
         data = manifest_to_json(manifest)
         try:
@@ -257,7 +278,7 @@ class SimulatedStorage:
             if MANIFEST in there and manifest_from_json(there[MANIFEST], folder).files == manifest.files:
                 data = there[MANIFEST]
             self._put(COORDINATOR, folder, MANIFEST, data)
-            self._seen_since[folder] = self._world.clock.now
+            self._seen_since[folder] = self._completed[folder] = self._world.clock.now
         except OSError as error:
             leader.take(reports.CheckpointFault("", command.step, str(error)))
             if leader.alive and self._newest[leader] == (command.era, command.step):
@@ -279,16 +300,27 @@ class SimulatedStorage:
             if leader.alive:
                 self._later(lambda: self._find(leader), PAUSE)
             return
-        leader.take(reports.CheckpointsFound(tuple(reports.Whole(origin, Identity()) for origin in self.shown())))
+        leader.take(reports.CheckpointsFound(tuple(self._shown())))
 
-    def shown(self) -> list[Origin]:
+    def _shown(self) -> list[reports.Whole]:
         """The checkpoints whose manifests a coordinator sees now, oldest first."""
         there = {} if self._absent(COORDINATOR) else self._folders
-        return sorted(
-            Origin(step, folder, _sha256(files[MANIFEST]))
+        found = [
+            reports.Whole(Origin(step, folder, _sha256(files[MANIFEST])), _identity(files[MANIFEST]))
             for folder, files in there.items()
             if MANIFEST in files and (step := step_of(folder)) is not None
-        )
+        ]
+        return sorted(found, key=lambda whole: whole.origin)
+
+    def left_behind(self) -> list[reports.Whole]:
+        """Those of the run whose manifest was written last, as ``edges.origins`` finds them; oldest first."""
+        found = self._shown()
+        last = max(found, key=lambda whole: self._completed[whole.origin.folder], default=None)
+        return [whole for whole in found if last is not None and whole.identity.agrees(last.identity)]
+
+    def shows_another_run(self) -> bool:
+        """Whether what was written last is another run's."""
+        return any(whole.identity == ANOTHER_RUN for whole in self.left_behind())
 
     def is_away(self) -> bool:
         """Whether nobody gets an answer now."""
@@ -299,9 +331,8 @@ class SimulatedStorage:
         if self._is("away") or self._is("slow"):
             return []
         old = self._world.clock.now - LONG_SEEN
-        return [
-            c for c in self.shown() if c.step > origin.step and self._seen_since[c.folder] < old and self.is_whole(c)
-        ]
+        own = [whole.origin for whole in self._shown() if whole.identity == THIS_RUN]
+        return [c for c in own if c.step > origin.step and self._seen_since[c.folder] < old and self.is_whole(c)]
 
     def _look(self, origin: Origin, layer: int | None) -> reports.Examined:
         try:
@@ -317,6 +348,10 @@ class SimulatedStorage:
         except OSError as error:
             return reports.Examined(origin, reports.Sight.AWAY, str(error))
         return reports.Examined(origin, reports.Sight.THERE)
+
+
+def _identity(manifest: bytes) -> Identity:
+    return manifest_from_json(manifest, URL).identity
 
 
 def _sha256(data: bytes) -> str:

@@ -54,6 +54,7 @@ def history_of_power_cuts(seed: int, **options: Any) -> Cluster:
         storage=draw.choice([0, 0, 1, 2]),
         power_cuts=draw.choice([1, 1, 2]),
         layers=stages + draw.choice([0, 1]),
+        left_steps=draw.choice([(), (), (4,), (6, 15)]),
         **options,
     )
 
