@@ -1,6 +1,5 @@
 """Samples: which ones a microbatch holds, as a pure function, so that any node can take them again."""
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ class Microbatches:
         self._size = job.data.microbatch
         self._microbatches = job.pipeline.microbatches
         self._per_step = job.samples_per_step
-        self._permutation = lru_cache(maxsize=2)(
-            self._permuted
-        )  # a microbatch may begin in one epoch and end in the next
+        # Epoch -> its order: the newest two, since a microbatch may begin in one epoch and end in the next. No cache
+        # around a method: it would hold this object, and with it a dataset that nobody uses any more.
+        self._orders: dict[int, torch.Tensor] = {}
 
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``(input, target)``, samples stacked along the first dimension."""
@@ -34,8 +33,11 @@ class Microbatches:
 
     def _sample(self, position: int) -> int:
         epoch, place = divmod(position, self._length)
-        return int(self._permutation(epoch)[place]) if self._shuffle else place
+        return int(self._order(epoch)[place]) if self._shuffle else place
 
-    def _permuted(self, epoch: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(epoch_seed(self._seed, epoch))
-        return torch.randperm(self._length, generator=generator)
+    def _order(self, epoch: int) -> torch.Tensor:
+        if epoch not in self._orders:
+            generator = torch.Generator().manual_seed(epoch_seed(self._seed, epoch))
+            newest = list(self._orders.items())[-1:]
+            self._orders = {**dict(newest), epoch: torch.randperm(self._length, generator=generator)}
+        return self._orders[epoch]

@@ -5,7 +5,6 @@ load for the first time. In between it is let go of, since most nodes load nothi
 it gives then is compared with what was told: the files may be other ones by now, or a dataset may draw its order anew.
 """
 
-import gc
 import logging
 import time
 from collections.abc import Callable
@@ -32,12 +31,16 @@ def patiently(load: Callable[[], T], what: str) -> T:
         except LASTING:
             raise
         except (OSError, JobError) as error:
-            cause = error.__cause__ if isinstance(error, JobError) else error  # a dataset's constructor has failed
-            if not isinstance(cause, OSError) or isinstance(cause, LASTING):
+            if not _may_pass(error):
                 raise
             log.warning("cannot load %s, trying again: %s", what, error)
             time.sleep(pause)
     return load()
+
+
+def _may_pass(error: OSError | JobError) -> bool:
+    cause = error.__cause__ if isinstance(error, JobError) else error  # a dataset's constructor has failed
+    return isinstance(cause, OSError) and not isinstance(cause, LASTING)
 
 
 def samples_told(job: Job, source: ModelSource) -> str:
@@ -48,8 +51,6 @@ def samples_told(job: Job, source: ModelSource) -> str:
         why = str(error) if isinstance(error, JobError) else described(error)
         log.warning("this node could not load samples, so it can load none in the run: %s", why)
         return ""
-    finally:
-        gc.collect()  # the samples' order and the dataset hold each other
 
 
 def refuse_others(job: Job, dataset: Any, told: str) -> None:

@@ -1,5 +1,6 @@
 """What a dataset gives: the same to whoever asks, on every node, or the job is refused (rule 23)."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from culm.pipeline.identity import Identity
 from culm.pipeline.identity_parts import with_what_follows
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import samples_of
 from culm.protos import coordinator_pb2 as pb
@@ -97,6 +99,21 @@ class Torn(Numbered):
         return super().__getitem__(index)
 
 
+class OpenOnce(Numbered):
+    """As a store that a process may open once at a time. Nobody closes it: it has to be let go of."""
+
+    open = False
+
+    def __init__(self) -> None:
+        if OpenOnce.open:
+            raise RuntimeError("this process has the store open already")
+        OpenOnce.open = True
+        super().__init__()
+
+    def __del__(self) -> None:
+        OpenOnce.open = False
+
+
 MADE: list[int] = []  # the datasets of this process that were made so far
 
 
@@ -139,6 +156,27 @@ def test_a_dataset_that_gives_other_samples_is_refused(dataset: str) -> None:
 @pytest.mark.parametrize("dataset", ["Numbered", "Augmented", "Kept", "Torn", "by_hash"])
 def test_a_dataset_that_gives_the_same_passes(dataset: str) -> None:
     check_job(job_of(dataset))
+
+
+def test_a_dataset_is_let_go_of_before_it_is_made_again() -> None:
+    """At once, and not by the next collection of garbage."""
+    job = job_of("OpenOnce", stages=1)
+    source = ModelSource(job)
+    compute = Compute(job, source, CPU)
+    gc.disable()
+    try:
+        check_job(job)
+        compute.told_samples = loading.samples_told(job, source)
+        compute.do(Load(0, 0, 0))
+    finally:
+        gc.enable()
+
+
+def test_an_epoch_has_one_order_however_often_the_epochs_take_turns() -> None:
+    job = job_of("Numbered", stages=1)
+    data = Microbatches(job, Numbered())
+    for step in (0, 9, 1, 30, 10, 0):
+        assert torch.equal(data.microbatch(step, 0, 0)[0], Microbatches(job, Numbered()).microbatch(step, 0, 0)[0])
 
 
 def told(dataset: Any, **more: Any) -> str:
