@@ -34,17 +34,27 @@ def _microbatches(source: ModelSource, job: Job, keys: Sequence[Key]) -> list[tu
     """Every one has to come out the same whenever it is loaded, and wherever the dataset was made. Raises JobError."""
     dataset = source.dataset()
     found = [_microbatch(job, dataset, key) for key in keys]
-    once, again = samples_of(job, dataset), samples_of(job, dataset)
+    once, again = _samples(job, dataset), _samples(job, dataset)
     mend = "draw from torch's, Python's or numpy's global generator, which Culm seeds"
     if once != again:
         what = f"the dataset gives other samples when it is asked again ({again}, not {once})"
         raise JobError(what, f"data.dataset, {job.data.dataset}", f"{mend}, and let no sample change another")
     del dataset  # two of them may be too large for this machine
-    other = samples_of(job, source.dataset())
+    other = _samples(job, source.dataset())
     if once != other:
         what = f"the dataset gives other samples each time that it is made ({other}, not {once})"
         raise JobError(what, f"data.dataset, {job.data.dataset}", f"{mend}, and sort what a folder or a set lists")
     return found
+
+
+def _samples(job: Job, dataset: Any) -> str:
+    """Raises JobError where a sample cannot be read at present, wherever it is in the dataset."""
+    try:
+        return samples_of(job, dataset)
+    except RAISED as error:
+        what = f"the dataset could not load one of its samples: {described(error)}"
+        mend = "see that its storage answers, and that every item is an (input, target) pair of tensors"
+        raise JobError(what, f"data.dataset, {job.data.dataset}", mend) from error
 
 
 def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[torch.Tensor, torch.Tensor]:

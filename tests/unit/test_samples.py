@@ -172,6 +172,12 @@ def test_a_dataset_is_let_go_of_before_it_is_made_again() -> None:
         gc.enable()
 
 
+def test_a_check_names_the_dataset_where_its_storage_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Torn, "error", TimeoutError("the mount does not answer"))
+    with pytest.raises(JobError, match="could not load one of its samples: TimeoutError: the mount does not answer"):
+        check_job(job_of("Torn", data="shuffle = false"))
+
+
 def test_an_epoch_has_one_order_however_often_the_epochs_take_turns() -> None:
     job = job_of("Numbered", stages=1)
     data = Microbatches(job, Numbered())
