@@ -20,16 +20,17 @@ def availability(
     welcome: pb.Welcome,
     memory: int = 0,
     spill_above: int = 0,
-    samples: str = "",
+    samples: str | None = None,
 ) -> pb.Available:
     """The model's layers, what the bits depend on, and how long the layers take if the coordinator wants to know.
 
     ``memory``: the bytes that the node may use, and ``spill_above``: for tensors that it keeps until the commit, if
-    whoever started it has said so. ``samples``: what the dataset gives here, if it gives any.
+    whoever started it has said so. ``samples``: what the dataset gives here, if it gives any and somebody
+    compares it.
     """
     available = pb.Available(layer_parameters=source.parameter_counts(), fingerprint=source.fingerprint())
     identity_into(source.identity(), available)
-    if samples and job.job.hardware == "same":  # machines of other kinds may decode or scale to other bits
+    if samples:
         available.parts["samples"] = samples
     available.memory_bytes, available.spill_above = memory_bytes(device, memory), spill_above
     for state, gradient in footprint(source):

@@ -15,7 +15,7 @@
 #       none has welcomed it before
 #     the coordinator has gone for too long            1            -
 #     it holds nothing of use: dismissed to join       none: the same process id goes on as a new incarnation, which
-#       anew, or a step was committed without it         holds nothing (rule 13). After a signal to end: 0
+#       anew, passed over, or its samples are untold     holds nothing (rule 13). After a signal to end: 0
 #
 # The first of these that happens decides (``_end``), and the main thread carries it out. It may be stuck in the user's
 # code; then ``_force`` ends the process after FORCE_SECONDS.
@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -58,7 +59,7 @@ from culm.stage_server.availability import allowance_for, availability
 from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import device_for
-from culm.stage_server.compute.loading import samples_told
+from culm.stage_server.compute.loading import Untold, samples_told
 from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
@@ -156,7 +157,8 @@ class StageServer:
         if self._exit is None and self._welcome is not None:
             self._work(self._welcome)
         self._notices.close()
-        self._orders.close("it was told to stop" if self._exit == 0 and not self._error else "")
+        parting = "its process joins anew" if self.join_anew else "it was told to stop"
+        self._orders.close(parting if self._exit == 0 and not self._error else "")
         self._server.stop(GRACE)
         if self._local is not None:
             self._local.close()
@@ -187,6 +189,9 @@ class StageServer:
             try:
                 with caught():
                     node.run()
+            except Untold as error:
+                log.warning("this process ends or joins anew: %s", error)
+                self._end(0, anew=True)
             except Exception as error:  # the user's code: the process ends, and another node takes over
                 doing = node.doing() or "computing"
                 log.exception("%s raised: this node ends", doing)
@@ -245,8 +250,9 @@ class StageServer:
         self._orders.last_words(self._failed)
         self._end(code, text)
 
-    def _end(self, code: int, error: str = "") -> None:
+    def _end(self, code: int, error: str = "", anew: bool = False) -> None:
         if self._exit is None:
+            self.join_anew = self.join_anew or (anew and self._failed is None)
             self._exit, self._error = code, error
             self._ended.set()
             self._forced = threading.Timer(FORCE_SECONDS, self._force)
@@ -268,9 +274,8 @@ class StageServer:
     def _forfeit(self, why: str) -> None:
         """What this node holds is of no use: the process starts again. Called with the node's lock held."""
         log.error("what this node holds is of no use, so this process ends or joins anew: %s", why)
-        self.join_anew = self.join_anew or (self._exit is None and self._failed is None)
         # On a thread of its own: ``_end`` stops the node, which takes the lock that this caller holds.
-        threading.Thread(target=self._end, args=(0,), daemon=True).start()
+        threading.Thread(target=partial(self._end, 0, anew=True), daemon=True).start()
 
     def stop(self) -> None:
         """Ends the process in order, without handing over: SIGINT."""

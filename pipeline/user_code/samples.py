@@ -5,6 +5,8 @@ same: the nodes compare these words (rule 23), and so does a job's check before 
 """
 
 import hashlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +23,10 @@ LOADED = 3
 LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
-def samples_of(job: Job, dataset: Any) -> str:
+def samples_of(job: Job, dataset: Any, load: Callable[[Callable[[], str]], str] = lambda ask: ask()) -> str:
     """``1797 samples, 0123456789abcdef``. Random numbers are drawn from the streams from which a step draws them.
 
+    ``load``: calls what it is given, which loads one microbatch; it may call again where that raises.
     Raises what the dataset raises, but for a sample further on that no attempt would give: the run may never need it.
     """
     data, length = Microbatches(job, dataset), len(dataset)
@@ -31,7 +34,7 @@ def samples_of(job: Job, dataset: Any) -> str:
     digest = hashlib.sha256()
     for place in sorted({i * last // (LOADED - 1) for i in range(LOADED)}):
         try:
-            digest.update(_hash(job, data, place).encode())
+            digest.update(load(partial(_hash, job, data, place)).encode())
         except RAISED as error:
             if place == 0 or (isinstance(error, OSError) and not isinstance(error, LASTING)):
                 raise

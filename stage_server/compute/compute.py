@@ -40,7 +40,7 @@ from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
-from culm.stage_server.compute.loading import patiently, refuse_others
+from culm.stage_server.compute.loading import opened, patiently
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
@@ -80,9 +80,8 @@ class Compute:
         self._chain = 0  # how many stages the plan's chain has
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._microbatches: Microbatches | None = None
-        self.told_samples: str | None = (
-            None  # what this node told of its dataset (``loading.samples_told``); None: nothing
-        )
+        # What this node told of its dataset (``loading.samples_told``); None: nobody compares it.
+        self.told_samples: str | None = None
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
@@ -196,16 +195,12 @@ class Compute:
         return load in self._loaded
 
     def _load(self, load: Load) -> Samples:
-        with self.loading():
-            return patiently(lambda: self._take(load), f"microbatch {load.microbatch}")
-
-    def _take(self, load: Load) -> Samples:
         if self._microbatches is None:
-            dataset = self._source.dataset()
-            if self.told_samples is not None:
-                refuse_others(self._job, dataset, self.told_samples)
+            dataset = opened(self._job, self._source, self.told_samples, self.loading)
             self._microbatches = Microbatches(self._job, dataset)
-        return self._microbatches.microbatch(load.step, load.pipeline, load.microbatch)
+        take = partial(self._microbatches.microbatch, load.step, load.pipeline, load.microbatch)
+        with self.loading():
+            return patiently(take, f"microbatch {load.microbatch}")
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:
         found = self._loaded.get(load) or self._load(load)

@@ -4,6 +4,8 @@ import gc
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.samples import samples_of
+from culm.pipeline.user_code.samples import LOADED, samples_of
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.availability import availability
 from culm.stage_server.compute import loading
@@ -216,11 +218,22 @@ def test_a_node_tells_samples_where_all_nodes_are_alike() -> None:
     source = ModelSource(job)
     samples = loading.samples_told(job, source)
     assert availability(job, source, CPU, pb.Welcome(), samples=samples).parts["samples"] == samples
-    anything = job_of("Numbered", stages=1, job='hardware = "any"')
-    assert "samples" not in availability(anything, source, CPU, pb.Welcome(), samples=samples).parts
+
+
+def test_machines_that_may_differ_tell_no_samples_and_do_not_open_the_dataset() -> None:
+    job = job_of("other_each_time", stages=1, job='hardware = "any"')
+    source, made = ModelSource(job), len(MADE)
+    compute = Compute(job, source, CPU)
+    compute.told_samples = loading.samples_told(job, source)
+    assert compute.told_samples is None
+    assert len(MADE) == made
+    assert "samples" not in availability(job, source, CPU, pb.Welcome(), samples=compute.told_samples).parts
+    compute.do(Load(0, 0, 0))
+    assert len(MADE) == made + 1
 
 
 def test_a_node_without_the_data_takes_part_until_it_has_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it fails like any node; or joins anew, where the data are there by now."""
     job = job_of("Torn", stages=1, data="shuffle = false")
     source = ModelSource(job)
     compute = Compute(job, source, CPU)
@@ -228,12 +241,50 @@ def test_a_node_without_the_data_takes_part_until_it_has_to_load(monkeypatch: py
     monkeypatch.setattr(Torn, "error", TimeoutError("the mount does not answer"))
     compute.told_samples = loading.samples_told(job, source)
     assert compute.told_samples == ""
-    assert "samples" not in availability(job, source, CPU, pb.Welcome()).parts
+    assert "samples" not in availability(job, source, CPU, pb.Welcome(), samples="").parts
     with pytest.raises(TimeoutError, match="the mount does not answer"):
         compute.do(Load(0, 0, 0))
     monkeypatch.setattr(Torn, "error", ValueError("sample 63 is torn"))
-    with pytest.raises(JobError, match="could not load samples when it started"):
+    with pytest.raises(loading.Untold, match="gave none when this node started"):
         compute.do(Load(0, 0, 0))
+
+
+class Busy(Numbered):
+    """A storage that has to be asked twice for every sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        MADE.append(len(MADE))
+        self._asked: set[int] = set()
+
+    def __getitem__(self, index: int) -> Any:
+        if index not in self._asked:
+            self._asked.add(index)
+            raise TimeoutError("the mount is busy")
+        return super().__getitem__(index)
+
+
+def test_each_microbatch_is_loaded_in_a_time_of_its_own_and_from_one_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage that fails between two samples is asked again, and the dataset is not made again for that."""
+    job = job_of("Busy", stages=1)
+    source, made, periods = ModelSource(job), len(MADE), list[int]()
+    compute = Compute(job, source, CPU)
+    monkeypatch.setattr(loading, "PAUSES", (0.0,) * job.data.microbatch)
+    compute.told_samples = loading.samples_told(job, source)
+    assert compute.told_samples
+    assert len(MADE) == made + 1
+
+    @contextmanager
+    def period() -> Iterator[None]:
+        periods.append(len(periods))
+        yield
+
+    compute.loading = period
+    compute.do(Load(0, 0, 0))
+    assert len(MADE) == made + 2
+    assert len(periods) == 1 + LOADED + 1, "the dataset, what is compared, and the microbatch"
+    compute.do(Load(0, 0, 1))
+    assert len(periods) == 1 + LOADED + 1 + 1
 
 
 def test_a_dataset_that_is_another_one_by_now_is_refused() -> None:
