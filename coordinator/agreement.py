@@ -11,7 +11,8 @@
 # reads counts too, and a model too large for one node is never read whole on one. A node whose layer differs takes part
 # already, and is dismissed; no step was committed by its values, since Built comes before any Ready over the layer.
 #
-# A part that one side does not tell is not compared: hardware that may differ, or a checkpoint of an older version.
+# A part that one side does not tell is not compared: what may differ with the hardware, or what an older version did
+# not know.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -108,9 +109,8 @@ def _layers_differ(node: str, whose: str, there: tuple[str, ...], here: tuple[st
 
 
 def joined(agreement: Agreement, identity: Identity, same_hardware: bool) -> Agreement:
-    """With a node that takes part. Hardware that may differ is nobody's identity."""
-    if not same_hardware:
-        identity = identity.without(["hardware"])
+    """With a node that takes part. What may differ with the hardware is nobody's identity."""
+    identity = identity.compared(same_hardware)
     parts = {**identity.parts, **agreement.nodes.parts}  # a part that is known stays as it was told first
     return replace(agreement, nodes=Identity(parts, agreement.nodes.outlines or identity.outlines))
 

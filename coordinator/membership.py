@@ -138,7 +138,7 @@ def refusal(state: State, report: Available) -> str:
     # The first node's word counts (rule 23). The parts come first, since they name what to mend; the fingerprint only
     # tells that something differs.
     settings = state.settings
-    identity = report.identity if settings.same_hardware else report.identity.without(["hardware"])
+    identity = report.identity.compared(settings.same_hardware)
     differs = agreement.refusal(state.agreement, report.node, identity)
     if differs:
         return differs

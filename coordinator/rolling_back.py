@@ -127,7 +127,7 @@ def going_on(state: State, ours: Sequence[Whole], allow: frozenset[str]) -> Stat
 
 def _of_another_run(state: State, whole: Whole) -> str:
     """Why bits that follow from this checkpoint would not be this run's, or nothing."""
-    identity = whole.identity if state.settings.same_hardware else whole.identity.without(["hardware"])
+    identity = whole.identity.compared(state.settings.same_hardware)
     # Nodes may differ from the checkpoint that they were resumed from, and not from those that they have written.
     known = replace(state.agreement, checkpoint=Identity()) if state.agreement.nodes.parts else state.agreement
     differs = agreement.refusal(known, "its writer", identity)

@@ -87,7 +87,7 @@ def before_checkpoints(state: State, report: Available) -> State:
     found = state.plan is None and state.era == 0 and not state.resumed and bool(state.origin.folder)
     if report.plan is None or not found or not _is_newer(report.plan, state):
         return state
-    identity = report.identity if state.settings.same_hardware else report.identity.without(["hardware"])
+    identity = report.identity.compared(state.settings.same_hardware)
     differs = agreement.refusal(replace(state.agreement, nodes=Identity()), report.node, identity)
     return replace(
         state,

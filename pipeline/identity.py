@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.identity_parts import PARTS
+from culm.pipeline.identity_parts import OF_MACHINES, PARTS
 from culm.pipeline.job import Job
 
 # Which keys of the job file are in which part; a section's star stands for its other keys. A key that is not here, or
@@ -41,6 +41,10 @@ class Identity:
     def without(self, parts: Iterable[str]) -> "Identity":
         dropped = set(parts)
         return replace(self, parts={k: v for k, v in self.parts.items() if k not in dropped})
+
+    def compared(self, same_hardware: bool) -> "Identity":
+        """What nodes of one run have to agree on."""
+        return self if same_hardware else self.without(OF_MACHINES)
 
     def agrees(self, other: "Identity") -> bool:
         """Whether both are of one run: every part is the same that both tell. A part may be newer than one of them."""

@@ -6,6 +6,9 @@ from culm.pipeline.errors import JobError
 
 PARTS = ("model", "data", "train", "code", "versions", "hardware", "configuration", "samples")
 
+# What may come from a machine: with ``hardware = "any"`` nodes do not compare it.
+OF_MACHINES = frozenset({"hardware", "configuration", "samples"})
+
 # What also differs where one of these does: dropout rates with the model's arguments, samples with the seed.
 _FOLLOWS = {
     "configuration": frozenset({"model", "code", "versions"}),

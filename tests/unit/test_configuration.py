@@ -113,6 +113,17 @@ def test_a_node_that_differs_is_refused_with_the_layer() -> None:
     assert "layer 2" in refusal(Agreement(checkpoint=first.without(with_what_follows({"train"}))), "n1", other)
 
 
+def test_machines_that_may_differ_may_set_layers_otherwise() -> None:
+    """As by ``torch.cuda.get_device_capability()``, also where an older run or its checkpoint has told it."""
+    first = Identity({"code": "c", "configuration": "11111111", "hardware": "x", "samples": "1"})
+    other = Identity({"code": "c", "configuration": "22222222", "hardware": "y", "samples": "2"})
+    agreed = joined(Agreement(), first, same_hardware=False)
+    assert refusal(agreed, "n1", other) == ""
+    assert refusal(Agreement(nodes=first, checkpoint=first), "n1", other.compared(same_hardware=False)) == ""
+    assert "other code" in refusal(agreed, "n1", Identity({"code": "d"}).compared(same_hardware=False))
+    assert other.compared(same_hardware=True) == other
+
+
 def test_parts_that_both_tell_have_to_agree() -> None:
     older, newer = Identity({"code": "c"}), Identity({"code": "c", "configuration": "1"})
     assert older.agrees(newer)
