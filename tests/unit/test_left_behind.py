@@ -65,6 +65,16 @@ def test_another_job_s_are_no_origin_and_that_is_said(
     assert "step-00000040 is not this run's, so it is left out and will be written over" in caplog.text
 
 
+def test_a_resumed_run_may_know_more_of_its_bits_in_its_later_checkpoints(tmp_path: Path) -> None:
+    """Such as samples, where the first nodes could load none."""
+    settings = settings_for(tmp_path)
+    leave(settings, 5, Identity({"code": "a" * 64}, ("weight 3",)))
+    leave(settings, 10, Identity({"code": "b" * 64}))
+    leave(settings, 20, CODE)
+    leave(settings, 30, Identity({**CODE.parts, "samples": "64 samples, 1"}))
+    assert steps(origins.to_resume(str(tmp_path))) == [20, 30]
+
+
 def test_those_that_other_code_made_do_not_follow_the_newest(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     leave(settings, 10, Identity({"code": "b" * 64}))
