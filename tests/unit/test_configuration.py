@@ -1,13 +1,18 @@
 """What layers are set to beside their tensors: another dropout rate on one node alone is refused (rule 23)."""
 
 import itertools
+import logging
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,7 +20,7 @@ from torch import nn
 from culm.coordinator.agreement import Agreement, joined, refusal
 from culm.pipeline.identity import Identity
 from culm.pipeline.identity_parts import with_what_follows
-from culm.pipeline.user_code.configuration import MOST_LAYERS, configuration_of, configurations
+from culm.pipeline.user_code.configuration import MOST_LAYERS, MOST_VALUES, configuration_of, configurations
 from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text
 
 
@@ -40,6 +45,37 @@ class Own(nn.Module):
         return y
 
 
+class Config:
+    """As of a library of models: plain data, classes and words."""
+
+    def __init__(self, **values: Any) -> None:
+        self.act, self.norm, self.folder = nn.functional.gelu, nn.LayerNorm, Path("/home")
+        self.name_or_path = f"/home/{id(self)}"
+        self.rates = {"first": 0.1}
+        vars(self).update(values)
+
+
+class Logger(Config):
+    """Holds a lock, and what it has counted on this machine."""
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__(**values)
+        self.lock = threading.Lock()
+
+
+class Lazy(Mapping[str, Any]):
+    """As a file that is read by keys."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError("nobody reads it")
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("nobody reads it")
+
+    def __len__(self) -> int:
+        raise AssertionError("nobody reads it")
+
+
 def one(module: nn.Module) -> str:
     return configuration_of(module, module)
 
@@ -55,6 +91,16 @@ PAIRS: dict[str, tuple[nn.Module, nn.Module]] = {
     ),
     "a dataclass": (Own(0.1), Own(0.2)),
     "a dictionary": (Own(rates={"first": 0.1}), Own(rates={"first": 0.2})),
+    "a field of a namespace": (Own(config=SimpleNamespace(rate=0.1)), Own(config=SimpleNamespace(rate=0.2))),
+    "a field of a configuration": (Own(config=Config(rate=0.1)), Own(config=Config(rate=0.2))),
+    "a configuration in a configuration": (
+        Own(config=Config(text=Config(rate=0.1))),
+        Own(config=Config(text=Config(rate=0.2))),
+    ),
+    "a number of numpy's": (Own(scale=np.sqrt(2.0)), Own(scale=np.sqrt(3.0))),
+    "an array": (Own(table=np.arange(3)), Own(table=np.arange(3)[::-1])),
+    "a tensor": (Own(slopes=torch.tensor([0.5, 0.25])), Own(slopes=torch.tensor([0.5, 0.125]))),
+    "a tensor's dtype": (Own(mask=torch.ones(2)), Own(mask=torch.ones(2, dtype=torch.bool))),
     "another class": (nn.ReLU(), nn.SiLU()),
 }
 
@@ -70,6 +116,14 @@ SAME: dict[str, tuple[nn.Module, nn.Module]] = {
     "a path": (Own(cache="/home/one"), Own(cache="/home/two")),
     "an address": (Own(mine=id(nn.Module)), Own(mine=id(nn.Linear))),
     "a time": (Own(made=1_700_000_000.5), Own(made=1_700_000_900.25)),
+    "an object that is no configuration": (Own(log=Logger(lines=1)), Own(log=Logger(lines=2))),
+    "one of Python's": (Own(log=logging.getLogger("a")), Own(log=logging.getLogger())),
+    "a mapping that is no dictionary": (Own(file=Lazy()), Own(file=Lazy())),
+    "a table of words": (
+        Own(words={str(i): i for i in range(MOST_VALUES)}),
+        Own(words={str(i): i + 1 for i in range(MOST_VALUES)}),
+    ),
+    "a very large number": (Own(mask=10**400), Own(mask=10**401)),
     "an object": (Own(thing=object()), Own(thing=object())),
 }
 
@@ -90,6 +144,25 @@ def test_data_that_holds_itself_comes_to_an_end() -> None:
     loop: list[Any] = [0.1]
     loop.append(loop)
     assert one(Own(loop=loop)) == one(Own(loop=loop))
+    tree = Config()
+    tree.rates = {str(i): Config(parent=tree) for i in range(100)}  # type: ignore[misc]
+    assert one(Own(tree=tree)) == one(Own(tree=tree))
+
+
+TENSORS = {
+    "complex": torch.ones(2, dtype=torch.complex64).conj(),
+    "expanded": torch.ones(()).expand(2, 2),
+    "empty": torch.ones(0),
+    "of one byte": torch.ones(2).to(torch.float8_e5m2),
+    "without values": torch.ones(2, device="meta"),
+    "sparse": torch.eye(2).to_sparse(),
+    "computed": nn.Parameter(torch.ones(2)) * 2,
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_a_tensor_of_any_kind_may_be_an_attribute(kind: str) -> None:
+    assert one(Own(table=TENSORS[kind])) == one(Own(table=TENSORS[kind]))
 
 
 def test_a_model_of_many_layers_stays_short() -> None:
