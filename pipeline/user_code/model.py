@@ -13,6 +13,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.user_code.again import made_again
 from culm.pipeline.user_code.configuration import configuration_of, configurations
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.entries import foreign_entry
@@ -42,13 +43,7 @@ class ModelSource:
         self._dataset = load_callable(job.data.dataset, "data.dataset")
         self._factory = load_callable(job.model.layers, "model.layers")
         settle(job)
-        seed_all(job.job.seed)
-        made = called(self._factory, job.model.args, "model.layers")
-        settle(job)
-        if not isinstance(made, nn.Sequential | list | tuple):
-            what = f"the callable returned a {type(made).__name__}, not a list of layers"
-            raise JobError(what, f"model.layers, {job.model.layers}", "return an nn.Sequential or a list")
-        self._layers: Sequence[nn.Module | Constructor] = list(made)
+        self._layers: Sequence[nn.Module | Constructor] = self._made()
         for index, layer in enumerate(self._layers):
             if not callable(layer):
                 what = f"layer {index} is a {type(layer).__name__}, neither a module nor a constructor"
@@ -65,6 +60,16 @@ class ModelSource:
             one, other = sorted(shared, key=lambda extent: extent.layer)
             what = f"layers {one.layer} and {other.layer} share memory: {one.name} and {other.name}"
             raise JobError(what, f"model.layers, {job.model.layers}", "give each layer tensors of its own")
+
+    def _made(self) -> list[Any]:
+        """What the job's callable gives, under the job's seed."""
+        seed_all(self._job.job.seed)
+        made = called(self._factory, self._job.model.args, "model.layers")
+        settle(self._job)
+        if not isinstance(made, nn.Sequential | list | tuple):
+            what = f"the callable returned a {type(made).__name__}, not a list of layers"
+            raise JobError(what, f"model.layers, {self._job.model.layers}", "return an nn.Sequential or a list")
+        return list(made)
 
     @property
     def layer_count(self) -> int:
@@ -95,10 +100,11 @@ class ModelSource:
         """
         if self._outlines is None:
             outlines, found = [], []
+            ready = made_again(self._made, self._layers)
             for index in range(self.layer_count):
                 layer, again = self._sketches(index)
                 outlines.append(Outline.of(layer))
-                found.append(configuration_of(layer, again))
+                found.append(configuration_of(layer, ready[index] if layer is again else again))
             self._outlines, self._configurations = tuple(outlines), tuple(found)
         return self._outlines
 
@@ -116,7 +122,7 @@ class ModelSource:
         return self._sketches(index)[0]
 
     def _sketches(self, index: int) -> tuple[nn.Module, nn.Module]:
-        """The layer as ``sketch`` gives it, built twice."""
+        """The layer as ``sketch`` gives it, built twice; a ready-made one is the same module both times."""
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)

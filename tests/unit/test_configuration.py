@@ -20,8 +20,10 @@ from torch import nn
 from culm.coordinator.agreement import Agreement, joined, refusal
 from culm.pipeline.identity import Identity
 from culm.pipeline.identity_parts import with_what_follows
+from culm.pipeline.user_code import again
 from culm.pipeline.user_code.configuration import MOST_LAYERS, MOST_VALUES, configuration_of, configurations
-from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text
+from culm.pipeline.user_code.model import ModelSource
+from tests.hostile.job_files import ENVIRONMENT, ROOT, job_text, make_job
 
 
 @dataclass
@@ -163,6 +165,38 @@ TENSORS = {
 @pytest.mark.parametrize("kind", TENSORS)
 def test_a_tensor_of_any_kind_may_be_an_attribute(kind: str) -> None:
     assert one(Own(table=TENSORS[kind])) == one(Own(table=TENSORS[kind]))
+
+
+CALLS = itertools.count(1)
+NUMBERS: Iterator[float] = itertools.count(0.5)
+
+
+def model(fails: bool = False, rate: float = 0.1, width: int = 8) -> list[nn.Module]:
+    """Ready-made layers that hold a time, a memory that nobody has written, a rate, and a number to add to."""
+    if next(CALLS) % 2 == 0 and fails:
+        raise RuntimeError("this can be called only once")
+    return [Own(rate, born=next(NUMBERS), scratch=torch.empty(64), heads=2), nn.Linear(8, width), nn.Dropout(rate)]
+
+
+def configuration_told(args: str = "") -> list[str]:
+    source = ModelSource(make_job(stages=1, layers=f"{__name__}:model", args=args))
+    return source.identity().parts["configuration"].split()
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_what_differs_between_two_calls_for_ready_made_layers_does_not_tell(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:
+        monkeypatch.setattr(again, "SMALL", 0)
+    first, second, other = configuration_told(), configuration_told(), configuration_told("rate = 0.2")
+    assert first == second
+    assert [a != b for a, b in zip(first, other, strict=True)] == [True, False, True]
+
+
+def test_ready_made_layers_that_are_made_only_once_tell_what_is_exact() -> None:
+    first, other = configuration_told("fails = true"), configuration_told("fails = true, rate = 0.2")
+    assert [a != b for a, b in zip(first, other, strict=True)] == [False, False, True]
 
 
 def test_a_model_of_many_layers_stays_short() -> None:
