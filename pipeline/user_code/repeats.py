@@ -18,7 +18,9 @@ Layer by layer, each built and run alone: a model too large for this machine is 
 #                                               with every forward does not. That a count has changed no result so far
 #                                               proves little: it may act after a thousand steps, and silently
 #
-# Every run begins with the buffers that the layer was built with, and seeded as a node seeds it.
+# Every run begins with the values of buffers that the layer was built with, and seeded as a node seeds it. In the last
+# one of the first sweep other tensors take the buffers' place, since a node exchanges them (rule 21). Whoever reads or
+# writes a buffer under another name still has the first ones then, with what the run before has left there.
 
 from dataclasses import dataclass
 from typing import Any
@@ -85,7 +87,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         of_b = trial.run(b.x, b.seed(job, index), backward=False)
         of_a = trial.run(a.x, a.seed(job, index), backward=True)
         before = attributes_of(layer)
-        again = trial.run(a.x, a.seed(job, index), backward=True)
+        again = trial.run_exchanged(a.x, a.seed(job, index), of_a.bits)
         after = attributes_of(layer)
         if not of_a.reached:
             seeds = [stream_seed(job.job.seed, step, 0, 0, index) for step in range(1, TRIES)]

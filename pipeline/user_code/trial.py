@@ -5,6 +5,7 @@ numbers that a backward draws.
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.tensors.layout import copy_of
+from culm.pipeline.user_code.buffer_places import places_of_buffers, put
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
@@ -30,7 +33,7 @@ class Ran:
 
 
 class Trial:
-    """A layer as it was built. Every run begins with the buffers that it was built with."""
+    """A layer as it was built. Every run begins with the values of buffers that it was built with."""
 
     def __init__(self, layer: nn.Module, name: str, trained: bool) -> None:
         """``trained``: whether layers before it wait for a gradient."""
@@ -38,17 +41,23 @@ class Trial:
         self._name = name
         self._trained = trained
         self._parameters = dict(layer.named_parameters())
-        self._buffers = {name: buffer.clone() for name, buffer in layer.named_buffers()}
+        self._places = places_of_buffers(layer)
+        self._built = dict(layer.named_buffers())
+        self._buffers = {name: buffer.clone() for name, buffer in self._built.items()}
 
-    def run(self, x: torch.Tensor, seed: int, backward: bool) -> Ran:
-        """x: [B, ...]; ``seed``: of every generator that the layer may draw from. Raises JobError."""
-        self._put_buffers_back()
+    def run(self, x: torch.Tensor, seed: int, backward: bool, exchanged: Collection[str] = ()) -> Ran:
+        """x: [B, ...]; ``seed``: of every generator that the layer may draw from. Raises JobError.
+
+        ``exchanged``: buffers that are other tensors than those that the layer was built with.
+        """
+        self._put_buffers_back(exchanged)
         for parameter in self._parameters.values():
             parameter.grad = None
         versions = {name: parameter._version for name, parameter in self._parameters.items()}
         leaf = leaf_of(x, self._trained)
         seed_all(seed)
         y = self._forward(leaf)
+        output = copy_of(y.detach())  # a buffer may lie in its memory, and the next run writes into buffers
         if backward and y.requires_grad:
             buffers = self._bits_of_buffers()
             run_backward(y, f"the backward of {self._name}", "model.layers")
@@ -57,7 +66,18 @@ class Trial:
         self._refuse_changes(versions)
         waiting = [leaf] if self._trained else [p for p in self._parameters.values() if p.requires_grad]
         reached = not waiting or any(tensor.grad is not None for tensor in waiting)
-        return Ran(y.detach(), reached, self._bits(y, leaf))
+        return Ran(output, reached, self._bits(output, leaf))
+
+    def run_exchanged(self, x: torch.Tensor, seed: int, in_place: Bits) -> Ran:
+        """The same, with every buffer exchanged, as nodes do. ``in_place``: what it gave with none exchanged.
+
+        Raises JobError naming a buffer that the layer uses under another name as well.
+        """
+        ran = self.run(x, seed, backward=True, exchanged=self._built)
+        if ran.bits != in_place and self.run(x, seed, backward=True).bits == in_place:
+            one = (name for name in self._built if self.run(x, seed, True, exchanged=[name]).bits != in_place)
+            raise names_buffer_twice(self._name, next(one, ", ".join(self._built)))
+        return ran
 
     def _forward(self, leaf: torch.Tensor) -> torch.Tensor:
         try:
@@ -70,11 +90,13 @@ class Trial:
             raise JobError(what, "model.layers", "let every layer take one tensor and return one")
         return y
 
-    def _put_buffers_back(self) -> None:
-        now = dict(self._layer.named_buffers())
-        with torch.no_grad():
-            for name, buffer in self._buffers.items():
-                now[name].copy_(buffer)
+    def _put_buffers_back(self, exchanged: Collection[str]) -> None:
+        for name, value in self._buffers.items():
+            if name in exchanged:  # those that it was built with keep what the last run has left in them
+                put(self._places[name], value.clone())
+            else:
+                self._built[name].data.copy_(value)
+                put(self._places[name], self._built[name])
 
     def _refuse_changes(self, versions: dict[str, int]) -> None:
         now = dict(self._layer.named_parameters())
@@ -159,6 +181,12 @@ def changes_buffer(layer: str, buffer: str) -> JobError:
     what = f"a forward of {layer} makes its buffer {buffer} anew, or changes its shape or dtype"
     mend = "make it in the constructor as it stays; a cache may be a plain attribute"
     return JobError(what, "model.layers", mend)
+
+
+def names_buffer_twice(layer: str, buffer: str) -> JobError:
+    """The error for a buffer that goes on under another name where a node puts another tensor in its place."""
+    what = f"{layer} keeps its buffer {buffer} under another name too, and uses both: nodes exchange a buffer's tensor"
+    return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
 
 
 def changes_buffers_late(layer: str) -> JobError:

@@ -32,6 +32,7 @@ from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
+from culm.pipeline.user_code.buffer_places import places_of_buffers, put
 from culm.pipeline.user_code.entries import entries_of
 from culm.pipeline.user_code.layer_shapes import OF_THE_MODEL
 from culm.pipeline.user_code.model import ModelSource
@@ -73,7 +74,7 @@ class HeldLayer:
         self._merged: dict[Block, Value] = {}
         self._buckets = range(index, index + 1)
         self._cut = cut([parameter.numel() for _, parameter in self._parameters], 1)  # the slices of each bucket
-        self._buffer_places = _places_of_buffers(module)
+        self._buffer_places = places_of_buffers(module)
         self.changing = ChangingBuffers(index, module, self._buffer_places)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
         # The optimizer's state, as ``optimizer_state`` names it, while the layer lies in the host's memory; else None.
@@ -120,8 +121,7 @@ class HeldLayer:
             parameter.data = move(parameter.data)
         for name, buffer in list(self.module.named_buffers()):
             moved = move(buffer)
-            for module, key in self._buffer_places[name]:
-                module[key] = moved
+            put(self._buffer_places[name], moved)
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -153,8 +153,7 @@ class HeldLayer:
             parameter.grad = gradient
         # The tensors are exchanged and not written over: graphs of the other pipeline's microbatches refer to them.
         for name, tensor in own.buffers.items():
-            for module, key in self._buffer_places[name]:
-                module[key] = tensor
+            put(self._buffer_places[name], tensor)
 
     def _at_the_beginning(self) -> "Workspace":
         """Of a pipeline that has run nothing of the step."""
@@ -375,12 +374,3 @@ class HeldLayer:
         if self.optimizer is not None:
             optimizer_state.install(self.optimizer, optimizer)
         self._end_step()
-
-
-def _places_of_buffers(module: nn.Module) -> dict[str, list[tuple[dict[str, torch.Tensor | None], str]]]:
-    """Where each buffer is kept, by name: in several modules if these share it."""
-    places: dict[int, list[tuple[dict[str, torch.Tensor | None], str]]] = {}
-    for part in module.modules():
-        for key, buffer in part._buffers.items():
-            places.setdefault(id(buffer), []).append((part._buffers, key))
-    return {name: places[id(buffer)] for name, buffer in module.named_buffers()}

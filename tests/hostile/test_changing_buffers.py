@@ -1,7 +1,9 @@
 """Buffers that forwards change, and backwards need: a graph has the values of its own forward, wherever the cut is."""
 
+import functools
 import logging
 from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
@@ -46,16 +48,34 @@ class Constant(nn.Module):
 
 
 class Named(Scaled):
-    """Writes through an attribute of its own, which no buffer can take the place of. No backward needs its count."""
+    """Has another name for its buffer as well: an attribute, a list, or a closure. It writes there, or reads."""
+
+    def __init__(self, kept: str, writes: bool) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+        first, self.writes = self.get_buffer("count")[:1], writes
+        self.first: Any = {"attribute": first, "list": [first], "closure": lambda: first}[kept]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.first[0] if isinstance(self.first, list) else self.first() if callable(self.first) else self.first
+        if not self.writes:
+            x = x * (1.0 + first)
+        (first if self.writes else self.get_buffer("count")).add_(1.0)
+        return super().forward(x)
+
+
+class Carried(nn.Module):
+    """Its buffer lies in the memory of what it gave last."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("count", torch.zeros(2))
-        self.first = self.get_buffer("count")[:1]
+        self.cell = nn.GRUCell(8, 8)
+        self.register_buffer("last", torch.zeros(3, 8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.first.add_(1.0)
-        return super().forward(x)
+        y: torch.Tensor = self.cell(x, self.last)
+        self.last: torch.Tensor = y.detach()
+        return y
 
 
 class Early(Scaled):
@@ -68,7 +88,7 @@ class Early(Scaled):
 
 
 def written() -> list[nn.Module]:
-    return [nn.Linear(8, 8), Scaled(), nn.Linear(8, 8), Named(), nn.BatchNorm1d(8), nn.Linear(8, 4)]
+    return [nn.Linear(8, 8), Scaled(), nn.Linear(8, 8), Scaled(), nn.BatchNorm1d(8), nn.Linear(8, 4)]
 
 
 def unseen() -> list[nn.Module]:
@@ -77,6 +97,14 @@ def unseen() -> list[nn.Module]:
 
 def early() -> list[nn.Module]:
     return [nn.Linear(8, 8), Early(), nn.Linear(8, 4)]
+
+
+def carried() -> list[nn.Module]:
+    return [nn.Linear(8, 8), Carried(), nn.Linear(8, 8), Carried(), nn.Linear(8, 4)]
+
+
+def named(kept: str, writes: bool) -> list[Any]:
+    return [nn.Linear(8, 8), functools.partial(Named, kept, writes), nn.Linear(8, 4)]
 
 
 def late() -> list[nn.Module]:
@@ -111,7 +139,7 @@ def dataset() -> TensorDataset:
 
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
 @pytest.mark.parametrize("redundant", [False, True], ids=["calm", "redundant"])
-@pytest.mark.parametrize("layers", ["written", "unseen"])
+@pytest.mark.parametrize("layers", ["written", "unseen", "carried"])
 def test_every_cut_gives_the_plain_loops_bits(layers: str, redundant: bool, splits: bool) -> None:
     """Through .data it was wrong and silent; else torch refused the backward, or, if redundant, it was silent too."""
     job = job_of_parts(__name__, layers, "dataset")
@@ -125,6 +153,17 @@ def test_every_cut_gives_the_plain_loops_bits(layers: str, redundant: bool, spli
 def test_one_that_plain_pytorch_refuses_is_refused_at_the_start() -> None:
     with pytest.raises(JobError, match=r"the backward of layer 1 \(Early\) raised .* modified by an inplace operation"):
         check_job(job_of_parts(__name__, "early", "dataset"))
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["read", "written"])
+@pytest.mark.parametrize("kept", ["attribute", "list", "closure"])
+def test_a_buffer_with_another_name_is_refused(kept: str, writes: bool) -> None:
+    """A node exchanges the tensor, and the other name went on with the old one."""
+    job = job_of_parts(__name__, "named", "dataset")
+    arguments = {"kept": kept, "writes": writes}
+    job = job.model_copy(update={"model": job.model.model_copy(update={"args": arguments})})
+    with pytest.raises(JobError, match=r"layer 1 \(Named\) keeps its buffer count under another name"):
+        check_job(job)
 
 
 def test_a_backward_that_changes_buffers_is_refused() -> None:
@@ -148,9 +187,9 @@ def test_one_that_begins_unseen_is_told(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_other_buffers_stay_where_they_are() -> None:
-    """So they cost nothing: a mask, a cache, the statistics of a BatchNorm, what has another name."""
+    """So they cost nothing: a mask, a cache, the statistics of a BatchNorm."""
     job = job_of_parts(__name__, "written", "dataset")
-    modules = [Scaled(), nn.BatchNorm1d(8), Named()]
+    modules = [Scaled(), nn.BatchNorm1d(8)]
     held = [HeldLayer(i, module, None, CPU) for i, module in enumerate(modules)]
     stage = Stage(job, 0, held, True, False, nn.functional.cross_entropy)
     stage.begin_step(0)
@@ -159,4 +198,4 @@ def test_other_buffers_stay_where_they_are() -> None:
         stage.forward(m, torch.ones(3, 8), None)
     after = [dict(module.named_buffers()) for module in modules]
     moved = [name for old, new in zip(before, after, strict=True) for name in old if old[name] is not new[name]]
-    assert moved == ["mean", "mean"]
+    assert moved == ["mean"]
