@@ -8,12 +8,14 @@ Layer by layer, each built and run alone: a model too large for this machine is 
 # earlier work has left in Python. Of two microbatches, A and B:
 #
 #     first sweep      each layer as it was built:    B   A   A
-#     second sweep     each layer built anew:         A   B
+#     second sweep     each layer built anew:         A   B, and A's backward after B's forward
 #
 #     A after B, A after A, A on a new layer    have the same bits, so has B: else the layer counts, draws from a
 #                                               generator of its own, or sets itself up by what it sees first
 #     the second sweep's A                      comes when the layers before have last seen B, the first sweep's when
 #                                               they have seen A: so it shows what they leave for one another
+#     the second sweep's backward of A          comes after a later forward, as in a pipeline: so it shows what it
+#                                               reads from the module, where that forward has been
 #     attributes after A and after A, A         are the same. A cache that grows with its input passes; what goes on
 #                                               with every forward does not. That a count has changed no result so far
 #                                               proves little: it may act after a thousand steps, and silently
@@ -22,7 +24,9 @@ Layer by layer, each built and run alone: a model too large for this machine is 
 # one of the first sweep other tensors take the buffers' place, since a node exchanges them (rule 21). Whoever reads or
 # writes a buffer under another name still has the first ones then, with what the run before has left there.
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +47,7 @@ from culm.pipeline.user_code.trial import (
     attributes_of,
     changes_parameter,
     leaf_of,
+    reads_late,
     refuse_loss,
     run_backward,
 )
@@ -113,16 +118,30 @@ def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: F
     """The same of layers built anew, each when those before it have last seen another microbatch."""
     for index in range(source.layer_count):
         trained, bits_of_a, bits_of_b = firsts[index]
-        layer = source.build(index)
-        trial = Trial(layer, _name(layer, index), trained)
-        of_a = trial.run(a.x, a.seed(job, index), backward=True)
-        of_b = trial.run(b.x, b.seed(job, index), backward=False)
-        _refuse_other(_name(layer, index), bits_of_a, of_a.bits, "model.layers")
-        _refuse_other(_name(layer, index), bits_of_b, of_b.bits, "model.layers")
+        name, trial = _new_trial(source, index, trained)
+        of_a, of_b = trial.run_ahead(a.x, a.seed(job, index), b.x, b.seed(job, index))
+        alone = partial(_alone, source, index, trained, a.x, a.seed(job, index))
+        _refuse_late(name, bits_of_a, of_a.bits, alone, "model.layers")
+        _refuse_other(name, bits_of_a, of_a.bits, "model.layers")
+        _refuse_other(name, bits_of_b, of_b.bits, "model.layers")
         a, b = a.after(of_a), b.after(of_b)
     _, bits_of_a, bits_of_b = firsts[-1]
-    _refuse_other("the loss", bits_of_a, _run_loss(source, job, a), "train.loss")
-    _refuse_other("the loss", bits_of_b, _run_loss(source, job, b), "train.loss")
+    forward_of_a, forward_of_b = _loss_forward(source, job, a), _loss_forward(source, job, b)
+    now_of_a, now_of_b = _loss_backward(*forward_of_a), _loss_backward(*forward_of_b)
+    _refuse_late("the loss", bits_of_a, now_of_a, partial(_run_loss, source, job, a), "train.loss")
+    _refuse_other("the loss", bits_of_a, now_of_a, "train.loss")
+    _refuse_other("the loss", bits_of_b, now_of_b, "train.loss")
+
+
+def _new_trial(source: ModelSource, index: int, trained: bool) -> tuple[str, Trial]:
+    layer = source.build(index)
+    name = _name(layer, index)
+    return name, Trial(layer, name, trained)
+
+
+def _alone(source: ModelSource, index: int, trained: bool, x: torch.Tensor, seed: int) -> Bits:
+    """What the layer, built anew, gives without another forward before its backward."""
+    return _new_trial(source, index, trained)[1].run(x, seed, backward=True).bits
 
 
 def _name(layer: nn.Module, index: int) -> str:
@@ -156,6 +175,11 @@ def _try_for_a_gradient(trial: Trial, name: str, trained: bool, x: torch.Tensor,
 
 def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
     """What the loss gives, and what its backward does."""
+    return _loss_backward(*_loss_forward(source, job, sample))
+
+
+def _loss_forward(source: ModelSource, job: Job, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and the output that it is taken of."""
     output = leaf_of(sample.x, True)
     seed_all(sample.seed(job, source.layer_count))  # a node's loss goes on from the last layer: also a seed of its own
     try:
@@ -164,6 +188,10 @@ def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error
     refuse_loss(loss, output)
+    return loss, output
+
+
+def _loss_backward(loss: torch.Tensor, output: torch.Tensor) -> Bits:
     if loss.requires_grad:
         run_backward(loss, "the backward of the loss", "train.loss")
     if output.grad is None:
@@ -187,12 +215,23 @@ def _refuse_written(name: str, before: Bits, after: Bits) -> None:
             raise changes_parameter(name, parameter)
 
 
+def _other_part(first: Bits, then: Bits) -> str:
+    """The name of what two runs gave otherwise; nothing where they gave the same."""
+    return next((part for part in [*first, *then] if first.get(part) != then.get(part)), "")
+
+
 def _refuse_other(name: str, first: Bits, then: Bits, where: str) -> None:
     """Raises JobError unless both runs gave the same."""
-    for part in [*first, *then]:
-        if first.get(part) != then.get(part):
-            what = f"{name} gives another {part} when it is run again on the same microbatch"
-            raise JobError(what, where, MEND)
+    part = _other_part(first, then)
+    if part:
+        raise JobError(f"{name} gives another {part} when it is run again on the same microbatch", where, MEND)
+
+
+def _refuse_late(name: str, first: Bits, then: Bits, alone: Callable[[], Bits], where: str) -> None:
+    """Raises JobError where a forward before the backward has made the difference. ``alone``: gives it without."""
+    part = _other_part(first, then)
+    if part.startswith("gradient") and alone() == first:
+        raise reads_late(name, part, where)
 
 
 def _refuse_counting(name: str, before: Bits, after: Bits, where: str) -> None:

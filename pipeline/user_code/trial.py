@@ -16,7 +16,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.user_code.buffer_places import places_of_buffers, put
+from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
@@ -30,6 +30,16 @@ class Ran:
     output: torch.Tensor
     reached: bool
     bits: Bits
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One that has run. ``output``: a copy of y; ``buffers``: their bits after it."""
+
+    leaf: torch.Tensor
+    y: torch.Tensor
+    output: torch.Tensor
+    buffers: Bits
 
 
 class Trial:
@@ -50,23 +60,21 @@ class Trial:
 
         ``exchanged``: buffers that are other tensors than those that the layer was built with.
         """
-        self._put_buffers_back(exchanged)
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        versions = {name: parameter._version for name, parameter in self._parameters.items()}
-        leaf = leaf_of(x, self._trained)
-        seed_all(seed)
-        y = self._forward(leaf)
-        output = copy_of(y.detach())  # a buffer may lie in its memory, and the next run writes into buffers
-        if backward and y.requires_grad:
-            buffers = self._bits_of_buffers()
-            run_backward(y, f"the backward of {self._name}", "model.layers")
-            if self._bits_of_buffers() != buffers:
-                raise changes_buffers_late(self._name)
-        self._refuse_changes(versions)
-        waiting = [leaf] if self._trained else [p for p in self._parameters.values() if p.requires_grad]
-        reached = not waiting or any(tensor.grad is not None for tensor in waiting)
-        return Ran(output, reached, self._bits(output, leaf))
+        self._drop_gradients()
+        forward = self._forward(x, seed, exchanged)
+        if backward:
+            self._backward(forward, f"the backward of {self._name}")
+        return self._ran(forward)
+
+    def run_ahead(self, x: torch.Tensor, seed: int, next_x: torch.Tensor, next_seed: int) -> tuple[Ran, Ran]:
+        """Forward, the next microbatch's forward, and backward of the first one: as in a pipeline."""
+        self._drop_gradients()
+        # A norm's buffers stay the tensors that they are, as on a node.
+        exchanged = self._built.keys() - in_norms(self._layer)
+        forward = self._forward(x, seed, exchanged)
+        of_next = self._ran(self._forward(next_x, next_seed, exchanged))
+        self._backward(forward, f"the backward of {self._name} after the next microbatch's forward")
+        return self._ran(forward), of_next
 
     def run_exchanged(self, x: torch.Tensor, seed: int, in_place: Bits) -> Ran:
         """The same, with every buffer exchanged, as nodes do. ``in_place``: what it gave with none exchanged.
@@ -79,7 +87,21 @@ class Trial:
             raise names_buffer_twice(self._name, next(one, ", ".join(self._built)))
         return ran
 
-    def _forward(self, leaf: torch.Tensor) -> torch.Tensor:
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+    def _forward(self, x: torch.Tensor, seed: int, exchanged: Collection[str]) -> Forward:
+        self._put_buffers_back(exchanged)
+        versions = self._versions()
+        leaf = leaf_of(x, self._trained)
+        seed_all(seed)
+        y = self._output(leaf)
+        self._refuse_changes(versions)
+        # A copy: a buffer may lie in the output's memory, and the next run writes into buffers.
+        return Forward(leaf, y, copy_of(y.detach()), self._bits_of_buffers())
+
+    def _output(self, leaf: torch.Tensor) -> torch.Tensor:
         try:
             y = self._layer(leaf.clone())  # in training the input is no leaf either, so it may be written in place
         except RAISED as error:
@@ -89,6 +111,24 @@ class Trial:
             what = f"{self._name} returned a {type(y).__name__}, not a tensor"
             raise JobError(what, "model.layers", "let every layer take one tensor and return one")
         return y
+
+    def _backward(self, forward: Forward, name: str) -> None:
+        if not forward.y.requires_grad:
+            return
+        versions, buffers = self._versions(), self._bits_of_buffers()
+        run_backward(forward.y, name, "model.layers")
+        if self._bits_of_buffers() != buffers:
+            raise changes_buffers_late(self._name)
+        self._refuse_changes(versions)
+
+    def _versions(self) -> dict[str, int]:
+        return {name: parameter._version for name, parameter in self._parameters.items()}
+
+    def _ran(self, forward: Forward) -> Ran:
+        leaf = forward.leaf
+        waiting = [leaf] if self._trained else [p for p in self._parameters.values() if p.requires_grad]
+        reached = not waiting or any(tensor.grad is not None for tensor in waiting)
+        return Ran(forward.output, reached, self._bits(forward))
 
     def _put_buffers_back(self, exchanged: Collection[str]) -> None:
         for name, value in self._buffers.items():
@@ -112,14 +152,14 @@ class Trial:
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
                 raise gives_sparse(self._name, name)
 
-    def _bits(self, y: torch.Tensor, leaf: torch.Tensor) -> Bits:
-        found = {"output": digest_of(y)}
-        if leaf.grad is not None:
-            found["gradient of its input"] = digest_of(leaf.grad)
+    def _bits(self, forward: Forward) -> Bits:
+        found = {"output": digest_of(forward.output)}
+        if forward.leaf.grad is not None:
+            found["gradient of its input"] = digest_of(forward.leaf.grad)
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 found[f"gradient of {name}"] = digest_of(parameter.grad)
-        return found | self._bits_of_buffers()
+        return found | forward.buffers
 
     def _bits_of_buffers(self) -> Bits:
         return {f"buffer {name}": digest_of(buffer) for name, buffer in self._layer.named_buffers()}
@@ -187,6 +227,13 @@ def names_buffer_twice(layer: str, buffer: str) -> JobError:
     """The error for a buffer that goes on under another name where a node puts another tensor in its place."""
     what = f"{layer} keeps its buffer {buffer} under another name too, and uses both: nodes exchange a buffer's tensor"
     return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
+
+
+def reads_late(name: str, part: str, where: str) -> JobError:
+    """The error for a backward that finds in the module what a later forward has left. ``part``: the gradient."""
+    what = f"{name} gives another {part} once a later forward has run: its backward reads what forwards keep in it"
+    mend = "pass the backward what it needs: as checkpoint()'s argument, by ctx.save_for_backward, in a hook's closure"
+    return JobError(what, where, mend)
 
 
 def changes_buffers_late(layer: str) -> JobError:

@@ -15,6 +15,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.user_code.check import check_job
 from tests.hostile.habits import CLASSES, LEFT, REFUSED, WIDTH, Inner, Recomputed, Tokens, head, numbers
 from tests.hostile.job_files import make_job
+from tests.hostile.late_readers import LATE, late
 from tests.hostile.stages import job_of_parts, train
 
 HABITS = "tests.hostile.habits"
@@ -27,6 +28,13 @@ def test_what_cannot_be_done_again_is_refused_before_the_run(name: str) -> None:
         check_job(make_job(layers=f"{HABITS}:refused", dataset=f"{HABITS}:numbers", args=f'name = "{name}"'))
     assert str(error.value).startswith("model.layers: ")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_backward_that_reads_what_a_later_forward_left_is_refused(name: str) -> None:
+    """It was wrong and silent: in a pipeline forwards run ahead of a microbatch's backward."""
+    with pytest.raises(JobError, match=LATE[name][1]):
+        check_job(make_job(layers=f"{late.__module__}:late", dataset=f"{HABITS}:numbers", args=f'name = "{name}"'))
 
 
 # ---- what is honest --------------------------------------------------------------------------------------------------
@@ -153,17 +161,26 @@ class Counting(nn.Module):
         return F.cross_entropy(output, target)
 
 
+class Remembering(nn.Module):
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.norm = output.detach().norm()
+        loss = F.cross_entropy(output, target)
+        loss.register_hook(lambda gradient: gradient / self.norm)  # type: ignore[no-untyped-call]
+        return loss
+
+
 def writing(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Writes into what it is given."""
     return F.cross_entropy(output.mul_(2.0), target.add_(1).remainder_(CLASSES))
 
 
-counting, smooth = Counting(), nn.CrossEntropyLoss(label_smoothing=0.1)
+counting, remembering, smooth = Counting(), Remembering(), nn.CrossEntropyLoss(label_smoothing=0.1)
 
 
 LOSSES = {
     "warming_up": r"the loss gives another value",
     "noisy_backward": r"the backward of the loss draws random numbers from Python's",
+    "remembering": r"the loss gives another gradient of the output once a later forward has run",
     "counting": r"the loss keeps calls as a plain attribute",
 }
 
