@@ -30,13 +30,6 @@ def put(places: Sequence[Place], tensor: torch.Tensor) -> None:
         buffers[key] = tensor
 
 
-def buffer_at(places: Sequence[Place]) -> torch.Tensor:
-    buffers, key = places[0]
-    buffer = buffers[key]
-    assert buffer is not None, f"the buffer {key} was taken away"
-    return buffer
-
-
 def in_norms(module: nn.Module) -> set[str]:
     """Names of the buffers that norms alone have: they are never exchanged between forwards."""
     read = {id(b) for m in module.modules() if type(m) not in NORMS for b in m._buffers.values() if b is not None}

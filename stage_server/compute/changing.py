@@ -9,103 +9,80 @@
 #                 look: what is written through .data has no version
 #
 # So before a forward each buffer that forwards have changed is exchanged for a copy, which that forward may write into.
+# All buffers of its module go with it: mostly it is a count there that tells a forward when to change the others.
+#
 # Which they are the first forward shows. Later ones show those whose version changes, too late for graphs that wait for
-# their backward: torch refuses these.
+# their backward: torch refuses these. The end of a step shows the others, and no gradient of that step may count.
+#
+# A buffer may also lie in the memory of the forward's output or input, where the forward puts another tensor in its
+# place. A node sends these and keeps them for an heir, and it writes into buffers where a step begins. So the buffer
+# gets memory of its own.
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 import torch
 from torch import nn
 
+from culm.pipeline.errors import JobError
+from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.layout import copy_of
-
-log = logging.getLogger("culm.changing")
-
-Place = tuple[dict[str, torch.Tensor | None], str]  # what keeps a buffer, and under which key
-
-# Their statistics have no part in a backward: torch writes into them without counting a version.
-NORMS = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-)
+from culm.pipeline.user_code.buffer_places import Places, in_norms, put
+from culm.pipeline.user_code.trial import changes_buffer
 
 
 class ChangingBuffers:
     """Of one layer."""
 
-    def __init__(self, index: int, module: nn.Module, places: Mapping[str, Sequence[Place]]) -> None:
+    def __init__(self, index: int, module: nn.Module, places: Places) -> None:
         """``places``: of each buffer, by name. Other tensors may come to lie there."""
-        self._index = index
-        self._module = module
-        read = {id(b) for m in module.modules() if type(m) not in NORMS for b in m._buffers.values() if b is not None}
-        named = dict(module.named_buffers())
-        self._places = {name: where for name, where in places.items() if id(named[name]) in read}
-        self._changing: set[str] = set()
-        self._first: dict[str, torch.Tensor] | None = None  # values before the first forward, while it runs
-        self._has_run = False
-        self._versions: list[tuple[str, torch.Tensor, int]] = []  # before the forward that runs, of the others
+        self._name = f"layer {index} ({type(module).__name__})"
+        kept = in_norms(module)
+        self._places = {name: where for name, where in places.items() if name not in kept}
+        self._exchanged: set[str] = set()
+        self._first: dict[str, torch.Tensor] | None = {}  # values before the first forward; None once it has run
+        self._before: list[tuple[str, torch.Tensor, int]] = []  # the forward that runs, with their versions
 
     def begin_forward(self) -> None:
         """A forward is about to run."""
-        if not self._places:
-            return
-        for name in self._changing:
-            own = copy_of(self._at(name))
-            for module, key in self._places[name]:
-                module[key] = own
-        others = [(name, self._at(name)) for name in self._places if name not in self._changing]
-        self._versions = [(name, buffer, buffer._version) for name, buffer in others]
-        if not self._has_run:
-            self._first = {name: buffer.clone() for name, buffer in others}
+        for name in self._exchanged:
+            put(self._places[name], copy_of(self._at(name)))
+        self._before = [(name, buffer, buffer._version) for name in self._places for buffer in [self._at(name)]]
+        if self._first is not None:
+            self._first = {name: buffer.clone() for name, buffer, _ in self._before}
 
-    def end_forward(self) -> None:
+    def end_forward(self, output: torch.Tensor) -> None:
         """It is over."""
-        if not self._places:
-            return
-        written = [name for name, buffer, version in self._versions if buffer._version != version]
-        replaced = [name for name, buffer, _ in self._versions if self._at(name) is not buffer]
-        found = {*written, *replaced}
+        replaced = {name for name, buffer, _ in self._before if self._at(name) is not buffer}
+        changed = {name for name, buffer, version in self._before if buffer._version != version} | replaced
         if self._first is not None:  # writes through .data count no version
-            found |= {name for name, before in self._first.items() if not _equal(before, self._at(name))}
-            self._has_run, self._first = True, None
-        self._versions = []
-        for name in found:
-            self._add(name)
+            changed |= {name for name, value in self._first.items() if not same_bits(value, self._at(name))}
+        self._first, self._before = None, []
+        for name in changed - self._exchanged:
+            self._exchanged |= self._beside(name)
+        for name in self._exchanged:
+            buffer = self._at(name)
+            if name in replaced or _is_in_one_memory(buffer, output):
+                put(self._places[name], buffer.clone())
 
-    def changed(self, names: Collection[str]) -> None:
-        """The step's forwards have changed these buffers."""
-        for name in names:
-            if name in self._places and name not in self._changing:
-                self._add(name)
-                log.warning(
-                    "layer %d (%s) has begun to change its buffer %s through .data: gradients of this step are wrong "
-                    "if its backward needs that buffer; write into it without .data",
-                    *(self._index, type(self._module).__name__, name),
-                )
+    def refuse_late(self, changed: Collection[str]) -> None:
+        """Raises JobError where a backward may have read what a later forward wrote. ``changed``: within the step."""
+        late = sorted(name for name in changed if name in self._places and name not in self._exchanged)
+        if late:
+            what = f"{self._name} changes its buffer {late[0]} through .data, but did not in its first forward"
+            mend = "write into it without .data, under torch.no_grad(): this step's gradients may be wrong"
+            raise JobError(what, "model.layers", mend)
 
     def _at(self, name: str) -> torch.Tensor:
-        module, key = self._places[name][0]
-        buffer = module[key]
-        assert buffer is not None, f"the buffer {name} was taken away"
+        buffers, key = self._places[name][0]
+        if key not in buffers or (buffer := buffers[key]) is None:  # a scripted module's have no ``get``
+            raise changes_buffer(self._name, name)
         return buffer
 
-    def _add(self, name: str) -> None:
-        """Its tensor is exchanged from now on, unless the layer would go on with the old one as well."""
-        if self._has_another_name(self._at(name)):
-            del self._places[name]
-        else:
-            self._changing.add(name)
-
-    def _has_another_name(self, buffer: torch.Tensor) -> bool:
-        """Whether a module keeps its memory also as an attribute, which would still name the old one."""
-        if buffer.layout is not torch.strided:
-            return True
-        memory = buffer.untyped_storage().data_ptr()
-        kept = (x for m in self._module.modules() for y in (vars(m), m._buffers, m._parameters) for x in y.values())
-        tensors = (x for x in kept if isinstance(x, torch.Tensor) and x is not buffer and x.layout is torch.strided)
-        return any(x.untyped_storage().data_ptr() == memory for x in tensors)
+    def _beside(self, name: str) -> set[str]:
+        """It, and all other buffers of the modules that have it."""
+        modules = {id(buffers) for buffers, _ in self._places[name]}
+        return {other for other, where in self._places.items() if any(id(buffers) in modules for buffers, _ in where)}
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other)
+def _is_in_one_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

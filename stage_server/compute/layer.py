@@ -194,11 +194,12 @@ class HeldLayer:
 
     def has_changed_buffers(self) -> bool:
         """Whether forwards of the running step have changed any, of the pipeline that is in place."""
-        return bool(self._changed_buffers())
+        return bool(self._changed(self._buffers()))
 
-    def _changed_buffers(self) -> list[tuple[str, torch.Tensor]]:
+    def _changed(self, now: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+        """Those of a pipeline's buffers that its forwards have changed. Raises JobError where the shape has changed."""
         # By bits: a holder that is not told of a -0.0 keeps its 0.0.
-        before, now = self._buffers_before or {}, self._buffers()
+        before = self._buffers_before or {}
         for name, buffer in now.items():
             if (buffer.shape, buffer.dtype) != (before[name].shape, before[name].dtype):
                 raise self._changes_buffer(name)
@@ -221,16 +222,16 @@ class HeldLayer:
         """What a pipeline has accumulated; its next backward begins with nothing."""
         if pipeline in (BUFFERS_OF, self._in_place):
             self.enter(pipeline)
-            gradients = self._in_place_gradients()
+            own = Workspace(self._in_place_gradients(), self._buffers())
             self._drop_gradients()
         else:
-            gradients = self._aside.pop(pipeline).gradients
-        named = zip((name for name, _ in self._parameters), gradients, strict=True)
+            own = self._aside.pop(pipeline)
+        changed = self._changed(own.buffers)
+        self.changing.refuse_late([name for name, _ in changed])
+        named = zip((name for name, _ in self._parameters), own.gradients, strict=True)
         tensors = [(f"grad.{name}", in_memory(gradient.detach())) for name, gradient in named if gradient is not None]
         if pipeline == BUFFERS_OF:
-            changed = {name: buffer.clone() for name, buffer in self._changed_buffers()}
-            tensors += [(f"buffer.{name}", buffer) for name, buffer in changed.items()]
-            self.changing.changed(changed)
+            tensors += [(f"buffer.{name}", buffer.clone()) for name, buffer in changed]
         return Value(tuple(tensors))
 
     def cut_into(self, buckets: range) -> None:

@@ -117,7 +117,7 @@ class Stage:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
                 raise
-            layer.changing.end_forward()
+            layer.changing.end_forward(h)
         wrote = given._version != version
         if self._writes_input is None:
             self._writes_input = wrote or not same_bits(given, x)  # writes through .data count no version

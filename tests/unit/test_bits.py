@@ -51,7 +51,8 @@ def test_a_buffer_that_changes_its_sign_alone_goes_to_every_holder() -> None:
     """It counted as unchanged: the owner kept -0.0, its standby 0.0."""
     owner, standby = (HeldLayer(0, Sign(), None, CPU) for _ in range(2))
     owner.begin_step(0)
-    owner.module(torch.ones(1, 2))
+    owner.changing.begin_forward()
+    owner.changing.end_forward(owner.module(torch.ones(1, 2)))
     assert owner.has_changed_buffers()
     gradient = owner.whole(owner.merge(Block(0, 1), 1), with_norm=False)
     for layer in (owner, standby):

@@ -102,7 +102,10 @@ def trained(kind: str) -> HeldLayer:
     """After a step."""
     layer = held(kind, 0)
     layer.begin_step(0)
-    layer.module(torch.randn(4, 8)).square().sum().backward()
+    layer.changing.begin_forward()
+    y = layer.module(torch.randn(4, 8))
+    layer.changing.end_forward(y)
+    y.square().sum().backward()
     layer.apply(layer.whole(layer.merge(Block(0, 1), 1), False), 1.0)
     return layer
 
