@@ -87,3 +87,8 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0]
+
+
+def in_one_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the two are views of one piece of memory, or one tensor."""
+    return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -42,14 +42,17 @@ from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.pipeline.user_code.trial import (
     Bits,
+    Memory,
     Ran,
     Trial,
     attributes_of,
     changes_parameter,
+    is_written,
     leaf_of,
     reads_late,
     refuse_loss,
     run_backward,
+    writes_into_buffer,
 )
 
 TRIES = 8  # a layer may leave itself out by chance, as LayerDrop does
@@ -84,6 +87,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     """What each layer gives first, and last the loss."""
     trained = False  # whether a layer so far has parameters to train
     firsts: Firsts = []
+    kept = ""  # the buffer that lies in the memory of A, in words
     for index in range(source.layer_count):
         layer = _build(source, index)
         name = _name(layer, index)
@@ -94,6 +98,9 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         before = attributes_of(layer)
         again = trial.run_exchanged(a.x, a.seed(job, index), of_a.bits)
         after = attributes_of(layer)
+        if kept and of_a.memory.written:
+            raise writes_into_buffer(name, kept, "model.layers")
+        kept = _kept(name, of_a.memory, kept)
         if not of_a.reached:
             seeds = [stream_seed(job.job.seed, step, 0, 0, index) for step in range(1, TRIES)]
             _try_for_a_gradient(trial, name, trained, a.x, seeds)
@@ -107,7 +114,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         what = "no layer has a parameter that requires a gradient: there is nothing to train"
         raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
     of_b_bits = _run_loss(source, job, b)
-    of_a_bits = _run_loss(source, job, a)
+    of_a_bits = _loss_backward(*_loss_forward(source, job, a, kept))
     before = _of_loss(source.loss)
     _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")
     _refuse_counting("the loss", before, _of_loss(source.loss), "train.loss")
@@ -131,6 +138,11 @@ def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: F
     _refuse_late("the loss", bits_of_a, now_of_a, partial(_run_loss, source, job, a), "train.loss")
     _refuse_other("the loss", bits_of_a, now_of_a, "train.loss")
     _refuse_other("the loss", bits_of_b, now_of_b, "train.loss")
+
+
+def _kept(name: str, memory: Memory, before: str) -> str:
+    """The buffer that lies in the memory of a layer's output, in words. ``before``: the one in its input's."""
+    return f"the buffer {memory.kept} of {name}" if memory.kept else before if memory.passed_on else ""
 
 
 def _new_trial(source: ModelSource, index: int, trained: bool) -> tuple[str, Trial]:
@@ -178,16 +190,20 @@ def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
     return _loss_backward(*_loss_forward(source, job, sample))
 
 
-def _loss_forward(source: ModelSource, job: Job, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and the output that it is taken of."""
+def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "") -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss, and the output that it is taken of. ``kept``: a buffer that lies in that output's memory."""
     output = leaf_of(sample.x, True)
     seed_all(sample.seed(job, source.layer_count))  # a node's loss goes on from the last layer: also a seed of its own
+    given = output.clone()  # it may write into both
+    version = given._version
     try:
-        loss = source.loss(output.clone(), sample.target.clone())  # it may write into both
+        loss = source.loss(given, sample.target.clone())
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error
     refuse_loss(loss, output)
+    if kept and is_written(given, version, output):
+        raise writes_into_buffer("the loss", kept, "train.loss")
     return loss, output
 
 

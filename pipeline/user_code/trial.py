@@ -7,20 +7,28 @@ numbers that a backward draws.
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.tensors.bits import digest_of
-from culm.pipeline.tensors.layout import copy_of
+from culm.pipeline.tensors.bits import digest_of, same_bits
+from culm.pipeline.tensors.layout import copy_of, in_one_memory
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
 Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
+
+
+class Memory(NamedTuple):
+    """What a forward did with its input's and its output's memory. ``kept``: a buffer that lies in the output's."""
+
+    written: bool  # the input's
+    passed_on: bool  # the input's: the output lies there
+    kept: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,7 @@ class Ran:
     output: torch.Tensor
     reached: bool
     bits: Bits
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,7 @@ class Forward:
     y: torch.Tensor
     output: torch.Tensor
     buffers: Bits
+    memory: Memory
 
 
 class Trial:
@@ -96,14 +106,19 @@ class Trial:
         versions = self._versions()
         leaf = leaf_of(x, self._trained)
         seed_all(seed)
-        y = self._output(leaf)
+        given = leaf.clone()  # in training the input is no leaf either, so it may be written in place
+        version = given._version
+        y = self._output(given)
         self._refuse_changes(versions)
         # A copy: a buffer may lie in the output's memory, and the next run writes into buffers.
-        return Forward(leaf, y, copy_of(y.detach()), self._bits_of_buffers())
+        output = copy_of(y.detach())
+        kept = next((n for n, buffer in self._layer.named_buffers() if in_one_memory(buffer, y)), "")
+        memory = Memory(is_written(given, version, leaf), in_one_memory(given, y), kept)
+        return Forward(leaf, y, output, self._bits_of_buffers(), memory)
 
-    def _output(self, leaf: torch.Tensor) -> torch.Tensor:
+    def _output(self, given: torch.Tensor) -> torch.Tensor:
         try:
-            y = self._layer(leaf.clone())  # in training the input is no leaf either, so it may be written in place
+            y = self._layer(given)
         except RAISED as error:
             what = f"{self._name} raised {described(error)}"
             raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error
@@ -128,7 +143,7 @@ class Trial:
         leaf = forward.leaf
         waiting = [leaf] if self._trained else [p for p in self._parameters.values() if p.requires_grad]
         reached = not waiting or any(tensor.grad is not None for tensor in waiting)
-        return Ran(forward.output, reached, self._bits(forward))
+        return Ran(forward.output, reached, self._bits(forward), forward.memory)
 
     def _put_buffers_back(self, exchanged: Collection[str]) -> None:
         for name, value in self._buffers.items():
@@ -201,6 +216,11 @@ def leaf_of(x: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
     return x.detach().requires_grad_(wants_gradient and (x.is_floating_point() or x.is_complex()))
 
 
+def is_written(given: torch.Tensor, version: int, before: torch.Tensor) -> bool:
+    """Whether user code has changed what it was given. ``version``: what it had then."""
+    return given._version != version or not same_bits(given, before)  # writes through .data count no version
+
+
 def _mend_of(error: BaseException, mend: str) -> str:
     if "deterministic implementation" in str(error):
         return "set job.threads to 1, or use another operation: with more threads its bits may vary"
@@ -227,6 +247,12 @@ def names_buffer_twice(layer: str, buffer: str) -> JobError:
     """The error for a buffer that goes on under another name where a node puts another tensor in its place."""
     what = f"{layer} keeps its buffer {buffer} under another name too, and uses both: nodes exchange a buffer's tensor"
     return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
+
+
+def writes_into_buffer(name: str, buffer: str, where: str) -> JobError:
+    """The error for an input that is written in place, and is a buffer of a layer before as well."""
+    what = f"{name} writes into its input, which {buffer} keeps: whether it sees that depends on where the model is cut"
+    return JobError(what, where, "keep a copy in the buffer (detach().clone()), or write nothing in place")
 
 
 def reads_late(name: str, part: str, where: str) -> JobError:

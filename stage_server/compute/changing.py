@@ -25,7 +25,7 @@ from torch import nn
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import same_bits
-from culm.pipeline.tensors.layout import copy_of
+from culm.pipeline.tensors.layout import copy_of, in_one_memory
 from culm.pipeline.user_code.buffer_places import Places, in_norms, put
 from culm.pipeline.user_code.trial import changes_buffer
 
@@ -61,7 +61,7 @@ class ChangingBuffers:
             self._exchanged |= self._beside(name)
         for name in self._exchanged:
             buffer = self._at(name)
-            if name in replaced or _is_in_one_memory(buffer, output):
+            if name in replaced or in_one_memory(buffer, output):
                 put(self._places[name], buffer.clone())
 
     def refuse_late(self, changed: Collection[str]) -> None:
@@ -82,7 +82,3 @@ class ChangingBuffers:
         """It, and all other buffers of the modules that have it."""
         modules = {id(buffers) for buffers, _ in self._places[name]}
         return {other for other, where in self._places.items() if any(id(buffers) in modules for buffers, _ in where)}
-
-
-def _is_in_one_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -16,6 +16,7 @@ from culm.pipeline.user_code.check import check_job
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage
+from tests.hostile.job_files import make_job
 from tests.hostile.stages import job_of_parts, train
 
 
@@ -142,6 +143,20 @@ def carried() -> list[nn.Module]:
     return [nn.Linear(8, 8), Carried(), nn.Linear(8, 8), Carried(), nn.Linear(8, 4)]
 
 
+def overwritten(by: str) -> list[nn.Module]:
+    """``by``: a layer after it, through a view, or the loss."""
+    between: dict[str, list[nn.Module]] = {
+        "layer": [nn.ReLU(inplace=True)],
+        "view": [nn.Flatten(), nn.ReLU(inplace=True)],
+        "loss": [],
+    }
+    return [nn.Linear(8, 8), Carried(), *between[by]]
+
+
+def doubling(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(output.mul_(2.0), target)
+
+
 def named(kept: str, writes: bool) -> list[Any]:
     return [nn.Linear(8, 8), functools.partial(Named, kept, writes), nn.Linear(8, 4)]
 
@@ -202,6 +217,20 @@ def test_a_buffer_with_another_name_is_refused(kept: str, writes: bool) -> None:
     arguments = {"kept": kept, "writes": writes}
     job = job.model_copy(update={"model": job.model.model_copy(update={"args": arguments})})
     with pytest.raises(JobError, match=r"layer 1 \(Named\) keeps its buffer count under another name"):
+        check_job(job)
+
+
+@pytest.mark.parametrize(
+    ("by", "name"), [("layer", r"layer 2 \(ReLU\)"), ("view", r"layer 3 \(ReLU\)"), ("loss", "the loss")]
+)
+def test_a_buffer_that_others_write_into_is_refused(by: str, name: str) -> None:
+    """It lies in the memory of its layer's output: whether it saw the writes depended on the cut."""
+    loss = f"{__name__}:doubling"
+    job = make_job(layers=f"{__name__}:overwritten", dataset=f"{__name__}:dataset", args=f'by = "{by}"', loss=loss)
+    job = job.model_copy(update={"data": job.data.model_copy(update={"microbatch": 3})})
+    with pytest.raises(
+        JobError, match=rf"{name} writes into its input, which the buffer last of layer 1 \(Carried\) keeps"
+    ):
         check_job(job)
 
 
