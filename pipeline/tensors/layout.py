@@ -92,3 +92,8 @@ class _Copy(torch.autograd.Function):
 def in_one_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the two are views of one piece of memory, or one tensor."""
     return one.numel() > 0 and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its elements are numbers in memory at strides: neither sparse nor opaque, nested nor quantized."""
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized

@@ -13,6 +13,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
+from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.user_code.again import made_again
 from culm.pipeline.user_code.configuration import configuration_of, configurations
 from culm.pipeline.user_code.devices import settle
@@ -20,7 +21,7 @@ from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
 from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
 from culm.pipeline.user_code.outline import Outline
-from culm.pipeline.user_code.sharing import kept_between, shared_between
+from culm.pipeline.user_code.sharing import kept_between, shared_between, tensors_of
 from culm.pipeline.user_code.streams import layer_seed, seed_all
 
 # A layer's initial values must not depend on the node that builds it, nor on what was built before:
@@ -127,6 +128,7 @@ class ModelSource:
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)
             _refuse_state(layer, index)
+            _refuse_expanded(layer, layer.named_buffers(), index)  # torch copies parameters without that
             return layer, layer
         try:
             with torch.device("meta"):
@@ -137,6 +139,7 @@ class ModelSource:
         if kept:
             raise self.keeps(index, kept)
         _refuse_state(module, index)
+        _refuse_expanded(module, tensors_of(module), index)
         return module, again
 
     def keeps(self, index: int, name: str) -> JobError:
@@ -234,6 +237,10 @@ def _refuse_lazy(layer: nn.Module, index: int) -> None:
 
 def _refuse_state(layer: nn.Module, index: int) -> None:
     """Raises JobError for a layer with state that no copy of its parameters and buffers takes along."""
+    for name, tensor in tensors_of(layer):
+        if not is_plain(tensor):
+            what = f"layer {index} ({type(layer).__name__}) keeps {name} as a sparse, nested or quantized tensor"
+            raise JobError(what, "model.layers", "keep it dense, and make the other from it in the forward")
     try:
         foreign = foreign_entry(layer)
     except RAISED as error:
@@ -242,3 +249,11 @@ def _refuse_state(layer: nn.Module, index: int) -> None:
     if foreign:
         what = f"the state_dict of layer {index} ({type(layer).__name__}) has {foreign}, no parameter or buffer of it"
         raise JobError(what, "model.layers", "keep state in parameters and buffers, not in get_extra_state or a hook")
+
+
+def _refuse_expanded(layer: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], index: int) -> None:
+    """Raises JobError for a tensor that repeats the same memory: nothing can be written into it."""
+    for name, tensor in tensors:
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            what = f"layer {index} ({type(layer).__name__}) keeps {name} expanded: several elements are one in memory"
+            raise JobError(what, "model.layers", "call contiguous() after expand()")

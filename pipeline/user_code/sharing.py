@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from culm.pipeline.tensors.layout import is_plain
+
 
 class Extent(NamedTuple):
     """The memory of one tensor; addresses are those of one device."""
@@ -61,7 +63,7 @@ def _extents(index: int, module: nn.Module) -> Iterator[Extent]:
 
 def _storage(tensor: torch.Tensor) -> set[int]:
     """What tells one piece of memory from another; nothing for a tensor that has none."""
-    if is_lazy(tensor) or tensor.layout is not torch.strided or not tensor.numel():
+    if is_lazy(tensor) or not is_plain(tensor) or not tensor.numel():
         return set()
     storage = tensor.untyped_storage()
     return {storage._cdata} if tensor.is_meta else {storage._cdata, storage.data_ptr()}

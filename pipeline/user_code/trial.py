@@ -15,12 +15,14 @@ from torch import nn
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import digest_of, same_bits
-from culm.pipeline.tensors.layout import copy_of, in_one_memory
+from culm.pipeline.tensors.layout import copy_of, in_one_memory, is_plain
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
 Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
+
+DENSE = "use a dense one: nodes send, copy and compare nothing else"
 
 
 class Memory(NamedTuple):
@@ -125,6 +127,8 @@ class Trial:
         if not isinstance(y, torch.Tensor):
             what = f"{self._name} returned a {type(y).__name__}, not a tensor"
             raise JobError(what, "model.layers", "let every layer take one tensor and return one")
+        if not is_plain(y):
+            raise JobError(f"{self._name} returned a tensor that is sparse, nested or quantized", "model.layers", DENSE)
         return y
 
     def _backward(self, forward: Forward, name: str) -> None:
@@ -160,8 +164,7 @@ class Trial:
                 raise changes_parameter(self._name, name)
         buffers = dict(self._layer.named_buffers())
         for name in sorted({*buffers, *self._buffers}):
-            kinds = [(tuple(b[name].shape), b[name].dtype) if name in b else None for b in (self._buffers, buffers)]
-            if kinds[0] != kinds[1]:
+            if name not in buffers or name not in self._buffers or _kind(buffers[name]) != _kind(self._buffers[name]):
                 raise changes_buffer(self._name, name)
         for name, parameter in self._parameters.items():
             if parameter.grad is not None and parameter.grad.layout is not torch.strided:
@@ -210,6 +213,10 @@ def run_backward(y: torch.Tensor, name: str, where: str) -> None:
     drawn = drawn_between(before, generator_states())
     if drawn:
         raise draws_in_backward(name, drawn, where)
+
+
+def _kind(buffer: torch.Tensor) -> Any:
+    return (tuple(buffer.shape), buffer.dtype) if is_plain(buffer) else None
 
 
 def leaf_of(x: torch.Tensor, wants_gradient: bool) -> torch.Tensor:

@@ -1,12 +1,19 @@
 """Jobs that would give wrong answers that look right are refused at the start, in one line, with exit code 2."""
 
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -74,6 +81,74 @@ def test_a_module_that_torch_cannot_copy_is_named() -> None:
         with pytest.raises(JobError, match=r"layer 0 \(Linear\) cannot be copied: its weight is computed") as error:
             refusing()
         assert "\n" not in str(error.value)
+
+
+class Odd(nn.Linear):
+    """Has a tensor of some other kind. ``where``: as a buffer, a parameter, or as its output."""
+
+    def __init__(self, kind: str, where: str) -> None:
+        super().__init__(4, 4)
+        self.kind, self.where = kind, where
+        if where == "buffer":
+            self.register_buffer("odd", ODD[kind]())
+        elif where == "parameter":
+            self.odd = nn.Parameter(ODD[kind]())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).to_sparse() if self.where == "output" else super().forward(x)
+
+
+ODD: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "compressed": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "expanded": lambda: torch.tensor(0.5).expand(4),
+    "with gaps": lambda: torch.ones(4, 5)[:, :3],
+    "repeating": lambda: torch.arange(8.0).unfold(0, 4, 2),
+}
+
+
+def odd(kind: str, where: str, made: str) -> list[Any]:
+    constructor = functools.partial(Odd, kind, where)
+    return [constructor() if made == "a module" else constructor, functools.partial(nn.Linear, 4, 4)]
+
+
+def vectors() -> TensorDataset:
+    return TensorDataset(torch.ones(20, 4), torch.zeros(20, dtype=torch.long))
+
+
+def odd_job(kind: str, where: str, made: str) -> Job:
+    arguments = f'kind = "{kind}", where = "{where}", made = "{made}"'
+    return make_job(layers=f"{__name__}:odd", dataset=f"{__name__}:vectors", args=arguments)
+
+
+@pytest.mark.parametrize("made", ["a module", "a constructor"])
+@pytest.mark.parametrize(
+    ("kind", "where", "words"),
+    [
+        ("sparse", "buffer", "keeps odd as a sparse"),
+        ("sparse", "parameter", "keeps odd as a sparse"),
+        ("sparse", "output", "returned a tensor that is sparse"),
+        ("compressed", "buffer", "keeps odd as a sparse"),
+        ("nested", "buffer", "keeps odd as a sparse, nested"),
+        ("expanded", "buffer", "keeps odd expanded"),
+    ],
+)
+def test_tensors_that_no_node_could_copy_are_named(kind: str, where: str, words: str, made: str) -> None:
+    with pytest.raises(JobError, match=rf"layer 0 \(Odd\) {words}"):
+        check_job(odd_job(kind, where, made))
+
+
+def test_a_parameter_that_is_expanded_is_named() -> None:
+    """A constructor's: no optimizer writes into it. A module's is copied, and has memory of its own then."""
+    check_job(odd_job("expanded", "parameter", "a module"))
+    with pytest.raises(JobError, match=r"layer 0 \(Odd\) keeps odd expanded"):
+        check_job(odd_job("expanded", "parameter", "a constructor"))
+
+
+@pytest.mark.parametrize("kind", ["with gaps", "repeating"])
+def test_views_are_taken_as_buffers(kind: str) -> None:
+    check_job(odd_job(kind, "buffer", "a module"))
 
 
 def test_frozen_layers_and_layers_left_out_by_chance_are_taken() -> None:
