@@ -91,7 +91,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     for index in range(source.layer_count):
         layer = _build(source, index)
         name = _name(layer, index)
-        trial = Trial(layer, name, trained)
+        trial = Trial(layer, name, trained, job.schedule.splits)
         first_parameters = _bits_of_parameters(layer)
         of_b = trial.run(b.x, b.seed(job, index), backward=False)
         of_a = trial.run(a.x, a.seed(job, index), backward=True)
@@ -114,7 +114,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         what = "no layer has a parameter that requires a gradient: there is nothing to train"
         raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
     of_b_bits = _run_loss(source, job, b)
-    of_a_bits = _loss_backward(*_loss_forward(source, job, a, kept))
+    of_a_bits = _loss_backward(job, *_loss_forward(source, job, a, kept))
     before = _of_loss(source.loss)
     _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")
     _refuse_counting("the loss", before, _of_loss(source.loss), "train.loss")
@@ -125,16 +125,16 @@ def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: F
     """The same of layers built anew, each when those before it have last seen another microbatch."""
     for index in range(source.layer_count):
         trained, bits_of_a, bits_of_b = firsts[index]
-        name, trial = _new_trial(source, index, trained)
+        name, trial = _new_trial(source, job, index, trained)
         of_a, of_b = trial.run_ahead(a.x, a.seed(job, index), b.x, b.seed(job, index))
-        alone = partial(_alone, source, index, trained, a.x, a.seed(job, index))
+        alone = partial(_alone, source, job, index, trained, a)
         _refuse_late(name, bits_of_a, of_a.bits, alone, "model.layers")
         _refuse_other(name, bits_of_a, of_a.bits, "model.layers")
         _refuse_other(name, bits_of_b, of_b.bits, "model.layers")
         a, b = a.after(of_a), b.after(of_b)
     _, bits_of_a, bits_of_b = firsts[-1]
     forward_of_a, forward_of_b = _loss_forward(source, job, a), _loss_forward(source, job, b)
-    now_of_a, now_of_b = _loss_backward(*forward_of_a), _loss_backward(*forward_of_b)
+    now_of_a, now_of_b = _loss_backward(job, *forward_of_a), _loss_backward(job, *forward_of_b)
     _refuse_late("the loss", bits_of_a, now_of_a, partial(_run_loss, source, job, a), "train.loss")
     _refuse_other("the loss", bits_of_a, now_of_a, "train.loss")
     _refuse_other("the loss", bits_of_b, now_of_b, "train.loss")
@@ -145,15 +145,15 @@ def _kept(name: str, memory: Memory, before: str) -> str:
     return f"the buffer {memory.kept} of {name}" if memory.kept else before if memory.passed_on else ""
 
 
-def _new_trial(source: ModelSource, index: int, trained: bool) -> tuple[str, Trial]:
+def _new_trial(source: ModelSource, job: Job, index: int, trained: bool) -> tuple[str, Trial]:
     layer = source.build(index)
     name = _name(layer, index)
-    return name, Trial(layer, name, trained)
+    return name, Trial(layer, name, trained, job.schedule.splits)
 
 
-def _alone(source: ModelSource, index: int, trained: bool, x: torch.Tensor, seed: int) -> Bits:
+def _alone(source: ModelSource, job: Job, index: int, trained: bool, sample: Sample) -> Bits:
     """What the layer, built anew, gives without another forward before its backward."""
-    return _new_trial(source, index, trained)[1].run(x, seed, backward=True).bits
+    return _new_trial(source, job, index, trained)[1].run(sample.x, sample.seed(job, index), backward=True).bits
 
 
 def _name(layer: nn.Module, index: int) -> str:
@@ -187,7 +187,7 @@ def _try_for_a_gradient(trial: Trial, name: str, trained: bool, x: torch.Tensor,
 
 def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
     """What the loss gives, and what its backward does."""
-    return _loss_backward(*_loss_forward(source, job, sample))
+    return _loss_backward(job, *_loss_forward(source, job, sample))
 
 
 def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "") -> tuple[torch.Tensor, torch.Tensor]:
@@ -207,9 +207,9 @@ def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "")
     return loss, output
 
 
-def _loss_backward(loss: torch.Tensor, output: torch.Tensor) -> Bits:
+def _loss_backward(job: Job, loss: torch.Tensor, output: torch.Tensor) -> Bits:
     if loss.requires_grad:
-        run_backward(loss, "the backward of the loss", "train.loss")
+        run_backward(loss, "the backward of the loss", "train.loss", [output] if job.schedule.splits else None)
     if output.grad is None:
         what = "the loss does not depend on the last layer's output"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")

@@ -5,7 +5,7 @@ numbers that a backward draws.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,11 +57,12 @@ class Forward:
 class Trial:
     """A layer as it was built. Every run begins with the values of buffers that it was built with."""
 
-    def __init__(self, layer: nn.Module, name: str, trained: bool) -> None:
-        """``trained``: whether layers before it wait for a gradient."""
+    def __init__(self, layer: nn.Module, name: str, trained: bool, splits: bool) -> None:
+        """``trained``: whether layers before it wait for a gradient; ``splits``: whether backwards have two halves."""
         self._layer = layer
         self._name = name
         self._trained = trained
+        self._splits = splits
         self._parameters = dict(layer.named_parameters())
         self._places = places_of_buffers(layer)
         self._built = dict(layer.named_buffers())
@@ -135,7 +136,8 @@ class Trial:
         if not forward.y.requires_grad:
             return
         versions, buffers = self._versions(), self._bits_of_buffers()
-        run_backward(forward.y, name, "model.layers")
+        ends = [tensor for tensor in (forward.leaf, *self._parameters.values()) if tensor.requires_grad]
+        run_backward(forward.y, name, "model.layers", ends if self._splits and forward.leaf.requires_grad else None)
         if self._bits_of_buffers() != buffers:
             raise changes_buffers_late(self._name)
         self._refuse_changes(versions)
@@ -201,13 +203,16 @@ def refuse_loss(loss: Any, output: torch.Tensor) -> None:
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
 
 
-def run_backward(y: torch.Tensor, name: str, where: str) -> None:
-    """Backward with a gradient that is the same for tensors of one shape. Raises JobError if it draws numbers."""
+def run_backward(y: torch.Tensor, name: str, where: str, ends: Sequence[torch.Tensor] | None = None) -> None:
+    """Backward with a gradient that is the same for tensors of one shape. Raises JobError if it draws numbers.
+
+    ``ends``: where it goes to, as each half of a backward that is split says it; all of them have the same bits.
+    """
     # Not of ones alone: through a softmax, or a norm, their gradient is zero whatever came before.
     gradient = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y.dtype) if y.dim() else None
     before = generator_states()
     try:
-        torch.autograd.backward(y, gradient)
+        torch.autograd.backward(y, gradient, inputs=ends)
     except RAISED as error:
         raise JobError(f"{name} raised {described(error)}", where, _mend_of(error, "correct the code")) from error
     drawn = drawn_between(before, generator_states())
@@ -231,6 +236,8 @@ def is_written(given: torch.Tensor, version: int, before: torch.Tensor) -> bool:
 def _mend_of(error: BaseException, mend: str) -> str:
     if "deterministic implementation" in str(error):
         return "set job.threads to 1, or use another operation: with more threads its bits may vary"
+    if "use_reentrant" in str(error):
+        return 'call checkpoint(use_reentrant=False), or set pipeline.schedule to "1f1b": "zb-h1" splits backwards'
     return mend
 
 

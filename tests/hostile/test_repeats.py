@@ -12,6 +12,7 @@ from torch import nn
 
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from tests.hostile.habits import CLASSES, LEFT, REFUSED, WIDTH, Inner, Recomputed, Tokens, head, numbers
 from tests.hostile.job_files import make_job
@@ -134,6 +135,34 @@ def test_honest_layers_pass_and_train_as_in_a_plain_loop(cuts: tuple[int, ...]) 
     job = job_of_parts(__name__, "honest", numbers.__name__)
     check_job(job)
     assert train(job, cuts, False) == run_plain(job).sha256
+
+
+# ---- backwards in two halves -----------------------------------------------------------------------------------------
+
+
+def recomputed(reentrant: bool) -> list[Any]:
+    return [Tokens, functools.partial(Recomputed, True, reentrant), head]
+
+
+def split_job(layers: str, **options: str) -> Job:
+    return make_job(layers=f"{__name__}:{layers}", dataset=f"{HABITS}:numbers", more='schedule = "zb-h1"', **options)
+
+
+def test_what_no_half_of_a_backward_can_run_again_is_refused() -> None:
+    """torch raised at the first backward of a stage that splits."""
+    check_job(split_job("recomputed", args="reentrant = false"))
+    with pytest.raises(
+        JobError, match=r"backward of layer 1 \(Recomputed\) .*; call checkpoint\(use_reentrant=False\), or set"
+    ):
+        check_job(split_job("recomputed", args="reentrant = true"))
+
+
+def test_a_split_backward_is_no_other_one() -> None:
+    check_job(split_job("honest_split"))
+
+
+def honest_split() -> list[Any]:
+    return [layer for layer in honest() if getattr(layer, "args", ()) != (True, True)]
 
 
 # ---- the loss --------------------------------------------------------------------------------------------------------
