@@ -16,5 +16,10 @@ def between_layers(tensor: torch.Tensor) -> torch.Tensor:
     """A layer's output with nothing put off, in it or in its gradient."""
     tensor = in_memory(tensor)
     if tensor.is_complex() and tensor.requires_grad:
-        tensor.register_hook(in_memory)  # type: ignore[no-untyped-call]
+        tensor.register_hook(_gradient_in_memory)  # type: ignore[no-untyped-call]
     return tensor
+
+
+def _gradient_in_memory(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """A Function may give none, and torch calls the hook all the same."""
+    return in_memory(gradient) if gradient is not None else None

@@ -188,7 +188,7 @@ class Stage:
             return self._split.of_input(microbatch, x, output, gradient)
         # Not ``x.grad``, which is laid out like x. The layer before gets the gradient as it was made, as if no cut lay
         # between them.
-        made: list[torch.Tensor] = []
+        made: list[torch.Tensor | None] = []  # torch calls the hook with None where a Function gives no gradient
         if not self._first and x.requires_grad:
             x.register_hook(made.append)  # type: ignore[no-untyped-call]
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
@@ -199,7 +199,7 @@ class Stage:
                 backward_by_layer(output, gradient, self.layers, self._boundaries, through)
         if fresh:
             self._untouched.refuse_sparse(fresh)
-            own_gradients(fresh, [x, *made, *([gradient] if gradient is not None else [])])
+            own_gradients(fresh, [x, *(given for given in (*made, gradient) if given is not None)])
         if microbatch == self._last_microbatch:
             self._boundaries.clear()
         return made[0] if made else None

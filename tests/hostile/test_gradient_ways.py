@@ -1,7 +1,7 @@
 """Parameters train wherever the model is cut: on whatever ways gradients go, and where they end."""
 
 from itertools import combinations
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import torch
@@ -61,6 +61,42 @@ class Now(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x.detach() if torch.rand(()) < 0.5 else x)
+
+
+class Stop(torch.autograd.Function):
+    """Gives no gradient by chance, though its output has a graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.passes = bool(torch.rand(()) < 0.5)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor | None:
+        return gradients[0] if ctx.passes else None
+
+
+class Stopping(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(Stop.apply(x))  # type: ignore[no-untyped-call]
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ self.weight.real) + (x @ self.weight.imag) * 1j
+
+
+class Real(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = Stop.apply(x)  # type: ignore[no-untyped-call]
+        return y.real
 
 
 class Branches(nn.Module):
@@ -171,6 +207,14 @@ def by_chance() -> list[object]:
     return [linear, Now, linear, head]
 
 
+def stopping() -> list[object]:
+    return [linear, Stopping, linear, head]
+
+
+def stopping_complex() -> list[object]:
+    return [linear, Complex, Real, head]
+
+
 def branches() -> list[object]:
     return [linear, Branches, linear, head]
 
@@ -187,7 +231,19 @@ def hooked() -> list[object]:
     return [linear, Scaled, Halved, Scaled, head]
 
 
-LAYERS = ["frozen_first", "encoded", "probed", "probed_twice", "by_chance", "branches", "prompted", "tied", "hooked"]
+LAYERS = [
+    "frozen_first",
+    "encoded",
+    "probed",
+    "probed_twice",
+    "by_chance",
+    "stopping",
+    "stopping_complex",
+    "branches",
+    "prompted",
+    "tied",
+    "hooked",
+]
 
 
 @pytest.mark.parametrize("splits", [False, True], ids=["whole", "in two halves"])
