@@ -34,7 +34,6 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.buffer_places import places_of_buffers, put
 from culm.pipeline.user_code.entries import entries_of
-from culm.pipeline.user_code.layer_shapes import OF_THE_MODEL
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.pipeline.user_code.trial import changes_buffer
@@ -42,6 +41,7 @@ from culm.stage_server.compute import blocks, optimizer_state
 from culm.stage_server.compute.changing import ChangingBuffers
 from culm.stage_server.compute.device import Device, value_home
 from culm.stage_server.compute.loan import Loan
+from culm.stage_server.compute.misfit import misfit
 
 BUFFERS_OF = 0  # the pipeline whose buffers are the next step's (rule 21)
 
@@ -346,18 +346,12 @@ class HeldLayer:
             tensors.extend(optimizer_state.exported(self.optimizer))
         return Value(tuple(tensors))
 
-    def _refuse_other(self, state: Value) -> None:
-        """``copy_`` would broadcast a tensor of another shape, and a tensor that is missing would stay as it is."""
-        own = entries_of(self.module)
-        given = {n: t for n, t in state.tensors if n.partition(".")[0] in OF_THE_MODEL}
-        for name in sorted({*own, *given}):
-            here, there = ((tuple(x[name].shape), x[name].dtype) if name in x else None for x in (own, given))
-            if here != there:
-                what = f"layer {self.index} has {name} {here or 'missing'}, and the copy {there or 'missing'}"
-                raise JobError(what, "model.layers", "give every node the same model, and resume with it")
-
     def install(self, state: Value) -> None:
-        """Takes over a copy that ``export`` made elsewhere."""
+        """Takes over a copy that ``export`` made elsewhere. Raises JobError for one of another layer."""
+        wrong = misfit(self.module, state)
+        if wrong:
+            what = f"a copy of layer {self.index} ({type(self.module).__name__}) does not fit: {wrong}"
+            raise JobError(what, "model.layers", "give every node the same model, and resume with it")
         self._keep_loans()
         with self._on_device():
             self._install(state)
@@ -365,7 +359,6 @@ class HeldLayer:
     def _install(self, state: Value) -> None:
         own = entries_of(self.module)
         optimizer: list[tuple[str, torch.Tensor]] = []
-        self._refuse_other(state)
         with torch.no_grad():
             for name, tensor in state.tensors:
                 if name in own:
