@@ -255,4 +255,6 @@ def _refuse_counting(name: str, before: Bits, after: Bits, where: str) -> None:
     for key in sorted({*before, *after}):
         if before.get(key) != after.get(key):
             what = f"{name} keeps {key} as a plain attribute, and changes it whenever it runs: no copy takes that along"
-            raise JobError(what, where, "keep it in a buffer (register_buffer), or do without it")
+            raise JobError(
+                what, where, "keep it in a buffer (register_buffer), or outside the module if it is a time or a log"
+            )
