@@ -9,7 +9,8 @@
 #                 look: what is written through .data has no version
 #
 # So before a forward each buffer that forwards have changed is exchanged for a copy, which that forward may write into.
-# All buffers of its module go with it: mostly it is a count there that tells a forward when to change the others.
+# All buffers of its module go with it, but for large ones: mostly it is a count there that tells a forward when to
+# change the others.
 #
 # Which they are the first forward shows. Later ones show those whose version changes, too late for graphs that wait for
 # their backward: torch refuses these. The end of a step shows the others, and no gradient of that step may count.
@@ -28,6 +29,8 @@ from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory
 from culm.pipeline.user_code.buffer_places import Places, in_norms, put
 from culm.pipeline.user_code.trial import changes_buffer
+
+LARGE = 1 << 24  # bytes; one that does not change, such as a mask, is not worth a copy for every forward
 
 
 class ChangingBuffers:
@@ -64,9 +67,13 @@ class ChangingBuffers:
             if name in replaced or in_one_memory(buffer, output):
                 put(self._places[name], buffer.clone())
 
+    def not_exchanged(self) -> set[str]:
+        """Buffers that no forward so far has changed, as far as it shows."""
+        return self._places.keys() - self._exchanged
+
     def refuse_late(self, changed: Collection[str]) -> None:
         """Raises JobError where a backward may have read what a later forward wrote. ``changed``: within the step."""
-        late = sorted(name for name in changed if name in self._places and name not in self._exchanged)
+        late = sorted(self.not_exchanged().intersection(changed))
         if late:
             what = f"{self._name} changes its buffer {late[0]} through .data, but did not in its first forward"
             mend = "write into it without .data, under torch.no_grad(): this step's gradients may be wrong"
@@ -79,6 +86,7 @@ class ChangingBuffers:
         return buffer
 
     def _beside(self, name: str) -> set[str]:
-        """It, and all other buffers of the modules that have it."""
+        """It, and all other buffers of the modules that have it, unless they are large."""
         modules = {id(buffers) for buffers, _ in self._places[name]}
-        return {other for other, where in self._places.items() if any(id(buffers) in modules for buffers, _ in where)}
+        beside = {other for other, where in self._places.items() if any(id(buffers) in modules for buffers, _ in where)}
+        return {name, *(other for other in beside if self._at(other).nbytes <= LARGE)}

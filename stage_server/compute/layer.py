@@ -226,7 +226,8 @@ class HeldLayer:
             self._drop_gradients()
         else:
             own = self._aside.pop(pipeline)
-        changed = self._changed(own.buffers)
+        counts = own.buffers if pipeline == BUFFERS_OF else self.changing.not_exchanged()
+        changed = self._changed({name: own.buffers[name] for name in counts})
         self.changing.refuse_late([name for name, _ in changed])
         named = zip((name for name, _ in self._parameters), own.gradients, strict=True)
         tensors = [(f"grad.{name}", in_memory(gradient.detach())) for name, gradient in named if gradient is not None]

@@ -12,7 +12,9 @@ from torch.utils.data import TensorDataset
 
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
+from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import check_job
+from culm.stage_server.compute.changing import LARGE
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage
@@ -246,11 +248,18 @@ def test_a_backward_that_only_runs_a_forward_again_is_taken() -> None:
     assert train(job, (1,), False) == run_plain(job).sha256
 
 
-def test_one_that_begins_unseen_is_refused_before_the_step_counts() -> None:
+@pytest.mark.parametrize("pipeline", [0, 1])
+def test_one_that_begins_unseen_is_refused_before_the_step_counts(pipeline: int) -> None:
+    """It was only logged, and that by the first pipeline alone."""
+    held = HeldLayer(1, Scaled(unseen=True, late=1), None, CPU)
+    stage = Stage(job_of_parts(__name__, "late", "dataset"), pipeline, [held], True, False, nn.functional.cross_entropy)
+    stage.begin_step(0)
+    for m in range(2):
+        stage.forward(m, torch.full((3, 8), 2.0), None)
     with pytest.raises(
         JobError, match=r"layer 1 \(Scaled\) changes its buffer mean through .data, but did not in its f"
     ):
-        train(job_of_parts(__name__, "late", "dataset"), (), False)
+        held.merge(Block(pipeline, pipeline + 1), 2)
 
 
 @pytest.mark.parametrize("layer", [Carried, Returned])
@@ -268,9 +277,10 @@ def test_what_a_stage_is_given_and_gives_stays_as_it_is(layer: type[nn.Module]) 
 
 
 def test_other_buffers_stay_where_they_are() -> None:
-    """So they cost nothing: a constant, a cache, the statistics of a BatchNorm."""
+    """So they cost nothing: a constant, a cache, the statistics of a BatchNorm, a large mask beside a count."""
     job = job_of_parts(__name__, "written", "dataset")
-    modules = [Scaled(), nn.BatchNorm1d(8), Constant()]
+    modules = [Scaled(), nn.BatchNorm1d(8), Constant(), Counted()]
+    modules[-1].register_buffer("mask", torch.ones(LARGE // 4 + 1))
     held = [HeldLayer(i, module, None, CPU) for i, module in enumerate(modules)]
     stage = Stage(job, 0, held, True, False, nn.functional.cross_entropy)
     stage.begin_step(0)
@@ -279,4 +289,4 @@ def test_other_buffers_stay_where_they_are() -> None:
         stage.forward(m, torch.ones(3, 8), None)
     after = [dict(module.named_buffers()) for module in modules]
     moved = [name for old, new in zip(before, after, strict=True) for name in old if old[name] is not new[name]]
-    assert moved == ["mean", "mask"]
+    assert moved == ["mean", "mask", "count", "codes"]
