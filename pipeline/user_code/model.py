@@ -100,12 +100,11 @@ class ModelSource:
         Raises JobError for a layer that keeps tensors between two constructions.
         """
         if self._outlines is None:
+            sketches = [self._sketches(index) for index in range(self.layer_count)]
             outlines, found = [], []
-            ready = made_again(self._made, self._layers)
-            for index in range(self.layer_count):
-                layer, again = self._sketches(index)
+            for (layer, again), ready in zip(sketches, made_again(self._made, self._layers), strict=True):
                 outlines.append(Outline.of(layer))
-                found.append(configuration_of(layer, ready[index] if layer is again else again))
+                found.append(configuration_of(layer, ready if layer is again else again))
             self._outlines, self._configurations = tuple(outlines), tuple(found)
         return self._outlines
 

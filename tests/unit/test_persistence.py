@@ -196,4 +196,4 @@ def test_a_resumed_run_that_has_lost_its_checkpoint_keeps_no_plan_of_lost_nodes(
     assert (state.phase, state.plan) == (Phase.FAILED, None)
     state = told(successor_of(state), 101.0 + PATIENCE, Tick())
     assert state.phase is Phase.FAILED
-    assert "resume from another one" in state.detail
+    assert "resumes from another one" in state.detail
