@@ -90,8 +90,9 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
     record = Record(kinds.Checkpointed(step=new.step, folder=new.folder), text)
     # What this leader does not know of it would delete as well. Once that is known the next one cleans up.
-    state, searching = search_first(state)
-    if searching or state.storage.search is not Search.OVER:
+    if state.storage.search is not Search.OVER:
+        ready = not recovering(state) and any(node.available for node in state.nodes.values())
+        state, searching = search_first(state) if ready else (state, ())
         return state, (Persist(), record, *searching)
     return state, (Persist(), record, Retain(new.step, frozenset(c.step for c in left)))
 

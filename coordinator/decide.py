@@ -176,6 +176,9 @@ def _built(state: State, report: Built, now: float) -> Decision:
     gone = (Dismiss(report.node, report.incarnation, why), Record(kinds.Dismissed(node=report.node), why))
     begun = state.phase is Phase.RUNNING and state.committed == state.origin.step and not takeover.recovering(state)
     if begun:
+        # Nobody knows which of the two is right. Were the first one's word kept, a node with wrong files would have all
+        # others dismissed, one after the other.
+        state = replace(state, agreement=replace(state.agreement, initial={}))
         state, anew = rolling_back.roll_back(state, f"{report.node} may have passed on what it computed with them")
         commands = (*commands, *anew)
     return chain((state, (*gone, *commands)), now)

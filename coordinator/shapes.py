@@ -83,18 +83,23 @@ def laid_out(shape: Shape, order: Sequence[str], before: Stages, situation: Situ
         slowness = [situation.slowness.get(name, 1.0) for name in order[:count]]
         ranges = partition(situation.layer_costs, count, slowness)
         alone = replicas.laid_out([order[:count]], ranges, pipelines, parameters)
-        return _with_all_copies(with_standbys(alone, situation.copies, situation.nodes, situation.zones), situation)
+        alone = with_standbys(alone, situation.copies, situation.nodes, situation.zones)
+        return _with_all_copies(alone, before, situation)
     fastest = min(situation.slowness.get(name, 1.0) for name in order)
     slow = {name for name in order if situation.slowness.get(name, 1.0) > fastest * (1.0 + NOTICEABLE)}
     weights = Weights.of(shape.ranges, rows, pipelines, parameters, situation.passed)
     grid = laid_out_in_zones(order, rows, situation.zones, weights, _kept(before, shape.ranges, situation), slow)
-    return _with_all_copies(replicas.laid_out(grid, shape.ranges, pipelines, parameters), situation)
+    return _with_all_copies(replicas.laid_out(grid, shape.ranges, pipelines, parameters), before, situation)
 
 
-def _with_all_copies(stages: Stages, situation: Situation) -> Stages:
-    """With the standbys that repair gives the shape later: without these it would seem to send less than it will."""
+def _with_all_copies(stages: Stages, before: Stages, situation: Situation) -> Stages:
+    """With the standbys that repair gives the shape later: without these it would seem to send less than it will.
+
+    Those that have no room beside ``before``, which is held until then, are left to repair.
+    """
+    budget = replace(situation.budget, target=before)
     while True:  # ends: each time a stage gets one copy more, and none gets more than is wanted
-        more, _ = repair(stages, situation.nodes, (), situation.zones, situation.copies, situation.budget)
+        more, _ = repair(stages, situation.nodes, (), situation.zones, situation.copies, budget)
         if more is stages:  # also where no node has memory for another one
             return stages
         hot = (replace(stage, standbys=tuple(replace(b, hot=True) for b in stage.standbys)) for stage in more)

@@ -181,6 +181,7 @@ class Leader:
             if not ours and not nodes_know:
                 raise
             log.warning("%s: the run goes on from what it has itself instead", error)
+            state = replace(state, resumed=True)  # all the same: it never begins at step 0
         return going_on(state, ours, self.settings.allow)
 
     def _resumed(self) -> co.State:

@@ -204,3 +204,15 @@ def test_nobody_goes_on_with_what_a_node_computed_with_other_initial_values() ->
     assert {c.node for c in commands if isinstance(c, Dismiss)} == {"n1"}
     *_, plan = (c.plan for c in commands if isinstance(c, Publish))
     assert (plan.era > 0, plan.step, sorted(plan.members)) == (True, 0, ["n0", "n2"])
+    state, commands = after(state, Built("n2", 3, {0: "d" * 64}))
+    assert not commands or not any(isinstance(c, Dismiss) for c in commands), "n0's word of before counts no more"
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_manifest_that_is_late_starts_no_search_before_nodes_are_heard(recovers: bool) -> None:
+    """The answer would have begun an era of its own, and nodes that had come further were newcomers in it."""
+    state = begin(SETTINGS, 3, 3, 0.0)
+    state, _ = (state, ()) if recovers else after(state, Tick(), now=LATE)
+    state, commands = after(state, Checkpointed(origin(120)), now=1.0 if recovers else LATE)
+    assert not any(isinstance(c, FindCheckpoints | Retain) for c in commands)
+    assert state.checkpoints == (origin(120),)

@@ -1,17 +1,21 @@
 """Checkpoints of a run that neither the store nor any node knows of: rules 14 and 15 where a whole memory is lost."""
 
+import asyncio
 import logging
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from culm.coordinator.commands import Command, Dismiss, Publish
+from culm.coordinator.commands import Command, Dismiss, LeadAnew, Publish
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges import origins
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
-from culm.coordinator.reports import Available, Joined, Report, Tick
+from culm.coordinator.edges.leader import Leader
+from culm.coordinator.edges.store import MemoryStore
+from culm.coordinator.reports import Available, CheckpointsFound, Joined, Report, Tick
 from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, Settings, State
 from culm.pipeline.checkpoints.manifest import File, Found, Manifest, folder_of, write_manifest
@@ -182,3 +186,19 @@ def test_a_newcomer_of_other_code_refuses_no_node_of_the_run() -> None:
     assert (state.committed, set(state.nodes)) == (7, {"n0", "n1"})
     (refused,) = (c for c in commands if isinstance(c, Dismiss))
     assert "code" in refused.why
+
+
+def test_a_resumed_run_whose_checkpoint_is_away_while_nodes_know_more_stays_a_resumed_one(tmp_path: Path) -> None:
+    """Redis is emptied, and a node knows a higher term. If no holder comes back the run must not begin at step 0."""
+
+    async def lead() -> State:
+        leader = Leader(settings_for(tmp_path / "own", resume=f"{tmp_path}/gone"), MemoryStore())
+        leader.outranked = LeadAnew(5, "a node has seen a higher term")
+        await leader.lead()
+        return leader.state
+
+    state = asyncio.run(lead())
+    assert (state.resumed, state.origin) == (True, Origin())
+    now = time.monotonic() + state.settings.patience.seconds + 1.0
+    state, _ = after(state, Tick(), *arrival("n0"), *arrival("n1"), CheckpointsFound(), now=now)
+    assert state.phase is Phase.FAILED
