@@ -79,9 +79,13 @@ def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:
 
 
 def check_beginning(before: co.State, state: co.State, storage: Storage) -> None:
-    """Raises AssertionError if an era begins beside a newer checkpoint that is whole, known or not (rule 14)."""
+    """Raises AssertionError if an era begins beside a newer checkpoint that is whole and not on record (rule 14).
+
+    One that was put on record while the era waited for nodes changes its origin no more.
+    """
     if before.plan is None and state.plan is not None and state.plan.term == state.term:
         over = storage.passed_over(state.origin) if state.committed == state.origin.step else []
+        over = [c for c in over if c not in state.checkpoints]
         assert not over, f"an era begins from {state.origin} beside {over[-1]} (rule 14)"
 
 

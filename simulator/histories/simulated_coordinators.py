@@ -51,7 +51,7 @@ class Leader:
         self._pending: Document | None = None  # to be written, once Redis is there
         now, number = world.clock.now, self.number
         self.state = begin(settings, self.term, number, now if world.leaders else None)
-        if world.leaders:
+        if world.leaders and not world.storage.shows_another_run():  # else a user says --new-run
             self.state = going_on(self.state, world.storage.left_behind(), frozenset())
         if redis.document is not None:
             self.state = from_document(redis.document, settings, self.term, now, number)

@@ -6,7 +6,7 @@ functions as real files.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -50,6 +50,7 @@ COORDINATOR = ""  # in place of a node's name
 URL = "memory://sim"
 THIS_RUN, ANOTHER_RUN = Identity({"code": "this"}), Identity({"code": "another"})
 PAUSE = 0.5  # seconds between two attempts
+ON_ITS_WAY = 0.3  # seconds in which what a process has sent arrives, though it has ended since
 LONG_SEEN = 1.0  # seconds for which a checkpoint has been seen before nobody may pass it over
 LOOK_SECONDS = 5.0  # between two looks of a node at what it has written of the last step
 
@@ -252,13 +253,17 @@ class SimulatedStorage:
             self.losses.append((command.step, command.loss))
             self._newest[leader] = max(self._newest.get(leader, (-1, -1)), (command.era, command.step))
             late = self._world.random.choice([0.0, 0.3, 3.0]) * self._world.random.random()
-            self._world.clock.after(late, lambda: self._complete(leader, command))
+            self._world.clock.after(late, lambda: self._complete_if_sent(leader, command, late))
         elif isinstance(command, cmd.Retain):
             self._later(lambda: self._retain(command))
         elif isinstance(command, cmd.Examine):
             self._later(lambda: leader.take(self._look(command.origin, command.layer)))
         else:
             self._later(lambda: self._find(leader))
+
+    def _complete_if_sent(self, leader: Leader, command: cmd.WriteManifest, late: float) -> None:
+        if leader.alive or late < ON_ITS_WAY:
+            self._complete(leader, command)
 
     def _complete(self, leader: Leader, command: cmd.WriteManifest) -> None:
         folder = folder_of(URL, command.step)
@@ -304,23 +309,27 @@ class SimulatedStorage:
 
     def _shown(self) -> list[reports.Whole]:
         """The checkpoints whose manifests a coordinator sees now, oldest first."""
-        there = {} if self._absent(COORDINATOR) else self._folders
+        return self._there({} if self._absent(COORDINATOR) else self._folders)
+
+    def _there(self, folders: Mapping[str, Mapping[str, bytes]]) -> list[reports.Whole]:
         found = [
             reports.Whole(Origin(step, folder, _sha256(files[MANIFEST])), _identity(files[MANIFEST]))
-            for folder, files in there.items()
+            for folder, files in folders.items()
             if MANIFEST in files and (step := step_of(folder)) is not None
         ]
         return sorted(found, key=lambda whole: whole.origin)
 
     def left_behind(self) -> list[reports.Whole]:
         """Those of the run whose manifest was written last, as ``edges.origins`` finds them; oldest first."""
-        found = self._shown()
+        return self._of_the_last(self._shown())
+
+    def _of_the_last(self, found: list[reports.Whole]) -> list[reports.Whole]:
         last = max(found, key=lambda whole: self._completed[whole.origin.folder], default=None)
         return [whole for whole in found if last is not None and whole.identity.agrees(last.identity)]
 
     def shows_another_run(self) -> bool:
         """Whether what was written last is another run's."""
-        return any(whole.identity == ANOTHER_RUN for whole in self.left_behind())
+        return any(whole.identity == ANOTHER_RUN for whole in self._of_the_last(self._there(self._folders)))
 
     def is_away(self) -> bool:
         """Whether nobody gets an answer now."""
