@@ -1,8 +1,8 @@
 """An era ends since some stage has no copy left: from what the next one begins (rules 1 and 14)."""
 
-# The next era begins from the newest whole checkpoint. It is chosen here, and nobody looks it up again.
+# The next era begins from the newest whole checkpoint. It is chosen before that, and nobody looks it up again later.
 #
-# Which ones there are the state tells: each is put on record as it becomes whole, and off the record before it is
+# The state tells which ones there are: each is put on record as it becomes whole, and off the record before it is
 # deleted. But what was persisted may be older than the storage, since Redis may have come back as it was an hour ago.
 # Then every checkpoint on record may have been deleted since, and the run would go back to step 0 beside whole ones.
 # So a leader that took over looks at the storage before it begins an era (``FindCheckpoints``), and so does one whose
@@ -83,7 +83,7 @@ def found(state: State, report: CheckpointsFound) -> Decision:
         text = f"the storage does not say which checkpoints there are: {report.why}; no era begins before it does"
         if not waiting or text == state.detail:
             return state, ()
-        return replace(state, detail=text), (Record(kinds.Waiting(node="", why=report.why), text),)
+        return replace(state, detail=text), (Record(kinds.Waiting(why=report.why), text),)
     state = replace(state, storage=replace(state.storage, search=Search.OVER))
     commands: list[Command] = []
     shown: dict[str, Origin] = {}

@@ -155,14 +155,12 @@ class Stage:
         """
         self._enter()
         if accumulates:
-            made = self._backward(microbatch, gradient, through)
-            return in_memory(made) if made is not None else None
+            return self._backward(microbatch, gradient, through)
         kept = [(p, p.grad) for p in self._parameters]
         for parameter, _ in kept:
             parameter.grad = None
         try:
-            made = self._backward(microbatch, gradient)
-            return in_memory(made) if made is not None else None
+            return self._backward(microbatch, gradient)
         finally:
             for parameter, grad in kept:
                 parameter.grad = grad
@@ -176,7 +174,7 @@ class Stage:
         seen = self._untouched.before_backward()
         made = self._run_backward(microbatch, gradient, through)
         self._untouched.refuse_after_backward(seen, whole=self._split is None)
-        return made
+        return in_memory(made) if made is not None else None
 
     def _run_backward(
         self, microbatch: int, gradient: torch.Tensor | None, through: Callable[[HeldLayer], None] | None
