@@ -128,19 +128,31 @@ def deliver(channel: grpc.Channel, requests: Iterable[bytes]) -> DeliverCall:
     return answers
 
 
-Exchange = Callable[[Iterable[bytes]], Iterator[stage_pb2.DeliverResponse]]
+def _never(_: bytes) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A Deliver stream to a node. ``exchange``: encoded requests in, answers out; ``send_at_once``: as ``LocalCall``
+    has it.
+    """
+
+    exchange: Callable[[Iterable[bytes]], Iterator[stage_pb2.DeliverResponse]]
+    send_at_once: Callable[[bytes], bool] = _never
 
 
 @contextmanager
-def open_stream(address: str, one_machine: bool, patience: Patience) -> Iterator[Exchange]:
-    """A Deliver stream to this node: encoded requests in, answers out. ``one_machine``: as ``Sender`` has it."""
+def open_stream(address: str, one_machine: bool, patience: Patience) -> Iterator[Opened]:
+    """``one_machine``: as ``Sender`` has it."""
     local = LocalCall.to(address) if one_machine else None
     if local is not None:
         with local:
-            yield lambda requests: map(stage_pb2.DeliverResponse.FromString, local.exchange(requests))
+            answers = partial(map, stage_pb2.DeliverResponse.FromString)
+            yield Opened(lambda requests: answers(local.exchange(requests)), local.send_at_once)
     else:
         with open_channel(address, "stage", patience) as channel:
-            yield partial(deliver, channel)
+            yield Opened(partial(deliver, channel))
 
 
 def add_to_server(

@@ -1,9 +1,11 @@
 """Sockets of one machine: whole messages in order, one reason for an end, one user, and gRPC where there is none."""
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from culm.pipeline.rpc.tls import VARIABLE
 from culm.stage_server.one_machine.local_streams import (
+    AT_ONCE,
     LENGTH,
     LONGEST,
     Context,
@@ -89,6 +92,27 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_read(serve: Callable
         end.sendall(LENGTH.pack(LONGEST + 1))
         assert end.recv(1) == b""
     assert wrong == [f"a message of {LONGEST + 1} bytes, of which {LONGEST} are allowed"]
+
+
+def test_a_small_message_goes_at_once_until_the_socket_is_full_and_none_goes_in_part(
+    serve: Callable[[Handler], LocalServer],
+) -> None:
+    read = threading.Event()
+
+    def take(requests: Iterator[bytes], _: Context) -> Iterator[bytes]:
+        read.wait()
+        return (request[:1] for request in requests)
+
+    serve(take)
+    with call() as stream:
+        messages = [bytes((number,)) * (AT_ONCE - LENGTH.size) for number in range(200)]
+        assert not stream.send_at_once(messages[0] + b"x")
+        sent = list(itertools.takewhile(stream.send_at_once, messages))
+        assert 0 < len(sent) < len(messages)
+        assert not stream.send_at_once(messages[0])
+        read.set()
+        assert list(stream.exchange([b"last"])) == [*(message[:1] for message in sent), b"l"]
+    assert not stream.send_at_once(b"x")
 
 
 @pytest.mark.parametrize("part", [b"\5\0", LENGTH.pack(5), LENGTH.pack(5) + b"ab"])

@@ -2,6 +2,7 @@
 
 import os
 import queue
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,13 +19,16 @@ from culm.pipeline.tensors.wire import CHUNK_BYTES
 from culm.protos import stage_pb2
 from culm.protos.stage_pb2_grpc import StageServicer, add_StageServicer_to_server
 from culm.stage_server.faults import Faults
+from culm.stage_server.one_machine.local_streams import Context, LocalServer
 from culm.stage_server.one_machine.slots import SLOTS, SharedSlots
+from culm.stage_server.streams.plane import decode_any
 from culm.stage_server.streams.sender import Sender
 from culm.stage_server.worker.effects import Standing
 
 PATIENCE = 30.0
 BREAKS = 3
 REPEATS = 4
+ATTEMPTS = 1000
 
 
 class BreakingPeer(StageServicer):
@@ -97,6 +101,7 @@ class Giver:
     def __init__(self, value: torch.Tensor | None = None) -> None:
         self.missed: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.kept: list[Key] = []
+        self.on: list[str] = []  # the threads that have sent pieces, in order
         self._value = Value.single(value if value is not None else torch.ones(1))
 
     def greeting(self) -> stage_pb2.Hello:
@@ -112,7 +117,8 @@ class Giver:
 
     def synced(self, peer: Member, standing: Standing) -> None: ...
 
-    def sent(self, peer: Member, count: int) -> None: ...
+    def sent(self, peer: Member, count: int) -> None:
+        self.on.append(threading.current_thread().name)
 
     def went(self, count: int, seconds: float) -> None: ...
 
@@ -189,3 +195,67 @@ def test_where_no_memory_can_be_shared_the_stream_takes_everything(monkeypatch: 
     finally:
         sender.close()
         server.stop(None)
+
+
+class LocalPeer:
+    """Takes what comes through a socket of this machine, once it is told to."""
+
+    def __init__(self) -> None:
+        self.reads = threading.Event()
+        self.heard: queue.SimpleQueue[Key] = queue.SimpleQueue()
+
+    def __call__(self, requests: Iterator[bytes], _: Context) -> Iterator[bytes]:
+        self.reads.wait()
+        for request in map(decode_any, requests):
+            if request.chunk is not None:
+                self.heard.put(key_from_proto(request.chunk.key))
+        yield from ()
+
+
+@pytest.fixture
+def local() -> Iterator[tuple[LocalPeer, Member]]:
+    peer, address = LocalPeer(), f"10.0.0.2:{os.getpid()}"
+    server = LocalServer(address, peer)
+    yield peer, Member("n1", 1, address)
+    peer.reads.set()
+    server.close()
+
+
+def test_a_small_tensor_goes_on_the_thread_that_sends_it_where_nothing_is_before_it(
+    local: tuple[LocalPeer, Member],
+) -> None:
+    (peer, member), giver = local, Giver()
+    peer.reads.set()
+    sender = Sender(member, giver, Faults(()), one_machine=True)
+    try:
+        mine = threading.current_thread().name
+        for m in range(ATTEMPTS):  # the stream may still be opening
+            sender.send(key := Key(0, 0, 0, Kind.ACTIVATION, 0, m))
+            assert peer.heard.get(timeout=PATIENCE) == key
+            if giver.on[m:] == [mine]:
+                break
+        else:
+            pytest.fail("the request thread has sent every one")
+        later = [Key(0, 1, 0, Kind.ACTIVATION, 0, m) for m in range(8)]
+        for key in later:
+            sender.send(key, later=key.index % 4 == 2)
+        assert [peer.heard.get(timeout=PATIENCE) for _ in later] == later
+        assert giver.missed.empty()
+    finally:
+        sender.close()
+
+
+def test_a_peer_that_reads_nothing_keeps_nobody_waiting_and_gets_all_in_order(
+    local: tuple[LocalPeer, Member],
+) -> None:
+    (peer, member), giver = local, Giver(torch.zeros(4096))
+    sender = Sender(member, giver, Faults(()), one_machine=True)
+    try:
+        keys = [Key(0, 0, 0, Kind.ACTIVATION, 0, m) for m in range(200)]
+        for key in keys:
+            sender.send(key)
+        peer.reads.set()
+        assert [peer.heard.get(timeout=PATIENCE) for _ in keys] == keys
+        assert giver.missed.empty()
+    finally:
+        sender.close()
