@@ -269,6 +269,8 @@ class Leader:
                     validate(self._state)
                 for command in commands:
                     self._carry_out(command)
+            if self._unwritten:
+                asyncio.get_running_loop().call_soon(self._write)
             if isinstance(report, reports.Tick | reports.Joined):
                 self._bill()
         except Exception as error:
@@ -295,7 +297,10 @@ class Leader:
             )
             self.outranked = command
         elif isinstance(command, cmd.Persist):
-            self._persist()
+            # ``_write`` takes the state as it is then. So it comes whole, and of several decisions in one turn of the
+            # event loop the last one is written. It is put off until all orders are queued, and so goes after them:
+            # nodes wait for orders, and nobody for the store.
+            self._unwritten = True
         elif isinstance(command, cmd.Record):
             if isinstance(command.event, kinds.Done):
                 self._bill(done=True)  # the figures are those as of the end
@@ -304,14 +309,6 @@ class Leader:
             self._archive.carry_out(command)
         else:
             self._send(command)
-
-    def _persist(self) -> None:
-        """Has the state written after the orders are queued: nodes wait for orders, and nobody for the store."""
-        # ``_write`` takes the state as it is then. So it comes whole, and of several decisions in one turn of the event
-        # loop the last one is written.
-        if not self._unwritten:
-            asyncio.get_running_loop().call_soon(self._write)
-        self._unwritten = True
 
     def _write(self) -> None:
         if self._unwritten and self.outranked is None:
