@@ -16,7 +16,6 @@
 # nobody waits for that one's. Second halves come last, before the next forward where a stage keeps as many graphs as
 # the first one does.
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +24,7 @@ from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.schedule import Schedule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made before every instruction, in a third of the time
 class Left:
     """The heads of what is left of a duty in a step: of each kind the next one, in order of microbatch."""
 
@@ -65,11 +64,11 @@ def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instructio
     return next(filter(None, (*rooms, *backwards)), None)
 
 
-def _kept(left: Sequence[Left]) -> Counter[int]:
+def _kept(left: Sequence[Left]) -> dict[int, int]:
     """Graphs by stage, over all pipelines."""
-    kept: Counter[int] = Counter()
+    kept: dict[int, int] = {}
     for x in left:
-        kept[x.duty.stage] += x.graphs
+        kept[x.duty.stage] = kept.get(x.duty.stage, 0) + x.graphs
     return kept
 
 

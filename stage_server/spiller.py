@@ -84,15 +84,19 @@ class Spiller:
 
     def look(self, *passed: Value | None) -> None:
         """After an instruction: what it took and gave. Called with the node's lock held."""
-        self._largest = max([self._largest, *(value.size for value in passed if value is not None)])
         worker, plan = self._worker, self._worker.plan
-        if plan is None or self._busy or self._failed == worker.version:
+        if plan is None:
             return
         if plan is not self._plan:
             self._plan, self._most = plan, self._allowance.bytes(plan, worker.node)
+        if self._most is None:
+            return
+        self._largest = max([self._largest, *(value.size for value in passed if value is not None)])
+        if self._busy or self._failed == worker.version:
+            return
         # First an estimate: with a thousand tensors there is no time to add them up after every instruction.
         count = len(worker.post.mailbox) + len(worker.post.outbox) - len(self._spilled)
-        if self._most is None or count * self._largest <= self._most:
+        if count * self._largest <= self._most:
             return
         if self._step == worker.version and count < self._enough:
             return

@@ -60,9 +60,11 @@ class Untouched:
     def refuse_after_backward(self, before: Seen, whole: bool = True) -> None:
         """``whole``: false after the first half of a backward that is split."""
         self._refuse_changes(before)
-        now = torch_states() | (numpy_states() if "numpy's" in before.generators else {})
-        drawn = drawn_between(before.generators, now)
-        if drawn:
+        now: dict[str, Any] = {**torch_states()}
+        if "numpy's" in before.generators:
+            now |= numpy_states()
+        if now != before.generators:
+            drawn = drawn_between(before.generators, now)
             raise draws_in_backward(f"a backward of {self._whole}", drawn, "model.layers")
         self._after_backward = self._after_backward or whole
 

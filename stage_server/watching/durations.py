@@ -3,7 +3,9 @@
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
 
+from culm.pipeline.instruction import Pass
 from culm.stage_server.worker.work import Apply, Load, Reduce, Run, Sum, V, Work
 
 BASELINE = 32  # pieces of work of a kind that say what is usual
@@ -106,12 +108,16 @@ def _usual(past: list[float]) -> Usual:
     return Usual(median, statistics.median(abs(x - median) for x in past), len(past))
 
 
+@cache
+def _of_runs(stage: int, op: Pass, ahead: bool) -> Kind:
+    own = f"{stage}{op}"
+    return Kind(f"{own} ahead" if ahead else own, is_regular=True, is_measure=not ahead)
+
+
 def kind_of(work: Work[V] | Load) -> Kind:
     """As what its time is kept."""
     if isinstance(work, Run):
-        own = f"{work.instruction.stage}{work.instruction.op}"
-        ahead = work.redundant
-        return Kind(f"{own} ahead" if ahead else own, is_regular=True, is_measure=not ahead)
+        return _of_runs(work.instruction.stage, work.instruction.op, work.redundant)
     # To arrange takes no time at all, or builds layers. A layer that was seeded catches up by itself.
     is_regular = isinstance(work, Reduce | Sum) or (isinstance(work, Apply) and not work.catch_up)
     return Kind(type(work).__name__.lower(), is_regular)

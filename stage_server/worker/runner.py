@@ -161,16 +161,16 @@ class Runner(Generic[V]):
         """The heads of what is left of a duty, with what is known here of them."""
         step, most, schedule = self.duties[duty], self._at.microbatches, self._at.schedule
         forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
-        if backward is not None and backward._replace(op="F") not in step.done:
+        if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
             backward = None  # it has no graph yet
         weights = step.next_of(duty, "W", most, part) if schedule.splits_at(duty.stage) else None
-        if weights is not None and weights._replace(op="B") not in step.done:
+        if weights is not None and Instruction(duty, "B", weights.microbatch) not in step.done:
             weights = None
         return Left(
             duty=duty,
             forward=forward,
             forward_ready=forward is not None and self._has_input(forward),
-            keeps_graph=part is None or (forward is not None and forward._replace(op="B") in part),
+            keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
             backward=backward,
             backward_ready=backward is not None and self._has_input(backward),
             weights=weights,
@@ -353,6 +353,8 @@ class Runner(Generic[V]):
 
     def _ships(self, instruction: Instruction) -> int:
         """After how many microbatches, with this instruction, the gradients go to the hot standby; 0: not now."""
+        if not self.ship_every:
+            return 0
         inherited = self.duties[instruction.duty].inherited
         count = reduction.prefix_after(instruction, self._at.schedule, self.ship_every, inherited)
         assert self._at.plan is not None
