@@ -1,7 +1,8 @@
 """Deliver streams between two nodes of one machine, through a socket of the kernel in place of gRPC.
 
 A message costs gRPC some thirty changes of thread on its way; here it wakes one thread of its receiver, and a small one
-none of its sender's. On two cores that four nodes share, the steps of ``examples/stdlib_gpt.toml`` take 3 % less time for it.
+none of its sender's. On two cores that four nodes share, the steps of ``examples/stdlib_gpt.toml`` take 3 % less time
+for it.
 
 Nothing else depends on it: where a socket is refused, or this module deleted, every stream goes over gRPC.
 """
