@@ -6,7 +6,9 @@
 # deleted. But what was persisted may be older than the storage, since Redis may have come back as it was an hour ago.
 # Then every checkpoint on record may have been deleted since, and the run would go back to step 0 beside whole ones.
 # So a leader that took over looks at the storage before it begins an era (``FindCheckpoints``), and so does one whose
-# origin has turned out to be gone. What it finds counts if it was made by this job, and as these nodes compute.
+# origin has turned out to be gone, or that has not heard yet whether a newer checkpoint is whole: a slow storage may
+# have the manifest, and its answer be on its way. What it finds counts if it was made by this job, and as these nodes
+# compute.
 #
 #     roll_back       WAITING, without a plan
 #     search_first    FindCheckpoints, once a node is there that tells what the run is made of; no era begins meanwhile
@@ -31,6 +33,9 @@ from culm.pipeline.terms import ERAS_BITS
 def roll_back(state: State, why: str) -> Decision:
     """Starts a new era from the newest checkpoint, or from step 0. A run that was resumed never starts from step 0."""
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
+    ordered = any(step > origin.step and len(files) == len(state.layer_costs) for step, files in state.saved.items())
+    if ordered and state.settings.searches and state.storage.search is Search.OVER:
+        state = replace(state, storage=replace(state.storage, search=Search.NEEDED))
     searched = state.storage.search is Search.OVER
     if state.resumed and not origin.folder and searched:
         text = f"{why}; no checkpoint is left to go back to, and a resumed run never begins at step 0: "

@@ -76,7 +76,8 @@ class Leader:
         if self.state.took_over_at is not None:
             check_takeover(before, commands)
         check_rollback(before, self.state, self.world.storage)
-        check_beginning(before, self.state, self.world.storage)
+        if self is self.world.leader:  # nobody goes on from what one of a lower term begins
+            check_beginning(before, self.state, self.world.storage)
         check_zones(before, self.state, self.world.zones)
         for command in commands:
             self._carry_out(command)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from culm.coordinator.agreement import Agreement
-from culm.coordinator.commands import Command, Dismiss, FindCheckpoints, Publish, Record, Retain
+from culm.coordinator.commands import Command, Dismiss, FindCheckpoints, Publish, Record, Retain, WriteManifest
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
 from culm.coordinator.reports import (
@@ -18,10 +18,12 @@ from culm.coordinator.reports import (
     Joined,
     Ready,
     Report,
+    Saved,
     Tick,
     Whole,
 )
 from culm.coordinator.state import Phase, Search, Settings, State
+from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.identity import Identity
 from culm.pipeline.origin import Origin
 
@@ -97,6 +99,22 @@ def test_one_that_was_proved_bad_is_not_found_again() -> None:
     state, commands = after(state, found(190, 200), now=LATE)
     (plan,) = (c.plan for c in commands if isinstance(c, Publish))
     assert plan.origin == origin(190)
+
+
+def test_a_manifest_that_was_ordered_may_be_there_though_its_answer_is_late() -> None:
+    state, _ = after(begin(SETTINGS), *arrival("n0", 1), *arrival("n1", 2))
+    assert state.plan is not None
+    state = replace(state, committed=60, plan=replace(state.plan, step=60), checkpoints=(origin(50),))
+    shares = [
+        Saved(node=node, incarnation=1, era=state.era, step=55, files={layer: (File("x", 1, "0" * 64),)}, loss=0.0)
+        for layer, node in enumerate(["n0", "n1"])
+    ]
+    state, commands = after(state, *shares)
+    assert any(isinstance(c, WriteManifest) for c in commands)
+    state, _ = after(state, *arrival("n0", 3), *arrival("n1", 4))
+    state, commands = after(state, found(55))
+    (plan,) = (c.plan for c in commands if isinstance(c, Publish))
+    assert plan.origin == origin(55)
 
 
 @pytest.mark.parametrize(("whole", "phase"), [((), Phase.FAILED), ((200,), Phase.WAITING)])

@@ -92,6 +92,7 @@ def test_a_node_that_reads_other_bytes_costs_no_checkpoint(fifty: int) -> None:
         (461, "the origin was looked up when no checkpoint was left: the coordinator ended"),
         (518, "the same, with the checkpoint of step 3"),
         (362, "nodes and coordinator wrote a checkpoint into the folder of a mount that was gone"),
+        (12402, "a slow storage had the manifest, its answer was on its way, and the era began at step 0 beside it"),
     ],
 )
 def test_histories_of_the_storage_that_failed_once(seed: int, why: str) -> None:
