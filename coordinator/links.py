@@ -120,16 +120,37 @@ def _that_matter(state: State, links: Mapping[tuple[str, str], float]) -> Mappin
     """
     if state.phase is not Phase.DONE or state.plan is None:
         return links
+    late = {frozenset(ends) for ends in _replaceable(state, state.plan) if not price(state, ends[1])[0]}
+    return {ends: seconds for ends, seconds in links.items() if frozenset(ends) in late}
+
+
+def _replaceable(state: State, plan: Plan) -> list[tuple[str, str]]:
+    """(owner, standby that it is to seed) of stages without a hot standby, where another node could be seeded."""
     present = [n for n in state.nodes.values() if n.available and n.attached_since is not None and not n.draining]
     free = {n.node for n in present} - set(state.parted)
-    late = {
-        frozenset((owner, standby.node))
-        for stage in state.plan.stages
+    return [
+        (owner, standby.node)
+        for stage in plan.stages
         for owner in stage.distinct_owners
         for standby in stage.standbys
-        if stage.hot_standby() is None and free.difference(stage.holders()) and not price(state, standby.node)[0]
-    }
-    return {ends: seconds for ends, seconds in links.items() if frozenset(ends) in late}
+        if stage.hot_standby() is None and free.difference(stage.holders())
+    ]
+
+
+def unseeded(state: State, now: float) -> tuple[str, str] | None:
+    """After the last commit: (owner, standby) of which neither may go, though the one cannot seed the other.
+
+    Both hold a stage alone, so none of the two is lost for their link: the standby's place is another node's.
+    """
+    if state.phase is not Phase.DONE or state.plan is None:
+        return None
+    links = broken(state, now)
+    for owner, standby in _replaceable(state, state.plan):
+        one, other = natural_order({owner, standby})
+        late = links.get((one, other), 0.0) > state.settings.patience.link
+        if late and price(state, standby)[0] and standby not in state.parted:
+            return owner, standby
+    return None
 
 
 def price(state: State, node: str) -> tuple[int, int, int, int]:

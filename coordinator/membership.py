@@ -252,9 +252,28 @@ def tick(state: State, now: float) -> Decision:
         state = links.part(state, verdict.gone, verdict.stays, now)
         lost[verdict.gone] = verdict.why
     if not lost:
-        return state, silent
+        state, replaced = _reseed(state, now)
+        return state, (*silent, *replaced)
     state, commands = lose(state, lost, now)
     return state, (*silent, *commands)
+
+
+def _reseed(state: State, now: float) -> Decision:
+    """Has another node seeded in place of one that its owner does not reach, after the last commit."""
+    found = links.unseeded(state, now)
+    if found is None or state.plan is None or not state.settings.redundancy:
+        return state, ()
+    owner, standby = found
+    stages = tuple(
+        replace(x, standbys=tuple(b for b in x.standbys if b.hot or b.node != standby)) if owner in x.owners else x
+        for x in state.plan.stages
+    )
+    state = links.part(state, standby, owner, now)
+    budget, zones = budget_of(state), zones_of(state)
+    stages, repairs = repair(stages, usable(state), zones=zones, copies=state.copies_wanted, budget=budget)
+    why = f"{owner} and {standby} do not reach each other, and each holds the only copy of a stage"
+    state, plan, records = with_plan(state, stages, reason_of([why, *repairs]), now)
+    return state, (Persist(), Publish(plan), *records)
 
 
 def _later(node: Node, seconds: float) -> Node:

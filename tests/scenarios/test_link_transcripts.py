@@ -3,6 +3,8 @@
 Accept a change on purpose with ``pytest tests/scenarios --rewrite``.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from culm.coordinator import reports
@@ -85,6 +87,22 @@ def link_between_two_only_copies() -> CoordinatorPlay:
     return play
 
 
+def link_between_two_only_copies_after_the_last_commit() -> CoordinatorPlay:
+    """Each is to be seeded by the other. Nobody goes, and others are seeded in their places."""
+    play = CoordinatorPlay(stages=2, nodes=4, steps=1)
+    for node in ("n0", "n1", "n2", "n3"):
+        play.join(node)
+    play.ready("n0", "n1")
+    plan = play.state.plan
+    assert plan is not None
+    unseeded = tuple(replace(x, standbys=tuple(replace(b, hot=False) for b in x.standbys)) for x in plan.stages)
+    play.state = replace(play.state, plan=replace(plan, stages=unseeded))
+    play.estranged(7.0, ("n0", "n1"), ("n1", "n0"))
+    play.caught_up()
+    play.estranged(7.0, ("n0", "n1"), ("n1", "n0"))
+    return play
+
+
 SCENARIOS = {
     f.__name__: f
     for f in (
@@ -96,6 +114,7 @@ SCENARIOS = {
         link_to_a_node_that_several_miss,
         link_to_a_standby_that_is_seeded,
         link_between_two_only_copies,
+        link_between_two_only_copies_after_the_last_commit,
     )
 }
 
