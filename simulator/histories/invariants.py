@@ -9,7 +9,7 @@ from culm.coordinator.decide import validate
 from culm.coordinator.membership import usable
 from culm.coordinator.zone_places import most_apart
 from culm.pipeline.terms import ERAS_BITS
-from culm.simulator.histories.world import Node, Storage, World
+from culm.simulator.histories.world import Leader, Node, Storage, World
 from culm.stage_server.worker.validate import validate as validate_worker
 
 # Which rule is held where. The worker's and the coordinator's own ``validate`` run after every event besides.
@@ -78,13 +78,14 @@ def check_rollback(before: co.State, state: co.State, storage: Storage) -> None:
     assert not over, f"an era begins from {state.origin} though {over[-1]} is whole (rule 14)"
 
 
-def check_beginning(before: co.State, state: co.State, storage: Storage) -> None:
+def check_beginning(before: co.State, leader: Leader, storage: Storage) -> None:
     """Raises AssertionError if an era begins beside a newer checkpoint that is whole and not on record (rule 14).
 
     One that was put on record while the era waited for nodes changes its origin no more.
     """
+    state = leader.state
     if before.plan is None and state.plan is not None and state.plan.term == state.term:
-        over = storage.passed_over(state.origin) if state.committed == state.origin.step else []
+        over = storage.passed_over(state.origin, leader) if state.committed == state.origin.step else []
         over = [c for c in over if c not in state.checkpoints]
         assert not over, f"an era begins from {state.origin} beside {over[-1]} (rule 14)"
 

@@ -49,6 +49,7 @@ class Leader:
         self.cut_from_redis = False
         self.streams: dict[str, tuple[Node, Channel]] = {}  # down to the attached incarnations
         self._pending: Document | None = None  # to be written, once Redis is there
+        self.searched_at: float | None = None  # when the storage has last told it which checkpoints there are
         now, number = world.clock.now, self.number
         self.state = begin(settings, self.term, number, now if world.leaders else None)
         if world.leaders and not world.storage.shows_another_run():  # else a user says --new-run
@@ -76,8 +77,10 @@ class Leader:
         if self.state.took_over_at is not None:
             check_takeover(before, commands)
         check_rollback(before, self.state, self.world.storage)
+        if isinstance(report, reports.CheckpointsFound) and not report.why:
+            self.searched_at = self.world.clock.now
         if self is self.world.leader:  # nobody goes on from what one of a lower term begins
-            check_beginning(before, self.state, self.world.storage)
+            check_beginning(before, self, self.world.storage)
         check_zones(before, self.state, self.world.zones)
         for command in commands:
             self._carry_out(command)

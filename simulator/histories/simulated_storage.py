@@ -62,6 +62,7 @@ class SimulatedStorage:
         self._world = world
         self._folders: dict[str, dict[str, bytes]] = {}
         self._completed: dict[str, float] = {}  # folder -> when its manifest was written
+        self._completed_by: dict[str, Leader] = {}  # who ordered that manifest
         self._seen_since: dict[str, float] = {}  # since when a whole folder has been seen, or may be seen again
         self.torn: set[str] = set()  # folders that were whole before
         self._faults: list[tuple[str, str]] = []  # those that last still, each with the node that it is about
@@ -284,6 +285,7 @@ class SimulatedStorage:
                 data = there[MANIFEST]
             self._put(COORDINATOR, folder, MANIFEST, data)
             self._seen_since[folder] = self._completed[folder] = self._world.clock.now
+            self._completed_by[folder] = leader
         except OSError as error:
             leader.take(reports.CheckpointFault("", command.step, str(error)))
             if leader.alive and self._newest[leader] == (command.era, command.step):
@@ -335,13 +337,18 @@ class SimulatedStorage:
         """Whether nobody gets an answer now."""
         return self._is("away")
 
-    def passed_over(self, origin: Origin) -> list[Origin]:
-        """Whole checkpoints that every coordinator has been able to see for a while, beyond this one."""
+    def passed_over(self, origin: Origin, leader: Leader) -> list[Origin]:
+        """Whole checkpoints beyond this one that the leader has been able to see for a while.
+
+        Of one that has searched: its own, and what was there when it did. Another leader may live as well and write.
+        """
         if self._is("away") or self._is("slow"):
             return []
-        old = self._world.clock.now - LONG_SEEN
+        now, searched_at = self._world.clock.now, leader.searched_at
         own = [whole.origin for whole in self._shown() if whole.identity == THIS_RUN]
-        return [c for c in own if c.step > origin.step and self._seen_since[c.folder] < old and self.is_whole(c)]
+        newer = [c for c in own if c.step > origin.step and self.is_whole(c)]
+        knew = {c: searched_at is None or self._completed_by[c.folder] is leader for c in newer}
+        return [c for c in newer if self._seen_since[c.folder] < (now if knew[c] else searched_at or 0.0) - LONG_SEEN]
 
     def _look(self, origin: Origin, layer: int | None) -> reports.Examined:
         try:
