@@ -268,7 +268,10 @@ def _left(state: State, report: Left, now: float) -> Decision:
     node = state.nodes.get(report.node)
     if node is None or node.incarnation != report.incarnation:
         return state, ()
-    return chain(membership.lose(state, {report.node: f"it ended without handing over: {report.why}"}, now), now)
+    # History: eight nodes had started before the dataset was mounted. Each one, once it owned a stage, joined anew to
+    # tell which samples it finds, and the eighth failed the run.
+    why = f"it ended without handing over: {report.why}"
+    return chain(membership.lose(state, {report.node: why}, now, by_choice=True), now)
 
 
 def _condemned(state: State, report: Condemned, now: float) -> Decision:

@@ -10,7 +10,7 @@
 # - *Deaths.* A process that the user's code ends at once leaves no word: it looks as if its machine had been taken.
 #   Machines are taken at any moment, also several at the same instruction, and that must not fail a run. So it takes
 #   ``DEATHS`` lost owners of the same layers in the same step, with no commit of that step in between, also across
-#   rollbacks; and no single machine counts for more than half of them.
+#   rollbacks; and no single machine counts for more than half of them. A node that says that it leaves is none of them.
 #
 # Where there is no other machine its own failures are enough: one, where the run waits for one node only, else two.
 #

@@ -281,10 +281,11 @@ def _later(node: Node, seconds: float) -> Node:
     return replace(node, heard_at=node.heard_at + seconds, detached_at=detached_at)
 
 
-def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
+def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = False) -> Decision:
     """Fences the nodes (name -> evidence in words) and moves their work; a stage without a copy ends the era.
 
-    A leader that still hears from the nodes notes it, and its first tick after that decides.
+    A leader that still hears from the nodes notes it, and its first tick after that decides. ``by_choice``: they end
+    because they were told to, or need to join anew: no death at what they were at.
     """
     gone = {name: state.nodes[name] for name in lost if name in state.nodes}
     if not gone:
@@ -292,7 +293,8 @@ def lose(state: State, lost: Mapping[str, str], now: float) -> Decision:
     if recovering(state):
         ended = {k: replace(n, gone=lost[k], attached_since=None, detached_at=now) for k, n in gone.items()}
         return replace(state, nodes={**state.nodes, **ended}), ()
-    state = _with_deaths(state, gone.values())  # by the present plan: later nobody knows what they were at
+    if not by_choice:  # by the present plan: later nobody knows what they were at
+        state = _with_deaths(state, gone.values())
     state = fence(state, {(n.node, n.incarnation) for n in gone.values()})
     state = replace(
         state,

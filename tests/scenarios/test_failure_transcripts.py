@@ -8,7 +8,7 @@ import pytest
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
-from culm.coordinator.failures import START, Work
+from culm.coordinator.failures import DEATHS, START, Work
 from tests.scenarios.coordinator_play import CoordinatorPlay, check_transcript, three_nodes
 
 
@@ -218,3 +218,15 @@ SCENARIOS = {
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_transcript(name: str, request: pytest.FixtureRequest) -> None:
     check_transcript(name, SCENARIOS[name](), request.config.getoption("--rewrite"))
+
+
+def test_owners_that_say_that_they_leave_never_fail_the_run() -> None:
+    """They had started before the dataset was there: each one joins anew to tell which samples it finds."""
+    play = three_nodes(steps=2)
+    for _ in range(2 * DEATHS):
+        assert play.state.plan is not None
+        node = play.state.plan.stages[1].owner
+        play.wait(0.1)
+        play.report(f"{node} leaves", reports.Left(node, play.incarnations[node], "its process joins anew"))
+        play.join(node)
+    assert play.state.phase is co.Phase.RUNNING
