@@ -98,6 +98,17 @@ class TrainSection(_Section):
     loss: Annotated[Factory, "called with (output, target); a mean over the microbatch"]
     optimizer: Annotated[Factory, "a torch.optim.Optimizer"]
     optimizer_args: Annotated[Arguments, "what it is made with, beside the parameters"] = {}
+    groups: Annotated[
+        Factory | None,
+        "called with (layer number, parameter name, parameter); returns the optimizer's options for it, such as "
+        '`{"weight_decay": 0.0}`, or `{}`',
+    ] = None
+    schedule: Annotated[
+        Factory | None,
+        "a class of torch.optim.lr_scheduler; or a function whose first argument is `optimizer` and which returns such "
+        "a scheduler; or one of the step, which returns the learning rate's factor",
+    ] = None
+    schedule_args: Annotated[Arguments, "what it is called with beside that"] = {}
     clip_norm: Annotated[Norm | None, "bounds the whole gradient's L2 norm"] = None
     nonfinite: Annotated[
         Literal["stop", "skip"],

@@ -53,8 +53,10 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     device = device_of(job)
     source = ModelSource(job)
     model = [source.build(index).to(device) for index in range(source.layer_count)]
-    parameters = [p for layer in model for p in layer.parameters() if p.requires_grad]
-    optimizer = source.optimizer(parameters)
+    named = [(i, n, p) for i, layer in enumerate(model) for n, p in layer.named_parameters() if p.requires_grad]
+    parameters = [parameter for _, _, parameter in named]
+    optimizer = source.optimizer(source.grouped(named))
+    scheduler = source.scheduler(optimizer)
     data = Microbatches(job, source.dataset())
     pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
     losses: list[float] = []
@@ -99,6 +101,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             if job.train.clip_norm is not None:
                 _clip(model, squared, job.train.clip_norm)
             optimizer.step()
+        if scheduler is not None:
+            scheduler.step()  # a step that is skipped counts
         losses.append(_tree(sums) / (pipelines * microbatches))
         if trace:
             traced.append([hash_layer(i, layer.state_dict()) for i, layer in enumerate(model)])

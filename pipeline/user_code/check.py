@@ -10,6 +10,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
+from culm.pipeline.user_code.groups import refuse_unknown
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.repeats import Sample, ask_again
@@ -76,6 +77,9 @@ def _check_optimizer(source: ModelSource, job: Job) -> None:
     shapes = [([min(size, 4) for size in p.shape], p.dtype) for p in source.parameters_like()]
     parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape, dtype in shapes]
     optimizer = source.optimizer(parameters)
+    refuse_unknown(source.groups(), optimizer)
+    if (schedule := source.schedule()) is not None:
+        schedule.try_all()
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         what = f"the step of {job.train.optimizer} wants a closure that computes the loss again"

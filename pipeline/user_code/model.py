@@ -19,8 +19,10 @@ from culm.pipeline.user_code.configuration import configuration_of, configuratio
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
+from culm.pipeline.user_code.groups import Groups, Options, groups_of
 from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
 from culm.pipeline.user_code.outline import Outline
+from culm.pipeline.user_code.schedules import LayerSchedule, Schedule, scheduler_over
 from culm.pipeline.user_code.sharing import kept_between, shared_between, tensors_of
 from culm.pipeline.user_code.streams import layer_seed, seed_all
 
@@ -43,6 +45,11 @@ class ModelSource:
         self._optimizer = load_callable(job.train.optimizer, "train.optimizer")
         self._dataset = load_callable(job.data.dataset, "data.dataset")
         self._factory = load_callable(job.model.layers, "model.layers")
+        train = job.train
+        self._grouping = load_callable(train.groups, "train.groups") if train.groups else None
+        self._scheduler = load_callable(train.schedule, "train.schedule") if train.schedule else None
+        self._groups: Groups | None = None  # once they were asked for
+        self._schedule: Schedule | None = None
         settle(job)
         self._layers: Sequence[nn.Module | Constructor] = self._made()
         for index, layer in enumerate(self._layers):
@@ -147,8 +154,59 @@ class ModelSource:
         mend = "make the tensor within the constructor, or clone it there: tied layers are not supported as yet"
         return JobError(what, f"model.layers, {self._job.model.layers}", mend)
 
-    def optimizer(self, parameters: Iterable[torch.Tensor]) -> torch.optim.Optimizer:
-        """The job's optimizer over these parameters."""
+    def groups(self) -> Groups:
+        """The model's parameter groups. Raises JobError."""
+        if self._groups is None:
+            layers = ((index, self.sketch(index)) for index in range(self.layer_count))
+            self._groups = groups_of(layers, self._grouping)
+        return self._groups
+
+    def grouped(self, named: Iterable[tuple[int, str, torch.Tensor]]) -> list[torch.Tensor] | list[dict[str, Any]]:
+        """Parameters to train, each with its layer and its name there, as an optimizer takes them: by group."""
+        if self._grouping is None:
+            return [parameter for _, _, parameter in named]
+        found: dict[int, list[torch.Tensor]] = {}
+        for layer, name, parameter in named:
+            found.setdefault(self.groups().number(layer, name), []).append(parameter)
+        return [{"params": found[number], **self.groups().options[number]} for number in sorted(found)]
+
+    def optimizer_of(
+        self, index: int, module: nn.Module
+    ) -> tuple[torch.optim.Optimizer | None, Sequence[Options], LayerSchedule | None]:
+        """A layer's optimizer, the options of each of its groups, and their schedule; (None, {}, None) where nothing
+        of the layer is trained. Raises JobError.
+        """
+        named = [(index, name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            return None, ({},), None
+        numbers = self.groups().of_layer(index, module) if self._grouping is not None else [0]
+        options = [self.groups().options[number] for number in numbers] if self._grouping is not None else [{}]
+        schedule = self.schedule()
+        scheduled = LayerSchedule(schedule, numbers) if schedule is not None else None
+        return self.optimizer(self.grouped(named)), options, scheduled
+
+    def schedule(self) -> Schedule | None:
+        """The job's schedule, by group of the model; None where options stay as they are. Raises JobError."""
+        if self._scheduler is not None and self._schedule is None:
+            self._schedule = Schedule(self._one_a_group, self.scheduler, self._job.job.steps)
+        return self._schedule
+
+    def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
+        """torch's own scheduler over an optimizer of the whole model, if the job names one. Raises JobError."""
+        if self._scheduler is None:
+            return None
+        return scheduler_over(self._scheduler, self._job.train.schedule_args, optimizer)
+
+    def _one_a_group(self) -> torch.optim.Optimizer:
+        """The job's optimizer over one small parameter of each group of the model."""
+        groups = self.groups()
+        small = [torch.zeros([1] * dimensions, dtype=dtype, requires_grad=True) for dtype, dimensions in groups.kinds]
+        if self._grouping is None:
+            return self.optimizer(small)
+        return self.optimizer({"params": [p], **own} for p, own in zip(small, groups.options, strict=True))
+
+    def optimizer(self, parameters: Iterable[torch.Tensor | dict[str, Any]]) -> torch.optim.Optimizer:
+        """The job's optimizer over these parameters, or groups of them."""
         arguments = {"params": list(parameters), **self._job.train.optimizer_args}
         made = called(self._optimizer, arguments, "train.optimizer_args")
         settle(self._job)
@@ -194,8 +252,10 @@ class ModelSource:
         """(module, file) of the user's code: the packages that the job names, or that define what it names."""
         job = self._job
         named = {name.partition(":")[0] for name in (job.model.layers, job.data.dataset, job.train.loss)}
-        named.add(job.train.optimizer.partition(":")[0])
-        used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer]
+        for name in (job.train.optimizer, job.train.groups, job.train.schedule):
+            named |= {name.partition(":")[0]} if name else set()
+        named_once = [f for f in (self._grouping, self._scheduler) if f is not None]
+        used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer, *named_once]
         named |= {m for made in used if (m := getattr(getattr(made, "func", made), "__module__", None))}
         roots = {_root(name) for name in named} - {"torch", "functools", "builtins"}
         found = set()

@@ -135,7 +135,7 @@ class Compute:
                     stage.end_step()
                 self._loaded = {load: found for load, found in self._loaded.items() if load.step > work.step}
             for layer, gradients in work.gradients:
-                self._layers[layer].apply(joined(gradients), work.scale)
+                self._layers[layer].apply(joined(gradients), work.scale, work.step)
         elif isinstance(work, Install):
             wrong = misfit(self._layers[work.layer].module, work.state)
             if wrong:

@@ -16,7 +16,7 @@
 # So at any moment within a step the state "as at the step's beginning" is there: parameters and optimizer as they are,
 # and the buffers of ``_buffers_before``. That is what ``export`` and ``lend`` give away.
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -34,7 +34,9 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.buffer_places import places_of_buffers, put
 from culm.pipeline.user_code.entries import entries_of
+from culm.pipeline.user_code.groups import Options
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.schedules import LayerSchedule
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.pipeline.user_code.trial import changes_buffer
 from culm.stage_server.compute import blocks, optimizer_state
@@ -57,12 +59,26 @@ class Workspace:
 class HeldLayer:
     """One copy of one layer. Its weights change in ``apply`` and nowhere else."""
 
-    def __init__(self, index: int, module: nn.Module, optimizer: torch.optim.Optimizer | None, device: Device) -> None:
-        """``device``: where the module lies."""
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        device: Device,
+        options: Sequence[Options] = ({},),
+        schedule: LayerSchedule | None = None,
+    ) -> None:
+        """``device``: where the module lies; ``options``: of each of the optimizer's groups, as the job gives them."""
         self.index = index
         self.module = module
         self.device = device
         self._parameters = tuple(module.named_parameters())  # torch goes through all of the module each time
+        self._schedule = schedule
+        self._made = optimizer_state.Made(
+            parameters=[parameter for _, parameter in self._parameters],
+            options=options,
+            scheduled=schedule.keys if schedule is not None else frozenset(),
+        )
         self.optimizer = optimizer  # None for a layer without parameters
         # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
         self._buffers_before: dict[str, torch.Tensor] | None = None
@@ -86,8 +102,8 @@ class HeldLayer:
     def build(source: ModelSource, index: int, device: Device) -> "HeldLayer":
         """The layer at its initial state, which is the same on every node."""
         module = source.build(index).to(device.place)
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        return HeldLayer(index, module, source.optimizer(parameters) if parameters else None, device)
+        optimizer, options, schedule = source.optimizer_of(index, module)
+        return HeldLayer(index, module, optimizer, device, options, schedule)
 
     @property
     def is_home(self) -> bool:
@@ -99,7 +115,7 @@ class HeldLayer:
         if self.is_home or self.device.in_host:
             return
         self._move(self.device.home)
-        entries = optimizer_state.exported(self.optimizer) if self.optimizer is not None else ()
+        entries = optimizer_state.exported(self.optimizer, self._made) if self.optimizer is not None else ()
         parked = [(name, self.device.home(tensor)) for name, tensor in entries]
         self.device.copied().wait()
         if self.optimizer is not None:
@@ -112,7 +128,7 @@ class HeldLayer:
             return
         self._move(self.device.here)
         if self.optimizer is not None:
-            optimizer_state.install(self.optimizer, self._parked)
+            optimizer_state.install(self.optimizer, self._made, self._parked)
         self._parked = None
 
     def _move(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -254,9 +270,10 @@ class HeldLayer:
         """A value over all pipelines as the reduced gradient."""
         return blocks.whole(value, tuple(name for name, _ in self._parameters), with_norm)
 
-    def apply(self, gradient: Value, scale: float) -> None:
+    def apply(self, gradient: Value, scale: float, step: int = 0) -> None:
         """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is.
 
+        ``step``: its number, by which the schedule goes.
         A step that is ``SKIPPED`` leaves everything as at its beginning: weights, buffers, the optimizer's state.
         """
         if scale == SKIPPED:  # no parameter changes, so loans go on in live memory
@@ -265,6 +282,9 @@ class HeldLayer:
             return
         self._keep_loans()
         with self._on_device():
+            if self.optimizer is not None and self._schedule is not None:
+                for group, options in zip(self.optimizer.param_groups, self._schedule.at(step), strict=True):
+                    group.update(options)
             self._apply(gradient, scale)
 
     def _apply(self, gradient: Value, scale: float) -> None:
@@ -344,7 +364,7 @@ class HeldLayer:
         if self._parked is not None:
             tensors.extend(self._parked)
         elif self.optimizer is not None:
-            tensors.extend(optimizer_state.exported(self.optimizer))
+            tensors.extend(optimizer_state.exported(self.optimizer, self._made))
         return Value(tuple(tensors))
 
     def install(self, state: Value) -> None:
@@ -367,5 +387,5 @@ class HeldLayer:
                 else:
                     optimizer.append((name, tensor))
         if self.optimizer is not None:
-            optimizer_state.install(self.optimizer, optimizer)
+            optimizer_state.install(self.optimizer, self._made, optimizer)
         self._end_step()

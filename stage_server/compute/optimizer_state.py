@@ -4,18 +4,22 @@
     host.0.step             a tensor elsewhere, such as a count on the host beside a parameter on a GPU
     number.0.step           a bool, an int or a float; plain.0.history: other plain data, as JSON in bytes
     group.0.lr              an entry of parameter group 0: a number; groupplain.0.betas: other plain data
+    groupoptions.1          what tells group 1 from the others: the options that the job's ``groups`` gives it
 
 Plain data is None, bool, int, float, str, and tuples, lists and dicts of plain data. What is of another kind cannot be
 copied; so is what an optimizer keeps beside ``state`` and ``param_groups``: ``compute.copying`` tries that.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-KINDS = ("optimizer", "host", "number", "plain", "group", "groupplain")
+from culm.pipeline.user_code.groups import Options
+
+KINDS = ("optimizer", "host", "number", "plain", "group", "groupplain", "groupoptions")
 
 
 def stays(name: str, changed: frozenset[str] | None) -> bool:
@@ -28,32 +32,60 @@ def stays(name: str, changed: frozenset[str] | None) -> bool:
     return not (kind in ("group", "groupplain") and rest.partition(".")[2] in changed)
 
 
-def exported(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """Of what, and how, a layer's optimizer was made.
+
+    A parameter is numbered by its place in the layer, whatever its group. A group of a copy is the group here that has
+    the same options, wherever they stand: a job that is resumed may have others.
+    """
+
+    parameters: Sequence[torch.Tensor]  # the layer's, in its order; the optimizer may have some of them
+    options: Sequence[Options] = ({},)  # of each group, as the job's ``groups`` gives them
+    scheduled: frozenset[str] = frozenset()  # entries of groups that are set before each step: no copy has them
+
+    def numbered(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        """The optimizer's parameters, in the layer's order."""
+        mine = {id(parameter) for parameter in optimized(optimizer)}
+        return [parameter for parameter in self.parameters if id(parameter) in mine]
+
+
+def exported(optimizer: torch.optim.Optimizer, made: Made) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors themselves, not copies. Raises TypeError for what cannot be copied, naming it."""
-    for index, parameter in enumerate(optimized(optimizer)):
+    for index, parameter in enumerate(made.numbered(optimizer)):
         for name, entry in optimizer.state.get(parameter, {}).items():
             yield _exported(f"{index}.{name}", entry, parameter.device)
-    for index, group in enumerate(optimizer.param_groups):
+    for index, (group, options) in enumerate(zip(optimizer.param_groups, made.options, strict=True)):
+        if options:
+            yield f"groupoptions.{index}", _packed(options)
         for name, entry in group.items():
+            if name in made.scheduled:
+                continue
             if _is_number(entry):  # some optimizers count and adapt there
                 yield f"group.{index}.{name}", _number(entry)
             elif name != "params" and _is_plain(entry):
                 yield f"groupplain.{index}.{name}", _packed(entry)
 
 
-def install(optimizer: torch.optim.Optimizer, entries: list[tuple[str, torch.Tensor]]) -> None:
+def install(optimizer: torch.optim.Optimizer, made: Made, entries: list[tuple[str, torch.Tensor]]) -> None:
     """Takes over what ``exported`` gave elsewhere, and forgets its own state.
 
     Placed as it was, never through load_state_dict: that casts it to the parameter's dtype.
     """
     optimizer.state.clear()
-    parameters = optimized(optimizer)
+    parameters = made.numbered(optimizer)
+    theirs = {name: _unpacked(tensor) for name, tensor in entries if name.startswith("groupoptions.")}
     for name, tensor in entries:
         kind, _, rest = name.partition(".")
         place, _, entry = rest.partition(".")
         index = int(place)
+        if kind == "groupoptions":
+            continue
         if kind in ("group", "groupplain"):
-            group = optimizer.param_groups[index]
+            options = theirs.get(f"groupoptions.{index}", {})
+            if options not in made.options or entry in made.scheduled:
+                continue
+            group = optimizer.param_groups[made.options.index(options)]
             group[entry] = tensor.item() if kind == "group" else _unpacked(tensor)
         elif kind == "optimizer":
             optimizer.state[parameters[index]][entry] = tensor.to(parameters[index].device, copy=True)

@@ -194,7 +194,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
         step_losses = reduced[source.layer_count - 1].losses
         losses.append(sum(step_losses) / len(step_losses))
         for layer in held:
-            layer.apply(reduced[layer.index], scale)
+            layer.apply(reduced[layer.index], scale, step)
     return losses
 
 

@@ -1,0 +1,80 @@
+"""Parameter groups: which of the optimizer's options a parameter has, by a function of the job's."""
+
+# The job names a function of a layer's number, a parameter's name in it, and the parameter. It returns the options that
+# are this parameter's own, such as {"weight_decay": 0.0}. Parameters with equal options are one group.
+#
+# One process alone has one optimizer over the whole model, and a node one for each layer that it holds. So groups are
+# numbered through the model, in the order in which their options come first. A schedule that names a value for each
+# group (``OneCycleLR(max_lr=[...])``) means these numbers, whatever groups a layer has parameters of.
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.text import closest
+from culm.pipeline.user_code.imports import RAISED, described
+
+Options = dict[str, Any]
+WHERE = "train.groups"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Of a whole model. Without a function of the job's there is one group, without options."""
+
+    options: Sequence[Options] = ({},)
+    # (layer, name of the parameter) -> the number of its group; empty where there is one group for all.
+    numbers: Mapping[tuple[int, str], int] | None = None
+    # Of the first parameter in each group: (dtype, dimensions). Some optimizers take matrices alone.
+    kinds: Sequence[tuple[torch.dtype, int]] = ()
+
+    def number(self, layer: int, name: str) -> int:
+        return self.numbers[layer, name] if self.numbers is not None else 0
+
+    def of_layer(self, layer: int, module: nn.Module) -> list[int]:
+        """The groups that a layer has parameters of, ascending: those of its optimizer, in its order."""
+        return sorted({self.number(layer, name) for name, p in module.named_parameters() if p.requires_grad})
+
+
+def groups_of(layers: Iterable[tuple[int, nn.Module]], function: Callable[..., Any] | None) -> Groups:
+    """``layers``: all of the model, by number, for names and shapes alone. Raises JobError for what is no options."""
+    options: list[Options] = []
+    numbers: dict[tuple[int, str], int] = {}
+    kinds: list[tuple[torch.dtype, int]] = []
+    for index, module in layers:
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            own = _asked(function, index, name, parameter) if function is not None else {}
+            if own not in options:
+                options.append(own)
+                kinds.append((parameter.dtype, parameter.dim()))
+            numbers[index, name] = options.index(own)
+    return Groups(options or ({},), numbers, kinds)
+
+
+def refuse_unknown(groups: Groups, optimizer: torch.optim.Optimizer) -> None:
+    """Raises JobError for an option that the optimizer does not know: torch keeps it, and nothing ever reads it."""
+    known = sorted(optimizer.defaults)
+    for option in dict.fromkeys(name for own in groups.options for name in own):
+        if known and option not in known:
+            raise JobError(f"{type(optimizer).__name__} has no option {option!r}", WHERE, closest(option, known))
+
+
+def _asked(function: Callable[..., Any], layer: int, name: str, parameter: torch.Tensor) -> Options:
+    try:
+        own, again = (function(layer, name, parameter) for _ in range(2))
+    except RAISED as error:
+        what = f"it raised {described(error)} for {name} of layer {layer}"
+        raise JobError(what, WHERE, "correct the code") from error
+    if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
+        what = f"it returned a {type(own).__name__} for {name} of layer {layer}"
+        raise JobError(what, WHERE, 'return a dict of the optimizer\'s options, such as {"weight_decay": 0.0}, or {}')
+    if own != again:
+        what = f"it returned other options for {name} of layer {layer} when it was asked again"
+        raise JobError(what, WHERE, "let them follow from layer, name and parameter alone")
+    return own
