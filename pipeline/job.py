@@ -109,6 +109,10 @@ class TrainSection(_Section):
         "a scheduler; or one of the step, which returns the learning rate's factor",
     ] = None
     schedule_args: Annotated[Arguments, "what it is called with beside that"] = {}
+    precision: Annotated[
+        Literal["fp32", "bf16-mixed"],
+        '"bf16-mixed" runs forwards under torch.autocast; parameters, gradients and sums stay float32',
+    ] = "fp32"
     clip_norm: Annotated[Norm | None, "bounds the whole gradient's L2 norm"] = None
     nonfinite: Annotated[
         Literal["stop", "skip"],

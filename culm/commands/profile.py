@@ -16,6 +16,8 @@ from culm.terminal.progress import counted
 if TYPE_CHECKING:
     import torch
 
+    from culm.pipeline.user_code.precision import Context
+
 ROUNDS = 5
 
 
@@ -68,6 +70,7 @@ def measure(job: Job, rounds: int) -> Profile:
     from culm.pipeline.user_code.data import Microbatches
     from culm.pipeline.user_code.devices import device_of
     from culm.pipeline.user_code.model import ModelSource
+    from culm.pipeline.user_code.precision import precision_of
 
     torch.set_num_threads(job.job.threads)
     source, device = ModelSource(job), device_of(job)
@@ -78,7 +81,7 @@ def measure(job: Job, rounds: int) -> Profile:
     sizes = [0] * len(model)
     for number in range(rounds + 1):
         x, target = (part.to(device) for part in data.microbatch(0, 0, number % job.pipeline.microbatches))
-        for index, ahead, back, size in _passes(model, source.loss, x, target):
+        for index, ahead, back, size in _passes(model, source.loss, x, target, precision_of(job)):
             sizes[index] = size
             if number:  # the first one warms up
                 forward[index].append(ahead)
@@ -93,7 +96,7 @@ def measure(job: Job, rounds: int) -> Profile:
 
 
 def _passes(
-    model: "list[torch.nn.Module]", loss: object, x: "torch.Tensor", target: "torch.Tensor"
+    model: "list[torch.nn.Module]", loss: object, x: "torch.Tensor", target: "torch.Tensor", precision: "Context"
 ) -> Iterator[tuple[int, float, float, int]]:
     """Index, seconds forward and backward, bytes passed on, of each layer for one microbatch; the last one first."""
     import torch
@@ -103,9 +106,10 @@ def _passes(
         if index > 0 and (x.is_floating_point() or x.is_complex()):
             x = x.detach().requires_grad_()
         began = _now(x)
-        y = layer(x)
-        if index == len(model) - 1:
-            y = loss(y, target)  # type: ignore[operator]
+        with precision():
+            y = layer(x)
+            if index == len(model) - 1:
+                y = loss(y, target)  # type: ignore[operator]
         kept.append((x, y, _now(y) - began))
         x = y
     gradient: torch.Tensor | None = None

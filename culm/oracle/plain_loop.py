@@ -16,6 +16,7 @@ from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.precision import precision_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 # Equal bits need everything that rounds in the order in which the stage servers do it:
@@ -57,6 +58,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     parameters = [parameter for _, _, parameter in named]
     optimizer = source.optimizer(source.grouped(named))
     scheduler = source.scheduler(optimizer)
+    precision = precision_of(job)
     data = Microbatches(job, source.dataset())
     pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
     losses: list[float] = []
@@ -74,10 +76,11 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             total = 0.0
             for index in range(microbatches):
                 x, target = (part.to(device) for part in data.microbatch(step, pipeline, index))
-                for number, layer in enumerate(model):
-                    seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
-                    x = between_layers(layer(x))
-                loss = source.loss(x, target)
+                with precision():
+                    for number, layer in enumerate(model):
+                        seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
+                        x = between_layers(layer(x))
+                    loss = source.loss(x, target)
                 fresh = [parameter for parameter in parameters if parameter.grad is None]
                 (loss / (pipelines * microbatches)).backward()
                 own_gradients(fresh)

@@ -38,6 +38,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.precision import precision_of
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.pipeline.user_code.trial import (
@@ -91,7 +92,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     for index in range(source.layer_count):
         layer = _build(source, index)
         name = _name(layer, index)
-        trial = Trial(layer, name, trained, job.schedule.splits)
+        trial = Trial(layer, name, trained, job.schedule.splits, precision_of(job))
         first_parameters = _bits_of_parameters(layer)
         of_b = trial.run(b.x, b.seed(job, index), backward=False)
         of_a = trial.run(a.x, a.seed(job, index), backward=True)
@@ -148,7 +149,7 @@ def _kept(name: str, memory: Memory, before: str) -> str:
 def _new_trial(source: ModelSource, job: Job, index: int, trained: bool) -> tuple[str, Trial]:
     layer = source.build(index)
     name = _name(layer, index)
-    return name, Trial(layer, name, trained, job.schedule.splits)
+    return name, Trial(layer, name, trained, job.schedule.splits, precision_of(job))
 
 
 def _alone(source: ModelSource, job: Job, index: int, trained: bool, sample: Sample) -> Bits:
@@ -197,7 +198,8 @@ def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "")
     given = output.clone()  # it may write into both
     version = given._version
     try:
-        loss = source.loss(given, sample.target.clone())
+        with precision_of(job)():
+            loss = source.loss(given, sample.target.clone())
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error

@@ -6,6 +6,7 @@ numbers that a backward draws.
 
 from collections import deque
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from culm.pipeline.tensors.bits import digest_of, same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory, is_plain
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.precision import Context
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
 Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
@@ -57,8 +59,11 @@ class Forward:
 class Trial:
     """A layer as it was built. Every run begins with the values of buffers that it was built with."""
 
-    def __init__(self, layer: nn.Module, name: str, trained: bool, splits: bool) -> None:
+    def __init__(
+        self, layer: nn.Module, name: str, trained: bool, splits: bool, precision: Context = nullcontext
+    ) -> None:
         """``trained``: whether layers before it wait for a gradient; ``splits``: whether backwards have two halves."""
+        self._precision = precision
         self._layer = layer
         self._name = name
         self._trained = trained
@@ -121,7 +126,8 @@ class Trial:
 
     def _output(self, given: torch.Tensor) -> torch.Tensor:
         try:
-            y = self._layer(given)
+            with self._precision():
+                y = self._layer(given)
         except RAISED as error:
             what = f"{self._name} raised {described(error)}"
             raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error

@@ -25,6 +25,7 @@ from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers, in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
+from culm.pipeline.user_code.precision import as_within, precision_of
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
@@ -51,6 +52,8 @@ class Stage:
         self._first = first
         self._last = last
         self._loss = loss
+        self._job = job
+        self._precision = precision_of(job)
         self._seed = job.job.seed
         self._microbatches_of_step = job.pipeline.pipelines * job.pipeline.microbatches
         self._last_microbatch = job.pipeline.microbatches - 1
@@ -103,6 +106,7 @@ class Stage:
         # requires its gradient may not be written at all.
         h = given = x if self._writes_input is False else copy_of(x)
         version = given._version
+        h = as_within(self._job, h)
         seen = self._untouched.before_forward()
         boundaries: list[Boundary] = []
         for place, layer in enumerate(self.layers):
@@ -112,7 +116,8 @@ class Stage:
             layer.device.seed(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
             layer.changing.begin_forward()
             try:
-                h = between_layers(layer.module(h))
+                with self._precision():
+                    h = between_layers(layer.module(h))
             except RuntimeError as error:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
@@ -125,7 +130,8 @@ class Stage:
             raise self._writes_now(self.layers[0])
         if self._last:
             assert target is not None, "the last stage takes the target"
-            output, h = h, self._loss(h, target)
+            with self._precision():
+                output, h = h, self._loss(h, target)
             refuse_loss(h, output)
             self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
         self._untouched.refuse_after_forward(seen)
