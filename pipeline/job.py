@@ -87,6 +87,11 @@ class DataSection(_Section):
 
     dataset: Annotated[Factory, "returns a map-style Dataset of pairs (input, target)"]
     args: Annotated[Arguments, "what it is called with"] = {}
+    collate: Annotated[
+        Factory | None,
+        "called with the list of a microbatch's samples, as the dataset gives them; returns (input, target). None: "
+        "torch's default_collate",
+    ] = None
     microbatch: Annotated[Count, "samples in a microbatch"]
     shuffle: Annotated[bool, "whether each epoch has an order of its own, drawn by the seed"] = True
     tokens_per_sample: Annotated[Count | None, "for the cost of a million tokens, and for nothing else"] = None

@@ -60,7 +60,7 @@ def _samples(job: Job, dataset: Any) -> str:
 
 def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
     """Raises JobError where it is not a pair of tensors."""
-    mend = "let every item be an (input, target) pair of tensors, all alike in shape"
+    mend = "let every item be an (input, target) pair of tensors, all alike in shape, or name a data.collate"
     try:
         found = Microbatches(job, dataset).microbatch(*key)
     except RAISED as error:

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import default_collate
 
 from culm.pipeline.job import Job
+from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
 
 
@@ -16,6 +17,7 @@ class Microbatches:
         self._dataset = dataset
         self._length = len(dataset)
         self._seed = job.job.seed
+        self._collate = load_callable(job.data.collate, "data.collate") if job.data.collate else default_collate
         self._shuffle = job.data.shuffle
         self._size = job.data.microbatch
         self._microbatches = job.pipeline.microbatches
@@ -25,10 +27,10 @@ class Microbatches:
         self._orders: dict[int, torch.Tensor] = {}
 
     def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """``(input, target)``, samples stacked along the first dimension."""
+        """``(input, target)``, samples stacked along the first dimension, or as the job's ``collate`` gives them."""
         seed_all(sample_seed(self._seed, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
-        inputs, targets = default_collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
+        inputs, targets = self._collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
         return inputs, targets
 
     def _sample(self, position: int) -> int:

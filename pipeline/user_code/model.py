@@ -252,7 +252,7 @@ class ModelSource:
         """(module, file) of the user's code: the packages that the job names, or that define what it names."""
         job = self._job
         named = {name.partition(":")[0] for name in (job.model.layers, job.data.dataset, job.train.loss)}
-        for name in (job.train.optimizer, job.train.groups, job.train.schedule):
+        for name in (job.train.optimizer, job.train.groups, job.train.schedule, job.data.collate):
             named |= {name.partition(":")[0]} if name else set()
         named_once = [f for f in (self._grouping, self._scheduler) if f is not None]
         used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer, *named_once]
