@@ -118,6 +118,9 @@ class TrainSection(_Section):
         Literal["fp32", "bf16-mixed"],
         '"bf16-mixed" runs forwards under torch.autocast; parameters, gradients and sums stay float32',
     ] = "fp32"
+    activation_checkpointing: Annotated[
+        bool, "whether a backward runs each layer's forward again, so that its input alone is kept in between"
+    ] = False
     clip_norm: Annotated[Norm | None, "bounds the whole gradient's L2 norm"] = None
     nonfinite: Annotated[
         Literal["stop", "skip"],

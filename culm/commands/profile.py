@@ -16,7 +16,7 @@ from culm.terminal.progress import counted
 if TYPE_CHECKING:
     import torch
 
-    from culm.pipeline.user_code.precision import Context
+    from culm.pipeline.user_code.forwards import Forwards
 
 ROUNDS = 5
 
@@ -69,8 +69,8 @@ def measure(job: Job, rounds: int) -> Profile:
 
     from culm.pipeline.user_code.data import Microbatches
     from culm.pipeline.user_code.devices import device_of
+    from culm.pipeline.user_code.forwards import Forwards
     from culm.pipeline.user_code.model import ModelSource
-    from culm.pipeline.user_code.precision import precision_of
 
     torch.set_num_threads(job.job.threads)
     source, device = ModelSource(job), device_of(job)
@@ -81,7 +81,7 @@ def measure(job: Job, rounds: int) -> Profile:
     sizes = [0] * len(model)
     for number in range(rounds + 1):
         x, target = (part.to(device) for part in data.microbatch(0, 0, number % job.pipeline.microbatches))
-        for index, ahead, back, size in _passes(model, source.loss, x, target, precision_of(job)):
+        for index, ahead, back, size in _passes(model, source.loss, x, target, Forwards(job)):
             sizes[index] = size
             if number:  # the first one warms up
                 forward[index].append(ahead)
@@ -96,7 +96,7 @@ def measure(job: Job, rounds: int) -> Profile:
 
 
 def _passes(
-    model: "list[torch.nn.Module]", loss: object, x: "torch.Tensor", target: "torch.Tensor", precision: "Context"
+    model: "list[torch.nn.Module]", loss: object, x: "torch.Tensor", target: "torch.Tensor", forwards: "Forwards"
 ) -> Iterator[tuple[int, float, float, int]]:
     """Index, seconds forward and backward, bytes passed on, of each layer for one microbatch; the last one first."""
     import torch
@@ -106,9 +106,9 @@ def _passes(
         if index > 0 and (x.is_floating_point() or x.is_complex()):
             x = x.detach().requires_grad_()
         began = _now(x)
-        with precision():
-            y = layer(x)
-            if index == len(model) - 1:
+        y = forwards.run(layer, x, 0)
+        if index == len(model) - 1:
+            with forwards.precision():
                 y = loss(y, target)  # type: ignore[operator]
         kept.append((x, y, _now(y) - began))
         x = y

@@ -15,8 +15,8 @@ from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
+from culm.pipeline.user_code.forwards import precision_of
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.precision import precision_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 # Equal bits need everything that rounds in the order in which the stage servers do it:

@@ -36,9 +36,9 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.precision import precision_of
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.pipeline.user_code.trial import (
@@ -92,7 +92,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     for index in range(source.layer_count):
         layer = _build(source, index)
         name = _name(layer, index)
-        trial = Trial(layer, name, trained, job.schedule.splits, precision_of(job))
+        trial = Trial(layer, name, trained, job.schedule.splits, Forwards(job))
         first_parameters = _bits_of_parameters(layer)
         of_b = trial.run(b.x, b.seed(job, index), backward=False)
         of_a = trial.run(a.x, a.seed(job, index), backward=True)
@@ -149,7 +149,7 @@ def _kept(name: str, memory: Memory, before: str) -> str:
 def _new_trial(source: ModelSource, job: Job, index: int, trained: bool) -> tuple[str, Trial]:
     layer = source.build(index)
     name = _name(layer, index)
-    return name, Trial(layer, name, trained, job.schedule.splits, precision_of(job))
+    return name, Trial(layer, name, trained, job.schedule.splits, Forwards(job))
 
 
 def _alone(source: ModelSource, job: Job, index: int, trained: bool, sample: Sample) -> Bits:

@@ -65,6 +65,22 @@ def generator_states() -> dict[str, Any]:
     return {**torch_states(), **numpy_states(), "Python's": random.getstate()}
 
 
+def whole_states() -> tuple[Any, ...]:
+    """Where every generator is that ``seed_all`` seeds, for ``put_generators_back``."""
+    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return torch.default_generator.get_state(), cuda, np.random.get_state(), random.getstate()
+
+
+def put_generators_back(states: tuple[Any, ...]) -> None:
+    """Has each generator go on from where it was."""
+    host, cuda, of_numpy, of_python = states
+    torch.default_generator.set_state(host)
+    if cuda is not None:
+        torch.cuda.set_rng_state(cuda)
+    np.random.set_state(of_numpy)
+    random.setstate(of_python)
+
+
 def drawn_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Whose generator has been drawn from, in words; nothing where none has."""
     return next((whose for whose, state in before.items() if after[whose] != state), "")

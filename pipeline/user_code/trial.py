@@ -6,7 +6,6 @@ numbers that a backward draws.
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,8 +17,8 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import digest_of, same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory, is_plain
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
+from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
-from culm.pipeline.user_code.precision import Context
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
 Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
@@ -59,11 +58,9 @@ class Forward:
 class Trial:
     """A layer as it was built. Every run begins with the values of buffers that it was built with."""
 
-    def __init__(
-        self, layer: nn.Module, name: str, trained: bool, splits: bool, precision: Context = nullcontext
-    ) -> None:
+    def __init__(self, layer: nn.Module, name: str, trained: bool, splits: bool, forwards: Forwards) -> None:
         """``trained``: whether layers before it wait for a gradient; ``splits``: whether backwards have two halves."""
-        self._precision = precision
+        self._forwards = forwards
         self._layer = layer
         self._name = name
         self._trained = trained
@@ -116,7 +113,7 @@ class Trial:
         seed_all(seed)
         given = leaf.clone()  # in training the input is no leaf either, so it may be written in place
         version = given._version
-        y = self._output(given)
+        y = self._output(given, seed)
         self._refuse_changes(versions)
         # A copy: a buffer may lie in the output's memory, and the next run writes into buffers.
         output = copy_of(y.detach())
@@ -124,10 +121,9 @@ class Trial:
         memory = Memory(is_written(given, version, leaf), in_one_memory(given, y), kept)
         return Forward(leaf, y, output, self._bits_of_buffers(), memory)
 
-    def _output(self, given: torch.Tensor) -> torch.Tensor:
+    def _output(self, given: torch.Tensor, seed: int) -> torch.Tensor:
         try:
-            with self._precision():
-                y = self._layer(given)
+            y = self._forwards.run(self._layer, given, seed)
         except RAISED as error:
             what = f"{self._name} raised {described(error)}"
             raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error

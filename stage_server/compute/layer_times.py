@@ -20,9 +20,9 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.precision import Context, precision_of
 from culm.pipeline.user_code.streams import stream_seed
 from culm.stage_server.compute.device import Device
 
@@ -73,7 +73,7 @@ def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, targe
     for index in range(source.layer_count):
         layer = source.build(index).to(device.place)
         last = index == source.layer_count - 1
-        timed = _Timed(layer, stream_seed(job.job.seed, 0, 0, 0, index), index > 0, device, precision_of(job))
+        timed = _Timed(layer, stream_seed(job.job.seed, 0, 0, 0, index), index > 0, device, Forwards(job))
         try:
             seconds, x = timed.fastest(x, (lambda y: source.loss(y, target)) if last else None)
         except RAISED as error:
@@ -91,8 +91,8 @@ def _takes_gradient(x: torch.Tensor) -> bool:
 class _Timed:
     """A layer whose passes are timed as a stage makes them."""
 
-    def __init__(self, layer: nn.Module, seed: int, passes_back: bool, device: Device, precision: Context) -> None:
-        self._precision = precision
+    def __init__(self, layer: nn.Module, seed: int, passes_back: bool, device: Device, forwards: Forwards) -> None:
+        self._forwards = forwards
         self._layer = layer
         self._seed = seed
         self._passes_back = passes_back  # whether a layer before it takes the gradient of its input
@@ -112,8 +112,8 @@ class _Timed:
         given = leaf.clone()  # the layer may write into its input, which the next pass needs again
         self._device.seed(self._seed)
         begun = self._now()
-        with self._precision():
-            y = self._layer(given)
+        y = self._forwards.run(self._layer, given, self._seed, self._device.seed)
+        with self._forwards.precision():
             end = loss(y) if loss is not None else y
         forward = self._now() - begun
         if not end.requires_grad:

@@ -25,7 +25,7 @@ from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers, in_memory
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
-from culm.pipeline.user_code.precision import as_within, precision_of
+from culm.pipeline.user_code.forwards import Forwards, as_within
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
@@ -53,7 +53,7 @@ class Stage:
         self._last = last
         self._loss = loss
         self._job = job
-        self._precision = precision_of(job)
+        self._forwards = Forwards(job)
         self._seed = job.job.seed
         self._microbatches_of_step = job.pipeline.pipelines * job.pipeline.microbatches
         self._last_microbatch = job.pipeline.microbatches - 1
@@ -113,11 +113,11 @@ class Stage:
             if place and microbatch == self._last_microbatch and h.grad_fn is not None:
                 boundaries.append((place, h.grad_fn))
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
-            layer.device.seed(stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index))
+            seed = stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index)
+            layer.device.seed(seed)
             layer.changing.begin_forward()
             try:
-                with self._precision():
-                    h = between_layers(layer.module(h))
+                h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
             except RuntimeError as error:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
@@ -130,7 +130,7 @@ class Stage:
             raise self._writes_now(self.layers[0])
         if self._last:
             assert target is not None, "the last stage takes the target"
-            with self._precision():
+            with self._forwards.precision():
                 output, h = h, self._loss(h, target)
             refuse_loss(h, output)
             self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
