@@ -1,0 +1,20 @@
+"""Culm trains PyTorch models on machines that may vanish at any moment.
+
+In Python: ``culm.run`` trains a job on this machine, as ``culm run`` does.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from culm.api import Job, JobError, Outcome, RunFailed, load_job, run
+
+__all__ = ["Job", "JobError", "Outcome", "RunFailed", "load_job", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    # Not before somebody asks: every process imports this, also those that have no torch.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from culm import api
+
+    return getattr(api, name)

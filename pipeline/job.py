@@ -264,6 +264,17 @@ def parse_job(text: str, where: str = "job file") -> Job:
     return _validated(_parsed(text, where), where)
 
 
+def with_values(job: Job, values: Mapping[str, Any]) -> Job:
+    """The job with these keys changed: ``{"section.key": value}``. Raises JobError."""
+    content = job.model_dump(exclude_none=True)
+    for name, value in values.items():
+        section, dot, key = name.partition(".")
+        if not dot or not isinstance(content.setdefault(section, {}), dict):
+            raise JobError(f"{name!r} names no key", "overrides", "write section.key, such as job.steps")
+        content[section][key] = value
+    return _validated(content, "overrides")
+
+
 def job_to_toml(job: Job) -> str:
     """The text that parses to the same job."""
     return tomli_w.dumps(job.model_dump(exclude_none=True))

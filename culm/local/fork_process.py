@@ -5,7 +5,11 @@ process's id, nor to close the file by which a fork keeps it alive.
 """
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
+from types import ModuleType
 from typing import Any
 
 _server: Any = forkserver._forkserver
@@ -21,3 +25,14 @@ def let_go() -> None:
     """In a fork: closes the file that keeps the forking process alive. It ends when nobody can ask it any more."""
     os.close(_server._forkserver_alive_fd)
     _server._forkserver_alive_fd = None
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """A process that is started meanwhile has no ``__main__`` to import: it would run a user's script once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

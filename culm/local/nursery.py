@@ -63,8 +63,8 @@ def _deaf() -> Iterator[None]:
 def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> BaseProcess:
     """Starts ``culm WORDS``, which appends what it says to the log."""
     process = _context.Process(target=_become, args=(list(words), str(log), dict(environment), os.getcwd()))
-    with _exit_codes, _deaf():  # this starts the process that forks again, if it has ended
-        process.start()
+    with _exit_codes, _deaf(), fork_process.without_main():
+        process.start()  # this starts the process that forks again, if it has ended
     return process
 
 

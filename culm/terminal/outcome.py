@@ -24,6 +24,11 @@ class Outcome:
     sha256: str = ""
     checkpoint_fault: str = ""  # why the last checkpoint is not whole
 
+    @property
+    def weights(self) -> "dict[str, torch.Tensor]":
+        """The final weights, as ``torch.nn.Sequential(*layers).load_state_dict`` takes them."""
+        return {f"{index}.{name}": tensor for index, state in self.layers for name, tensor in state.items()}
+
     def as_json(self) -> dict[str, Any]:
         return {
             "steps": self.first_step + len(self.losses),

@@ -1,0 +1,62 @@
+"""Culm in Python: a script trains a job without a guard around it, and gets the plain loop's bits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import culm
+from culm.oracle.plain_loop import run_plain
+
+ROOT = Path(culm.__file__).resolve().parents[1]
+JOB = ROOT / "examples" / "digits_mlp.toml"
+SCRIPT = """
+import json
+import sys
+import torch
+import culm
+from culm.examples.digits_mlp import layers
+
+print("the script begins")
+seen = []
+outcome = culm.run(sys.argv[1], spares=1, overrides={"job.steps": 12}, on_step=lambda *told: seen.append(told))
+model = torch.nn.Sequential(*[layer() if not isinstance(layer, torch.nn.Module) else layer for layer in layers(64, 3)])
+model.load_state_dict(outcome.weights)
+print(json.dumps({"sha256": outcome.sha256, "seen": seen, "losses": outcome.losses}))
+"""
+
+
+def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    ran = subprocess.run(
+        [sys.executable, str(script), str(JOB)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    begun, told = ran.stdout.splitlines()
+    assert begun == "the script begins", "no node runs the script"
+    of_script = json.loads(told)
+    plain = run_plain(culm.load_job(JOB, ["job.steps=12"]))
+    assert of_script["sha256"] == plain.sha256
+    assert of_script["losses"] == plain.losses
+    assert of_script["seen"] == [[step, loss] for step, loss in enumerate(plain.losses)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"job.stepz": 3}, "overrides, job.stepz: .*did you mean steps"),
+        ({"steps": 3}, "overrides: 'steps' names no key"),
+        ({"pipeline.stages": 30}, "pipeline.stages: the model has .* layers, too few for 30 stages"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(overrides: dict[str, int], says: str) -> None:
+    with pytest.raises(culm.JobError, match=says):
+        culm.run(JOB, overrides=overrides)
+
+
+def test_there_is_nothing_else() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        culm.trian  # noqa: B018
