@@ -9,6 +9,7 @@ from torch import nn
 
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
+from culm.pipeline.identity import changes
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
@@ -139,3 +140,10 @@ def test_a_layer_that_counts_in_its_forward_is_refused() -> None:
     """Its forward would count twice."""
     with pytest.raises(JobError, match=r"BatchNorm1d|Block"):
         check_job(again_of(2, "tests.unit.test_exactness:layers"))
+
+
+def test_a_run_may_be_resumed_with_and_without_it() -> None:
+    """The bits are the same, and the memory of the next machines may be another."""
+    layers = f"{HERE}:dropping"
+    assert not changes(again_of(2, layers), again_of(2, layers, activation_checkpointing=False))
+    assert changes(again_of(2, layers), again_of(2, layers, precision="bf16-mixed"))
