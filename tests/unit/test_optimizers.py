@@ -1,0 +1,59 @@
+"""Every optimizer of torch that steps parameter by parameter: over layers apart, and where a copy goes on."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.model import ModelSource
+from culm.stage_server.compute.copying import try_copying
+from culm.stage_server.compute.device import CPU
+from tests.unit.test_exactness import build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
+
+HERE = "tests.unit.test_optimizers"
+STEPS = 6
+# LBFGS computes the loss again, and SparseAdam wants sparse gradients.
+OTHERS = {"LBFGS": "wants a closure", "SparseAdam": ""}
+KNOWN = sorted(name for name, made in vars(torch.optim).items() if isinstance(made, type) and name != "Optimizer")
+ARGUMENTS = {"SGD": "lr = 0.1, momentum = 0.9, nesterov = true", "Adafactor": "lr = 0.01", "Rprop": "lr = 0.01"}
+
+
+def matrices(count: int) -> list[Any]:
+    """Muon takes nothing else."""
+    return [partial(nn.Linear, 8, 8, bias=False)] * count + [partial(nn.Linear, 8, 4, bias=False)]
+
+
+def job_of(optimizer: str) -> Job:
+    job = make_job(3, 3, (f"torch.optim:{optimizer}", ARGUMENTS.get(optimizer, "lr = 1e-2")), True, count=5)
+    schedule = {"schedule": "torch.optim.lr_scheduler:CosineAnnealingLR", "schedule_args": {"T_max": STEPS}}
+    changed = {"job": job.job.model_copy(update={"steps": STEPS}), "train": job.train.model_copy(update=schedule)}
+    if optimizer == "Muon":
+        changed["model"] = job.model.model_copy(update={"layers": f"{HERE}:matrices"})
+    return job.model_copy(update=changed)
+
+
+@pytest.mark.parametrize("optimizer", [name for name in KNOWN if name not in OTHERS])
+def test_over_layers_apart_and_in_a_copy_it_gives_the_plain_loops_bits(optimizer: str) -> None:
+    job = job_of(optimizer)
+    check_job(job)
+    source = ModelSource(job)
+    try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
+    gives_the_plain_loops_bits(job)
+    owners, copies = build_all(source), build_all(ModelSource(job))
+    run_stages(job, owners, source, range(3))
+    for owner, copy in zip(owners, copies, strict=True):
+        copy.install(owner.export())
+    run_stages(job, copies, source, range(3, STEPS))
+    assert digest(copies) == run_plain(job).sha256
+
+
+@pytest.mark.parametrize("optimizer", OTHERS)
+def test_what_cannot_step_by_gradients_alone_is_refused_before_anything_starts(optimizer: str) -> None:
+    with pytest.raises(JobError, match=rf"train.optimizer: .*{OTHERS[optimizer]}"):
+        check_job(job_of(optimizer))
