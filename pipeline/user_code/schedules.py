@@ -23,6 +23,7 @@ from culm.pipeline.user_code.imports import RAISED, called, described
 
 WHERE = "train.schedule"
 LOOKS = 2  # steps that show what a schedule changes
+NEWEST = 64  # steps whose values are kept
 TRIED = 10**6  # steps that are tried before a run starts: ten seconds
 
 
@@ -73,6 +74,8 @@ class Schedule:
         of the job. Raises JobError.
         """
         self._make_optimizer, self._make_scheduler, self._steps = optimizer, scheduler, steps
+        # By step, of those around the last one: a layer that was seeded follows through them, one by one.
+        self._newest: dict[int, list[Options]] = {}
         self._begin()
         while self._step < min(LOOKS, steps - 1):
             self._next()
@@ -106,7 +109,9 @@ class Schedule:
 
     def at(self, step: int) -> list[Options]:
         """By group, what the step's update is made with. Raises JobError for what user code raises."""
-        if step < self._step:  # a rollback, or a layer that was seeded and follows
+        if (known := self._newest.get(step)) is not None:
+            return known
+        if step < self._step:  # a rollback
             self._begin()
         while self._step < step:
             self._next()
@@ -114,6 +119,12 @@ class Schedule:
             if late:
                 what = f"it changes {late[0]} from step {self._step} on, and not in the first {LOOKS} steps"
                 raise JobError(what, WHERE, "let it set all that it ever changes from its beginning on")
+            if step - self._step < NEWEST:
+                self._newest[self._step] = self._options()
+        self._newest = {known: options for known, options in self._newest.items() if abs(step - known) < NEWEST}
+        return self._newest.setdefault(step, self._options())
+
+    def _options(self) -> list[Options]:
         return [{key: group[key] for key in self.keys if key in group} for group in self._optimizer.param_groups]
 
 
