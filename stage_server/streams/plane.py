@@ -128,18 +128,12 @@ def deliver(channel: grpc.Channel, requests: Iterable[bytes]) -> DeliverCall:
     return answers
 
 
-def _never(_: bytes) -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A Deliver stream to a node. ``exchange``: encoded requests in, answers out; ``send_at_once``: as ``LocalCall``
-    has it.
-    """
+    """A Deliver stream to a node."""
 
-    exchange: Callable[[Iterable[bytes]], Iterator[stage_pb2.DeliverResponse]]
-    send_at_once: Callable[[bytes], bool] = _never
+    exchange: Callable[[Iterable[bytes]], Iterator[stage_pb2.DeliverResponse]]  # encoded requests in, answers out
+    send_at_once: Callable[[bytes], bool] | None = None  # as ``LocalCall`` has it; None: the stream goes over gRPC
 
 
 @contextmanager

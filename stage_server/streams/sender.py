@@ -121,7 +121,7 @@ class Stream:
 
     queue: "queue.SimpleQueue[Key | None]" = field(default_factory=queue.SimpleQueue)
     rests: bool = False  # nothing is queued, and the request thread sends nothing
-    send_at_once: Callable[[bytes], bool] | None = None  # None: not opened yet, or over
+    send_at_once: Callable[[bytes], bool] | None = None  # None: not opened yet, or over, or not of this machine
     answered: bool = False  # the peer has, on this stream
 
 
