@@ -26,14 +26,13 @@ WHERE = "train.groups"
 class Groups:
     """Of a whole model. Without a function of the job's there is one group, without options."""
 
-    options: Sequence[Options] = ({},)
-    # (layer, name of the parameter) -> the number of its group; empty where there is one group for all.
-    numbers: Mapping[tuple[int, str], int] | None = None
+    options: Sequence[Options]
+    numbers: Mapping[tuple[int, str], int]  # (layer, name of the parameter) -> the number of its group
     # Of the first parameter in each group: (dtype, dimensions). Some optimizers take matrices alone.
-    kinds: Sequence[tuple[torch.dtype, int]] = ()
+    kinds: Sequence[tuple[torch.dtype, int]]
 
     def number(self, layer: int, name: str) -> int:
-        return self.numbers[layer, name] if self.numbers is not None else 0
+        return self.numbers[layer, name]
 
     def of_layer(self, layer: int, module: nn.Module) -> list[int]:
         """The groups that a layer has parameters of, ascending: those of its optimizer, in its order."""

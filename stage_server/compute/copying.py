@@ -68,8 +68,8 @@ def _try_apart(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> No
     for _ in range(APART):
         drawn = [_drawn(shapes, generator) for _ in each]
         for held, gradients in zip(each, drawn, strict=True):
-            held.apply(_value(gradients), 1.0)
-        both.apply(_value([*drawn[0], *drawn[1]]), 1.0)
+            held.apply(_value(gradients), 1.0, 0)
+        both.apply(_value([*drawn[0], *drawn[1]]), 1.0, 0)
     apart = [p for held in each for p in held.module.parameters()]
     if not all(same_bits(a, b) for a, b in zip(apart, both.module.parameters(), strict=True)):
         what = "it steps a layer otherwise when it has other layers' parameters as well"
@@ -103,7 +103,7 @@ def _try(layer: Callable[..., HeldLayer], shapes: Shapes, name: str) -> None:
         gradients = _drawn(shapes, generator)
         late = [0] if step % 3 == 0 and len(shapes) > 1 else []  # has no gradient now and then: its state comes late
         for each in held:
-            each.apply(_value(gradients, late), 1.0)
+            each.apply(_value(gradients, late), 1.0, 0)
     seen.append(_kept_beside(held[0]))
     # ``seen`` is of 0, 1, 2, 5, 24 and STEPS steps. What is set up in the first steps and then stays is no state, so
     # changes count from the fourth on.

@@ -270,7 +270,7 @@ class HeldLayer:
         """A value over all pipelines as the reduced gradient."""
         return blocks.whole(value, tuple(name for name, _ in self._parameters), with_norm)
 
-    def apply(self, gradient: Value, scale: float, step: int = 0) -> None:
+    def apply(self, gradient: Value, scale: float, step: int) -> None:
         """One optimizer step with ``scale`` times the reduced gradient; the gradient itself is left as it is.
 
         ``step``: its number, by which the schedule goes.

@@ -81,5 +81,5 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
         for stage in stages:
             reduced |= merged([stage], Block(0, 1), 1)
         for layer in held:
-            layer.apply(reduced[layer.index], 1.0)
+            layer.apply(reduced[layer.index], 1.0, 0)
     return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])

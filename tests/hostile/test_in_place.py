@@ -153,16 +153,16 @@ def gradient() -> Value:
 def test_a_gradient_that_others_may_still_get_stays_whatever_the_optimizer_writes(unseen: bool) -> None:
     layer, given = layer_with(unseen=unseen), gradient()
     for _ in range(3):
-        layer.apply(given, 1.0)
+        layer.apply(given, 1.0, 0)
     assert torch.equal(given.tensors[0][1], torch.ones(2, 3))
 
 
 def test_an_optimizer_that_writes_into_gradients_only_later_is_refused_by_name() -> None:
     layer = layer_with(from_step=2)
     for _ in range(2):
-        layer.apply(gradient(), 1.0)
+        layer.apply(gradient(), 1.0, 0)
     with pytest.raises(JobError, match="Halving changes the gradients of layer 0 in place"):
-        layer.apply(gradient(), 1.0)
+        layer.apply(gradient(), 1.0, 0)
 
 
 class Shift(nn.Module):

@@ -56,6 +56,6 @@ def test_a_buffer_that_changes_its_sign_alone_goes_to_every_holder() -> None:
     assert owner.has_changed_buffers()
     gradient = owner.whole(owner.merge(Block(0, 1), 1), with_norm=False)
     for layer in (owner, standby):
-        layer.apply(gradient, 1.0)
+        layer.apply(gradient, 1.0, 0)
     assert owner.digest() == standby.digest()
     assert torch.signbit(standby.module.get_buffer("zero")).all()

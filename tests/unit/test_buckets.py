@@ -176,7 +176,7 @@ def gives_the_plain_loops_bits(job: Job, numbers: list[range]) -> None:
         scale = clip_scale(norms_of(reduced), job.train.clip_norm)
         for held in nodes:
             for layer in held:
-                layer.apply(reduced[layer.index], scale)
+                layer.apply(reduced[layer.index], scale, 0)
     plain = run_plain(job)
     assert [digest(held) for held in nodes] == [plain.sha256] * 2
 

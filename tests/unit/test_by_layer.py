@@ -116,7 +116,7 @@ class OneNode:
         values |= merged(self._stages, block, self._pipelines, set(values))
         scale = clip_scale(norms_of(values), self.job.train.clip_norm)
         for layer in self.held:
-            layer.apply(values[layer.index], scale)
+            layer.apply(values[layer.index], scale, 0)
 
 
 def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[int, Value]:

@@ -54,7 +54,7 @@ def trained(optimizer: Callable[..., torch.optim.Optimizer]) -> list[HeldLayer]:
         parameters = list(module.parameters())
         layer = HeldLayer(index, module, optimizer(parameters) if parameters else None, CPU)
         for _ in range(2):
-            layer.apply(Value(tuple((f"grad.{n}", torch.randn_like(p)) for n, p in module.named_parameters())), 1.0)
+            layer.apply(Value(tuple((f"grad.{n}", torch.randn_like(p)) for n, p in module.named_parameters())), 1.0, 0)
         held.append(layer)
     return held
 

@@ -330,7 +330,7 @@ def test_a_layer_in_half_precision_is_copied_with_its_optimizer_state_as_it_is()
         for step in steps:
             torch.manual_seed(step)
             gradients = tuple((f"grad.{n}", torch.randn_like(p)) for n, p in held.module.named_parameters())
-            held.apply(Value(gradients), 1.0)
+            held.apply(Value(gradients), 1.0, 0)
 
     held, copy = layer(), layer()
     train(held, range(3))
@@ -395,5 +395,5 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
         values = gradient_of(stages)
         scale = clip_scale(norms_of(values), job.train.clip_norm)
         for layer in held:
-            layer.apply(values[layer.index], scale)
+            layer.apply(values[layer.index], scale, 0)
     assert digest(held) == run_plain(job).sha256

@@ -68,12 +68,12 @@ def test_it_is_stepped_as_on_the_device(optimizer: str) -> None:
     assert other.is_home
     for step in range(4):
         for layer in (there, other):
-            layer.apply(gradient(step), SKIPPED if step == 2 else 0.5)
+            layer.apply(gradient(step), SKIPPED if step == 2 else 0.5, 0)
         assert other.is_home
         assert state(there) == state(other)
     other.come_here()
-    other.apply(gradient(9), 1.0)
-    there.apply(gradient(9), 1.0)
+    other.apply(gradient(9), 1.0, 0)
+    there.apply(gradient(9), 1.0, 0)
     assert state(there) == state(other)
 
 
@@ -81,9 +81,9 @@ def test_it_comes_to_the_device_for_its_step_alone() -> None:
     device = Counting()
     layer = held(device)
     layer.go_home()
-    layer.apply(gradient(0), SKIPPED)
+    layer.apply(gradient(0), SKIPPED, 0)
     assert device.brought == 0
-    layer.apply(gradient(0), 1.0)
+    layer.apply(gradient(0), 1.0, 0)
     parameters = sum(p.nbytes for p in layer.module.parameters())
     assert device.brought >= 2 * parameters, "parameters and gradients"
 
@@ -91,14 +91,14 @@ def test_it_comes_to_the_device_for_its_step_alone() -> None:
 def test_a_state_is_installed_and_given_away_from_there() -> None:
     source, copy = held(Late()), held(Late())
     for step in range(2):
-        source.apply(gradient(step), 1.0)
+        source.apply(gradient(step), 1.0, 0)
     copy.go_home()
     copy.install(source.export())
     assert copy.is_home
     before = state(copy)
     assert before == state(source)
     given = copy.export()
-    copy.apply(gradient(5), 1.0)
+    copy.apply(gradient(5), 1.0, 0)
     assert [(name, bytes(bytes_of(tensor))) for name, tensor in given.tensors] == before
 
 
