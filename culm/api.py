@@ -10,7 +10,7 @@ A script needs no ``if __name__ == "__main__"`` around that: a node imports what
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +20,7 @@ from culm.local import nursery
 from culm.local.cluster import LocalCluster
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job, with_values
+from culm.pipeline.user_code.streams import put_generators_back, whole_states
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome, RunFailed
 from culm.terminal.progress import display
@@ -41,6 +42,21 @@ class _Told:
         for loss in outcome.losses[self._count :]:
             self._on_step(outcome.first_step + self._count, loss)
             self._count += 1
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Trying a job seeds every generator and sets torch's switches: the script's own are put back."""
+    import torch
+
+    states, threads = whole_states(), torch.get_num_threads()
+    strict = torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        put_generators_back(states)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict)
 
 
 def run(
@@ -71,7 +87,8 @@ def run(
         sys.path.insert(1, str(folder))
     count = node_count(loaded, nodes, spares)
     nursery.warm_up()
-    try_out(loaded)
+    with _undisturbed():
+        try_out(loaded)
     refuse_to_write_over(loaded, resume, new_run)
     from culm.local.training import train
 

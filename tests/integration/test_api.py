@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import culm
 from culm.oracle.plain_loop import run_plain
@@ -20,11 +21,14 @@ import culm
 from culm.examples.digits_mlp import layers
 
 print("the script begins")
+torch.manual_seed(3)
+torch.set_num_threads(2)
 seen = []
 outcome = culm.run(sys.argv[1], spares=1, overrides={"job.steps": 12}, on_step=lambda *told: seen.append(told))
+drawn = torch.rand(1).item(), torch.get_num_threads()
 model = torch.nn.Sequential(*[layer() if not isinstance(layer, torch.nn.Module) else layer for layer in layers(64, 3)])
 model.load_state_dict(outcome.weights)
-print(json.dumps({"sha256": outcome.sha256, "seen": seen, "losses": outcome.losses}))
+print(json.dumps({"drawn": drawn, "sha256": outcome.sha256, "seen": seen, "losses": outcome.losses}))
 """
 
 
@@ -38,6 +42,8 @@ def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path) -> Non
     begun, told = ran.stdout.splitlines()
     assert begun == "the script begins", "no node runs the script"
     of_script = json.loads(told)
+    torch.manual_seed(3)
+    assert of_script["drawn"] == [torch.rand(1).item(), 2], "the script's own generator and threads are as it left them"
     plain = run_plain(culm.load_job(JOB, ["job.steps=12"]))
     assert of_script["sha256"] == plain.sha256
     assert of_script["losses"] == plain.losses
