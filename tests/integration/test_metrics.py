@@ -135,7 +135,8 @@ def test_the_status_has_the_same_split(scraped: Scraped) -> None:
     for node in scraped.status.nodes:
         for field in fields(TimeSplit):
             told, later = getattr(node.times, field.name), scraped.value(node.id, SECONDS, phase=field.name)
-            if field.name in ("apply", "idle"):  # that may have gone on until the scrape
+            # These may have gone on until the scrape. A standby's copy may take the last step after its own layers did.
+            if field.name in ("apply", "redundant", "idle"):
                 assert 0 < told <= later
             else:
                 assert told == later, f"{node.id}: {field.name}"
