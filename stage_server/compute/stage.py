@@ -85,6 +85,7 @@ class Stage:
         self._losses.clear()
         for layer in self.layers:
             layer.begin_step(self._pipeline)
+        self._untouched.begin_step()
 
     def end_step(self) -> None:
         """The step is committed: graphs that were kept for an heir are of no use any more."""
@@ -107,7 +108,7 @@ class Stage:
         h = given = x if self._writes_input is False else copy_of(x)
         version = given._version
         h = as_within(self._job, h)
-        seen = self._untouched.before_forward()
+        self._untouched.before_forward()
         boundaries: list[Boundary] = []
         for place, layer in enumerate(self.layers):
             if place and microbatch == self._last_microbatch and h.grad_fn is not None:
@@ -134,7 +135,7 @@ class Stage:
                 output, h = h, self._loss(h, target)
             refuse_loss(h, output)
             self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
-        self._untouched.refuse_after_forward(seen)
+        self._untouched.refuse_after_forward()
         self._graphs[microbatch] = (x, h)
         if boundaries:
             self._boundaries = boundaries
@@ -177,9 +178,12 @@ class Stage:
         gradient: torch.Tensor | None,
         through: Callable[[HeldLayer], None] | None = None,
     ) -> torch.Tensor | None:
-        seen = self._untouched.before_backward()
+        if microbatch == self._last_microbatch:
+            self._untouched.before_last_backward()
         made = self._run_backward(microbatch, gradient, through)
-        self._untouched.refuse_after_backward(seen, whole=self._split is None)
+        self._untouched.refuse_writes()
+        if microbatch == self._last_microbatch:
+            self._untouched.refuse_after_last_backward(whole=self._split is None)
         return in_memory(made) if made is not None else None
 
     def _run_backward(
@@ -218,9 +222,11 @@ class Stage:
         """The second half of a backward that is split."""
         assert self._split is not None, "the schedule splits no backwards here"
         self._enter()
-        seen = self._untouched.before_backward()
+        if microbatch == self._last_microbatch:
+            self._untouched.before_last_backward()
         self._split.of_parameters(microbatch)
-        self._untouched.refuse_after_backward(seen)
+        if microbatch == self._last_microbatch:
+            self._untouched.refuse_after_last_backward()
 
     def accumulated(self, count: int) -> Value | None:
         """A copy of what the gradients have come to after so many microbatches, with the losses of these.

@@ -4,16 +4,19 @@
 where services are started by hand.
 """
 
-# Each comparison has its price, so it is made where it costs next to nothing:
+# Each comparison has its price, so it is made where it costs next to nothing. None has to come before the step's end: a
+# step in which something is refused is not committed.
 #
-#     versions and addresses    of parameters, after every forward and backward: a write that torch counts, other memory
+#     versions of parameters    after every forward and backward: a write that torch counts. The next backward would
+#                               raise in other words
+#     versions and addresses    of parameters, after the step's last backward: other memory too
 #     checksums                 of parameters, around a stage's first forward: writes through .data count no version
-#     torch's generators        after every backward: microseconds
-#     numpy's generator         after a stage's first backward: a tenth of a millisecond
+#     torch's generators        around the step's last backward: looking takes 40 microseconds
+#     numpy's generator         around a stage's first last backward: a tenth of a millisecond
 #     Python's generator        never: libraries draw from it on other threads, as object storages' do between tries
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,14 +24,6 @@ from culm.pipeline.tensors.bits import checksum
 from culm.pipeline.user_code.streams import drawn_between, numpy_states, torch_states
 from culm.pipeline.user_code.trial import changes_parameter, draws_in_backward, gives_sparse
 from culm.stage_server.compute.layer import HeldLayer
-
-
-class Seen(NamedTuple):
-    """What was seen before a forward or backward. ``places``: version and address of each parameter."""
-
-    places: list[tuple[int, int]]
-    sums: list[torch.Tensor]
-    generators: dict[str, Any]
 
 
 class Untouched:
@@ -39,33 +34,50 @@ class Untouched:
         self._parameters = [parameter for _, _, parameter in named]
         self._owners = [(layer, name) for layer, name, _ in named]
         self._whole = _range(layers)
-        self._after_forward = self._after_backward = False  # whether one has been compared
+        self._places: list[tuple[int, int]] = []  # version and address of each parameter, as the step began
+        self._versions = 0  # all of them together: none ever falls
+        self._sums: list[torch.Tensor] | None = []  # before the first forward; None once that has been compared
+        self._generators: dict[str, Any] | None = None  # before the step's last backward
+        self._after_backward = False  # whether one has been compared
 
-    def before_forward(self) -> Seen:
-        sums = [] if self._after_forward else [checksum(p) for p in self._parameters]
-        return Seen(self._places(), sums, {})
+    def begin_step(self) -> None:
+        """From now on nothing may change before the step is applied."""
+        self._places = self._places_now()
+        self._versions = sum(version for version, _ in self._places)
 
-    def refuse_after_forward(self, before: Seen) -> None:
-        self._refuse_changes(before)
-        if before.sums:
+    def before_forward(self) -> None:
+        if self._sums is not None:
+            self._sums = [checksum(p) for p in self._parameters]
+
+    def refuse_after_forward(self) -> None:
+        self.refuse_writes()
+        if self._sums:
             now = [checksum(p) for p in self._parameters]
-            same = (torch.stack(before.sums) == torch.stack(now)).tolist()  # one wait for the device
+            same = (torch.stack(self._sums) == torch.stack(now)).tolist()  # one wait for the device
             if not all(same):
                 self._refuse(same.index(False))
-        self._after_forward = True
+        self._sums = None
 
-    def before_backward(self) -> Seen:
-        return Seen(self._places(), [], torch_states() | ({} if self._after_backward else numpy_states()))
+    def refuse_writes(self) -> None:
+        """After a forward or a backward."""
+        if sum(p._version for p in self._parameters) != self._versions:
+            self._refuse_changes()
 
-    def refuse_after_backward(self, before: Seen, whole: bool = True) -> None:
+    def before_last_backward(self) -> None:
+        """``refuse_after_last_backward`` is to follow, or the other half of the backward."""
+        self._generators = torch_states() | ({} if self._after_backward else numpy_states())
+
+    def refuse_after_last_backward(self, whole: bool = True) -> None:
         """``whole``: false after the first half of a backward that is split."""
-        self._refuse_changes(before)
+        assert self._generators is not None, "nothing was looked at before"
+        self._refuse_changes()
         now: dict[str, Any] = {**torch_states()}
-        if "numpy's" in before.generators:
+        if "numpy's" in self._generators:
             now |= numpy_states()
-        if now != before.generators:
-            drawn = drawn_between(before.generators, now)
+        if now != self._generators:
+            drawn = drawn_between(self._generators, now)
             raise draws_in_backward(f"a backward of {self._whole}", drawn, "model.layers")
+        self._generators = None
         self._after_backward = self._after_backward or whole
 
     def refuse_sparse(self, fresh: Iterable[torch.nn.Parameter]) -> None:
@@ -75,14 +87,14 @@ class Untouched:
                 layer, name = next(o for o, p in zip(self._owners, self._parameters, strict=True) if p is parameter)
                 raise gives_sparse(_words(layer), name)
 
-    def _places(self) -> list[tuple[int, int]]:
+    def _places_now(self) -> list[tuple[int, int]]:
         # On a card memory may be exchanged for memory of the same values, as an LSTM's flatten_parameters does.
         return [(p._version, p.data_ptr() if p.is_cpu else 0) for p in self._parameters]
 
-    def _refuse_changes(self, before: Seen) -> None:
-        now = self._places()
-        if now != before.places:
-            self._refuse(next(i for i, place in enumerate(now) if place != before.places[i]))
+    def _refuse_changes(self) -> None:
+        now = self._places_now()
+        if now != self._places:
+            self._refuse(next(i for i, place in enumerate(now) if place != self._places[i]))
 
     def _refuse(self, number: int) -> None:
         layer, name = self._owners[number]
