@@ -85,7 +85,10 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
         state,
         checkpoints=left,
         saved={step: files for step, files in state.saved.items() if step > new.step},
-        storage=replace(state.storage, fault="", fault_step=0),
+        # A newer one may be known to fail: a slow storage makes the older one whole after that.
+        storage=replace(state.storage, fault="", fault_step=0)
+        if new.step >= state.storage.fault_step
+        else state.storage,
     )
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
     record = Record(kinds.Checkpointed(step=new.step, folder=new.folder), text)
@@ -98,7 +101,11 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
 
 
 def fault(state: State, report: CheckpointFault) -> Decision:
-    """A checkpoint cannot be written at present. The event log hears of it once, until one is whole again."""
+    """A checkpoint cannot be written at present. The event log hears of it once, until it is whole, or a newer one."""
+    whole = max((c.step for c in state.checkpoints if c.folder == _folder(state, c.step)), default=-1)
+    # What is known already tells more; a step that is not committed is of an era before.
+    if not max(state.storage.fault_step, whole + 1) <= report.step <= state.committed:
+        return state, ()
     told = bool(state.storage.fault)
     who = report.node or "the coordinator"
     follows = "training goes on without it" if report.step < state.settings.steps else "it is tried again"

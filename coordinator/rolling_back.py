@@ -62,7 +62,7 @@ def roll_back(state: State, why: str) -> Decision:
         norms={},
         losses=(),
         saved={},
-        storage=replace(state.storage, unread={}, examined=False),
+        storage=replace(state.storage, unread={}, examined=False, fault="", fault_step=0),
         last_commit=None,
         lost_owners=(),
         exposed_since={},

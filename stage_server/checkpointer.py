@@ -117,7 +117,8 @@ class Checkpointer:
             if failed.why != told:
                 told = failed.why
                 log.warning("cannot write this node's share of checkpoint %d: %s", share.step, told)
-                self._listener.unwritten(share.step, " ".join(told.split())[:500])
+            # Each time: a coordinator that has taken over since does not know it.
+            self._listener.unwritten(share.step, " ".join(told.split())[:500])
             if failed.for_good:
                 return
             with self._changed:

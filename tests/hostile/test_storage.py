@@ -139,6 +139,18 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def test_a_share_that_fails_is_told_again(tmp_path: Path) -> None:
+    """A coordinator that took over would never hear of it."""
+    (tmp_path / "step-00000001").write_text("a file where the folder should be")
+    hears = Hears()
+    checkpointer = Checkpointer(f"file://{tmp_path}", hears, 1)
+    checkpointer.write(Share(0, 1, 0.5, ((0, Value(())),)))
+    wait_until(lambda: len(hears.told) > 1)
+    assert hears.told[0] == hears.told[1]
+    assert "File exists" in hears.told[0][1]
+    checkpointer.close(30.0)
+
+
 def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> None:
     """A copy of all that a node holds would stay in its memory."""
     hears = Hears()
