@@ -8,7 +8,7 @@
 #
 #     a layer of the stage is not at the running step       nothing yet: no instruction runs on old state (rule 2)
 #     the stage's whole gradient is not here                all that is not done
-#     it is here                                            nothing
+#     it is here                                            nothing, if this node has done it all; else as below
 #     the duty came here within the step, and
 #       a reducer lacks its pipeline                        all that is not done
 #       ... and the lost owner had shipped a prefix         the microbatches after it, and what consumers lack before it
@@ -309,7 +309,14 @@ class Runner(Generic[V]):
             return set()  # its state is on its way still: from a checkpoint, after a rollback
         step, order = self.duties[duty], self._at.order(duty)
         if step.takeover is None:
-            return set() if self._post.holds_whole(duty.stage) else None
+            if not self._post.holds_whole(duty.stage):
+                return None
+            if len(step.done) == len(order):
+                return set()
+            # Another owner had it in this step, by a plan that this node never heard of: its leader was lost, and with
+            # it the commit, which was decided once more. So consumers may lack what that owner alone had given.
+            assert self._at.plan is not None
+            step.takeover = Takeover(self._at.plan.order)
         lacking = self.summing.is_lacking(duty)
         if lacking:
             return self._to_sum(duty, step, order)

@@ -88,6 +88,7 @@ def test_whatever_goes_wrong_together_the_history_ends_exact(fifty: int) -> None
         (923, "a commit of a history that nobody goes on from was told to a node of the other one, and not counted"),
         (2666, "two holders sent a node the same layer; the later answer, of a step before, was put over the first"),
         (17544, "an era began at step 0, while a slow storage's answer that step 12 was whole was on its way"),
+        (13864, "an owner that had missed a commit had an earlier owner's sum, and consumers not what that one gave"),
         (15272, "a file of the last checkpoint was torn after the last commit: the model read it unchecked"),
         (20854, "after the last commit two only copies were to seed each other over a broken link, beside free nodes"),
         (51799, "Redis came back from an outage with a higher term: the only coordinator went, and nobody led"),
