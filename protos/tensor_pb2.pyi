@@ -113,8 +113,8 @@ class TensorSpec(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     STRIDES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """What the tensor is in its value, for example "output", "grad.weight", "buffer.running_mean". An activation is "output",
-    or "constant" if it requires no gradient.
+    """What the tensor is in its value, for example "grad.weight" or "buffer.running_mean". The tensors of an activation are
+    "output.N" or, if they require no gradient, "constant.N", numbered from 0; their gradients have the same numbers.
     """
     dtype: _builtins.str
     """Name of the torch dtype, for example "float32"."""
@@ -152,8 +152,13 @@ class ValueHeader(_message.Message):
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     SQUARED_NORMS_FIELD_NUMBER: _builtins.int
     LOSSES_FIELD_NUMBER: _builtins.int
+    STRUCTURE_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
+    structure: _builtins.str
+    """ACTIVATION only: how its tensors lie in tuples, lists, dicts and other containers, as JSON
+    (pipeline/tensors/pytrees.py). Empty for one tensor without a container.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
@@ -175,10 +180,11 @@ class ValueHeader(_message.Message):
         total_bytes: _builtins.int = ...,
         squared_norms: _abc.Iterable[_builtins.float] | None = ...,
         losses: _abc.Iterable[_builtins.float] | None = ...,
+        structure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "squared_norms", b"squared_norms", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "squared_norms", b"squared_norms", "structure", b"structure", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

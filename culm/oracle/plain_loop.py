@@ -13,6 +13,7 @@ from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.lazy import between_layers
+from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.forwards import precision_of
@@ -75,7 +76,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             optimizer.zero_grad()
             total = 0.0
             for index in range(microbatches):
-                x, target = (part.to(device) for part in data.microbatch(step, pipeline, index))
+                found = data.microbatch(step, pipeline, index)
+                x, target = (mapped(lambda tensor: tensor.to(device), part) for part in found)
                 with precision():
                     for number, layer in enumerate(model):
                         seed_all(stream_seed(job.job.seed, step, pipeline, index, number))

@@ -6,14 +6,20 @@
 
 import torch
 
+from culm.pipeline.tensors.pytrees import Pytree, mapped
+
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with nothing put off; one that has nothing is given back as it is."""
     return tensor.resolve_conj().resolve_neg()
 
 
-def between_layers(tensor: torch.Tensor) -> torch.Tensor:
-    """A layer's output with nothing put off, in it or in its gradient."""
+def between_layers(output: Pytree) -> Pytree:
+    """A layer's output with nothing put off, in its tensors or in their gradients. Raises NotAPytree."""
+    return mapped(_between_layers, output)
+
+
+def _between_layers(tensor: torch.Tensor) -> torch.Tensor:
     tensor = in_memory(tensor)
     if tensor.is_complex() and tensor.requires_grad:
         tensor.register_hook(_gradient_in_memory)  # type: ignore[no-untyped-call]

@@ -1,35 +1,57 @@
 """A value: the tensors behind one key, and the facts that travel with them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-CONSTANT = "constant"  # the name of an activation that requires no gradient
+from culm.pipeline.tensors.pytrees import Pytree, as_text, of_text, parts_of, rebuilt
+
+# The tensors of an activation, and of the gradients of one, are numbered as ``pytrees.parts_of`` gives them:
+#
+#     output.0, constant.1, output.2    an activation, each of its tensors; a constant requires no gradient
+#     output.0                          its gradients: those tensors alone to which one came
+OUTPUT, CONSTANT = "output", "constant"
 
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Named tensors in order. ``squared_norms`` and ``losses`` belong to reduced gradients (see tensor.proto)."""
+    """Named tensors in order. ``squared_norms`` and ``losses`` belong to reduced gradients (see tensor.proto).
+
+    ``structure``: of an activation, as text; empty where it is one tensor without a container.
+    """
 
     tensors: tuple[tuple[str, torch.Tensor], ...]
     squared_norms: tuple[float, ...] = ()
     losses: tuple[float, ...] = ()
+    structure: str = ""
 
     @staticmethod
     def single(tensor: torch.Tensor) -> "Value":
         """A gradient, or an activation that requires one."""
-        return Value((("output", tensor),))
+        return Value(((f"{OUTPUT}.0", tensor),))
 
     @staticmethod
-    def activation(tensor: torch.Tensor, requires_gradient: bool) -> "Value":
-        """A stage's output, whose name tells whether it requires a gradient."""
-        return Value((("output" if requires_gradient else CONSTANT, tensor),))
+    def activation(output: Pytree) -> "Value":
+        """A stage's output; the name of each tensor tells whether it requires a gradient."""
+        tensors, structure = parts_of(output)
+        names = (f"{OUTPUT if tensor.requires_grad else CONSTANT}.{i}" for i, tensor in enumerate(tensors))
+        detached = (tensor.detach() for tensor in tensors)
+        return Value(tuple(zip(names, detached, strict=True)), structure=as_text(structure))
 
-    @property
-    def requires_gradient(self) -> bool:
-        """Of an activation: whether the next stage's input is to require a gradient, as it does in one process."""
-        ((name, tensor),) = self.tensors
-        return name != CONSTANT and (tensor.is_floating_point() or tensor.is_complex())
+    def pytree(self) -> Pytree:
+        """The activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
+        tensors = [tensor.detach().requires_grad_(_requires_gradient(name, tensor)) for name, tensor in self.tensors]
+        return rebuilt(of_text(self.structure, len(tensors)), tensors)
+
+    @staticmethod
+    def gradients(by_place: Mapping[int, torch.Tensor]) -> "Value":
+        """Of an activation's tensors, by their place in it, in order."""
+        return Value(tuple((f"{OUTPUT}.{place}", gradient) for place, gradient in by_place.items()))
+
+    def by_place(self) -> dict[int, torch.Tensor]:
+        """The gradients of ``gradients``."""
+        return {int(name.removeprefix(f"{OUTPUT}.")): tensor for name, tensor in self.tensors}
 
     @property
     def size(self) -> int:
@@ -40,3 +62,7 @@ class Value:
         """The tensor of a value that has one."""
         ((_, tensor),) = self.tensors
         return tensor
+
+
+def _requires_gradient(name: str, tensor: torch.Tensor) -> bool:
+    return name.startswith(OUTPUT) and (tensor.is_floating_point() or tensor.is_complex())

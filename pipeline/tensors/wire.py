@@ -46,7 +46,8 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 def header_of(value: Value) -> tensor_pb2.ValueHeader:
     """The header. Nobody may change it: another value's header may be the same message."""
-    specs = _specs(tuple([(name, tensor.dtype, tensor.shape, tensor.stride()) for name, tensor in value.tensors]))
+    kinds = tuple([(name, tensor.dtype, tensor.shape, tensor.stride()) for name, tensor in value.tensors])
+    specs = _specs(kinds, value.structure)
     if not value.squared_norms and not value.losses:
         return specs
     header = tensor_pb2.ValueHeader(squared_norms=value.squared_norms, losses=value.losses)
@@ -55,9 +56,11 @@ def header_of(value: Value) -> tensor_pb2.ValueHeader:
 
 
 @lru_cache(maxsize=1024)
-def _specs(tensors: tuple[tuple[str, torch.dtype, torch.Size, tuple[int, ...]], ...]) -> tensor_pb2.ValueHeader:
+def _specs(
+    tensors: tuple[tuple[str, torch.dtype, torch.Size, tuple[int, ...]], ...], structure: str
+) -> tensor_pb2.ValueHeader:
     """What a header says of its tensors: the same from microbatch to microbatch and from step to step."""
-    header = tensor_pb2.ValueHeader()
+    header = tensor_pb2.ValueHeader(structure=structure)
     for name, dtype, shape, strides in tensors:
         header.tensors.add(
             name=name, dtype=str(dtype).removeprefix("torch."), shape=shape, strides=unless_in_order(shape, strides)
@@ -163,7 +166,8 @@ class Assembler(Passing):
             tensor = self._tensor(start, dtype, shape, count)
             tensors.append((spec.name, laid_out(tensor, tuple(spec.strides)) if spec.strides else tensor))
             start += count * dtype.itemsize
-        return Value(tuple(tensors), tuple(self._header.squared_norms), tuple(self._header.losses))
+        header = self._header
+        return Value(tuple(tensors), tuple(header.squared_norms), tuple(header.losses), header.structure)
 
     def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
         if not count:

@@ -8,6 +8,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.groups import refuse_unknown
@@ -31,7 +32,7 @@ def check_job(job: Job) -> None:
     _check_optimizer(source, job)
 
 
-def _microbatches(source: ModelSource, job: Job, keys: Sequence[Key]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _microbatches(source: ModelSource, job: Job, keys: Sequence[Key]) -> list[tuple[Pytree, Pytree]]:
     """Every one has to come out the same whenever it is loaded, and wherever the dataset was made. Raises JobError."""
     dataset = source.dataset()
     found = [_microbatch(job, dataset, key) for key in keys]
@@ -58,8 +59,8 @@ def _samples(job: Job, dataset: Any) -> str:
         raise JobError(what, f"data.dataset, {job.data.dataset}", mend) from error
 
 
-def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[torch.Tensor, torch.Tensor]:
-    """Raises JobError where it is not a pair of tensors."""
+def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[Pytree, Pytree]:
+    """Raises JobError where it is not a pair of pytrees."""
     mend = "let every item be an (input, target) pair of tensors, all alike in shape, or name a data.collate"
     try:
         found = Microbatches(job, dataset).microbatch(*key)
@@ -67,8 +68,12 @@ def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[torch.Tensor, torch.T
         what = f"the dataset gives no microbatch of (input, target): {described(error)}"
         raise JobError(what, "data.dataset", mend) from error
     for part, name in zip(found, ("input", "target"), strict=True):
-        if not isinstance(part, torch.Tensor):
-            raise JobError(f"a sample's {name} is a {type(part).__name__}, not a tensor", "data.dataset", mend)
+        try:
+            tensors = tensors_in(part)
+        except NotAPytree as error:
+            raise JobError(f"a sample's {name} is or holds {error}, not a tensor", "data.dataset", mend) from error
+        if not tensors and name == "input":
+            raise JobError("a sample's input holds no tensor", "data.dataset", mend)
     return found
 
 

@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import default_collate
 
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
 
@@ -26,7 +27,7 @@ class Microbatches:
         # around a method: it would hold this object, and with it a dataset that nobody uses any more.
         self._orders: dict[int, torch.Tensor] = {}
 
-    def microbatch(self, step: int, pipeline: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def microbatch(self, step: int, pipeline: int, index: int) -> tuple[Pytree, Pytree]:
         """``(input, target)``, samples stacked along the first dimension, or as the job's ``collate`` gives them."""
         seed_all(sample_seed(self._seed, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.streams import put_generators_back, seed_all, whole_states
 
@@ -34,9 +35,9 @@ def precision_of(job: Job) -> Callable[[], AbstractContextManager[Any]]:
     return partial(torch.autocast, device_of(job).type, dtype=torch.bfloat16)
 
 
-def as_within(job: Job, x: torch.Tensor) -> torch.Tensor:
+def as_within(job: Job, x: Pytree) -> Pytree:
     """A stage's input as it would be in one process, for the layer that takes it."""
-    return x.view_as(x) if job.train.precision != "fp32" and x.requires_grad else x
+    return x if job.train.precision == "fp32" else mapped(lambda t: t.view_as(t) if t.requires_grad else t, x)
 
 
 class Forwards:
@@ -46,7 +47,7 @@ class Forwards:
         self.precision = precision_of(job)
         self._again = job.train.activation_checkpointing
 
-    def run(self, layer: nn.Module, x: torch.Tensor, seed: int, seeding: Seeding = seed_all) -> Any:
+    def run(self, layer: nn.Module, x: Pytree, seed: int, seeding: Seeding = seed_all) -> Any:
         """What the layer gives. ``seed``: with which the generators were seeded just now; ``seeding``: by which."""
         with self.precision():
             if not self._again:

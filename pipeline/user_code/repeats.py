@@ -36,6 +36,7 @@ from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
@@ -46,14 +47,16 @@ from culm.pipeline.user_code.trial import (
     Memory,
     Ran,
     Trial,
+    Written,
     attributes_of,
+    bits_of,
     changes_parameter,
-    is_written,
     leaf_of,
     reads_late,
     refuse_loss,
     run_backward,
     writes_into_buffer,
+    writes_into_overlapping,
 )
 
 TRIES = 8  # a layer may leave itself out by chance, as LayerDrop does
@@ -65,8 +68,8 @@ class Sample:
     """One microbatch, on its way through the layers. ``key``: its step, pipeline and number."""
 
     key: tuple[int, int, int]
-    x: torch.Tensor
-    target: torch.Tensor
+    x: Pytree
+    target: Pytree
 
     def seed(self, job: Job, layer: int) -> int:
         return stream_seed(job.job.seed, *self.key, layer)
@@ -89,6 +92,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
     trained = False  # whether a layer so far has parameters to train
     firsts: Firsts = []
     kept = ""  # the buffer that lies in the memory of A, in words
+    overlaps = False  # whether two tensors of A lie in one piece of memory
     for index in range(source.layer_count):
         layer = _build(source, index)
         name = _name(layer, index)
@@ -101,7 +105,10 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         after = attributes_of(layer)
         if kept and of_a.memory.written:
             raise writes_into_buffer(name, kept, "model.layers")
+        if overlaps and of_a.memory.written:
+            raise writes_into_overlapping(name, "model.layers")
         kept = _kept(name, of_a.memory, kept)
+        overlaps = of_a.memory.overlapping or (overlaps and of_a.memory.passed_on)
         if not of_a.reached:
             seeds = [stream_seed(job.job.seed, step, 0, 0, index) for step in range(1, TRIES)]
             _try_for_a_gradient(trial, name, trained, a.x, seeds)
@@ -115,7 +122,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         what = "no layer has a parameter that requires a gradient: there is nothing to train"
         raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
     of_b_bits = _run_loss(source, job, b)
-    of_a_bits = _loss_backward(job, *_loss_forward(source, job, a, kept))
+    of_a_bits = _loss_backward(job, *_loss_forward(source, job, a, kept, overlaps))
     before = _of_loss(source.loss)
     _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")
     _refuse_counting("the loss", before, _of_loss(source.loss), "train.loss")
@@ -174,7 +181,7 @@ def _build(source: ModelSource, index: int) -> nn.Module:
     return layer
 
 
-def _try_for_a_gradient(trial: Trial, name: str, trained: bool, x: torch.Tensor, seeds: list[int]) -> None:
+def _try_for_a_gradient(trial: Trial, name: str, trained: bool, x: Pytree, seeds: list[int]) -> None:
     """Raises JobError unless a gradient comes to what waits for it with one of these seeds."""
     if any(trial.run(x, seed, backward=True).reached for seed in seeds):
         return
@@ -191,31 +198,38 @@ def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
     return _loss_backward(job, *_loss_forward(source, job, sample))
 
 
-def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "") -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss, and the output that it is taken of. ``kept``: a buffer that lies in that output's memory."""
+def _loss_forward(
+    source: ModelSource, job: Job, sample: Sample, kept: str = "", overlaps: bool = False
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss, and the output that it is taken of. ``kept``: a buffer that lies in that output's memory;
+    ``overlaps``: whether two of its tensors lie in one piece of memory.
+    """
     output = leaf_of(sample.x, True)
     seed_all(sample.seed(job, source.layer_count))  # a node's loss goes on from the last layer: also a seed of its own
-    given = output.clone()  # it may write into both
-    version = given._version
+    given = mapped(torch.clone, output)  # it may write into both
+    inputs = Written(given)
     try:
         with precision_of(job)():
-            loss = source.loss(given, sample.target.clone())
+            loss = source.loss(given, mapped(torch.clone, sample.target))
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error
     refuse_loss(loss, output)
-    if kept and is_written(given, version, output):
-        raise writes_into_buffer("the loss", kept, "train.loss")
-    return loss, output
+    if (kept or overlaps) and inputs.since(output):
+        where = "train.loss"
+        raise writes_into_buffer("the loss", kept, where) if kept else writes_into_overlapping("the loss", where)
+    return loss, tensors_in(output)
 
 
-def _loss_backward(job: Job, loss: torch.Tensor, output: torch.Tensor) -> Bits:
+def _loss_backward(job: Job, loss: torch.Tensor, outputs: list[torch.Tensor]) -> Bits:
     if loss.requires_grad:
-        run_backward(loss, "the backward of the loss", "train.loss", [output] if job.schedule.splits else None)
-    if output.grad is None:
+        ends = [output for output in outputs if output.requires_grad]
+        run_backward([loss], "the backward of the loss", "train.loss", ends if job.schedule.splits else None)
+    gradients = [output.grad for output in outputs if output.grad is not None]
+    if not gradients:
         what = "the loss does not depend on the last layer's output"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
-    return {"value": digest_of(loss), "gradient of the output": digest_of(output.grad)}
+    return {"value": digest_of(loss)} | bits_of("gradient of the output", gradients)
 
 
 def _of_loss(loss: Any) -> Bits:

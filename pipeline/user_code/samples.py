@@ -13,6 +13,7 @@ import torch
 
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import as_text, parts_of
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.imports import RAISED
 
@@ -46,9 +47,11 @@ def _hash(job: Job, data: Microbatches, place: int) -> str:
     """Of the microbatch at this place of the epoch: dtypes, shapes and values."""
     of_step, index = divmod(place, job.pipeline.microbatches)
     step, pipeline = divmod(of_step, job.pipeline.pipelines)
-    found = dict(zip(("input", "target"), data.microbatch(step, pipeline, index), strict=True))
-    for name, part in found.items():
-        if not isinstance(part, torch.Tensor):
-            raise TypeError(f"a sample's {name} is a {type(part).__name__}, not a tensor")
-    kinds = [f"{part.dtype} {tuple(part.shape)}" for part in found.values()]
+    found: dict[str, torch.Tensor] = {}
+    kinds: list[str] = []
+    for name, tree in zip(("input", "target"), data.microbatch(step, pipeline, index), strict=True):
+        tensors, structure = parts_of(tree)
+        found |= {name if structure == 0 else f"{name}.{i}": tensor for i, tensor in enumerate(tensors)}
+        kinds += [f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors]
+        kinds += [as_text(structure)] if structure != 0 else []
     return f"{kinds} {hash_layer(place, found)}"

@@ -7,6 +7,7 @@ numbers that a backward draws.
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import digest_of, same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory, is_plain
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, mapped, parts_of, tensors_in
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
@@ -32,13 +34,14 @@ class Memory(NamedTuple):
     written: bool  # the input's
     passed_on: bool  # the input's: the output lies there
     kept: str
+    overlapping: bool  # the output's: two of its tensors lie in one piece
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
     """What one run gave. ``reached``: whether the backward came to what waits for a gradient."""
 
-    output: torch.Tensor
+    output: Pytree
     reached: bool
     bits: Bits
     memory: Memory
@@ -46,11 +49,11 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """One that has run. ``output``: a copy of y; ``buffers``: their bits after it."""
+    """One that has run. ``leaves``: its input; ``y``: its output, and ``output``: a copy; ``buffers``: their bits."""
 
-    leaf: torch.Tensor
-    y: torch.Tensor
-    output: torch.Tensor
+    leaves: list[torch.Tensor]
+    y: list[torch.Tensor]
+    output: Pytree
     buffers: Bits
     memory: Memory
 
@@ -70,8 +73,8 @@ class Trial:
         self._built = dict(layer.named_buffers())
         self._buffers = {name: buffer.clone() for name, buffer in self._built.items()}
 
-    def run(self, x: torch.Tensor, seed: int, backward: bool, exchanged: Collection[str] = ()) -> Ran:
-        """x: [B, ...]; ``seed``: of every generator that the layer may draw from. Raises JobError.
+    def run(self, x: Pytree, seed: int, backward: bool, exchanged: Collection[str] = ()) -> Ran:
+        """x: tensors [B, ...]; ``seed``: of every generator that the layer may draw from. Raises JobError.
 
         ``exchanged``: buffers that are other tensors than those that the layer was built with.
         """
@@ -81,7 +84,7 @@ class Trial:
             self._backward(forward, f"the backward of {self._name}")
         return self._ran(forward)
 
-    def run_ahead(self, x: torch.Tensor, seed: int, next_x: torch.Tensor, next_seed: int) -> tuple[Ran, Ran]:
+    def run_ahead(self, x: Pytree, seed: int, next_x: Pytree, next_seed: int) -> tuple[Ran, Ran]:
         """Forward, the next microbatch's forward, and backward of the first one: as in a pipeline."""
         self._drop_gradients()
         # A norm's buffers stay the tensors that they are, as on a node.
@@ -91,7 +94,7 @@ class Trial:
         self._backward(forward, f"the backward of {self._name} after the next microbatch's forward")
         return self._ran(forward), of_next
 
-    def run_exchanged(self, x: torch.Tensor, seed: int, in_place: Bits) -> Ran:
+    def run_exchanged(self, x: Pytree, seed: int, in_place: Bits) -> Ran:
         """The same, with every buffer exchanged, as nodes do. ``in_place``: what it gave with none exchanged.
 
         Raises JobError naming a buffer that the layer uses under another name as well.
@@ -106,40 +109,52 @@ class Trial:
         for parameter in self._parameters.values():
             parameter.grad = None
 
-    def _forward(self, x: torch.Tensor, seed: int, exchanged: Collection[str]) -> Forward:
+    def _forward(self, x: Pytree, seed: int, exchanged: Collection[str]) -> Forward:
         self._put_buffers_back(exchanged)
         versions = self._versions()
         leaf = leaf_of(x, self._trained)
         seed_all(seed)
-        given = leaf.clone()  # in training the input is no leaf either, so it may be written in place
-        version = given._version
+        given = mapped(torch.clone, leaf)  # in training the input is no leaf either, so it may be written in place
+        inputs = Written(given)
         y = self._output(given, seed)
         self._refuse_changes(versions)
+        outputs = tensors_in(y)
         # A copy: a buffer may lie in the output's memory, and the next run writes into buffers.
-        output = copy_of(y.detach())
-        kept = next((n for n, buffer in self._layer.named_buffers() if in_one_memory(buffer, y)), "")
-        memory = Memory(is_written(given, version, leaf), in_one_memory(given, y), kept)
-        return Forward(leaf, y, output, self._bits_of_buffers(), memory)
+        output = mapped(lambda tensor: copy_of(tensor.detach()).requires_grad_(tensor.requires_grad), y)
+        memory = Memory(
+            inputs.since(leaf),
+            any(in_one_memory(one, other) for one in inputs.tensors for other in outputs),
+            next(
+                (n for n, b in self._layer.named_buffers() if any(in_one_memory(b, tensor) for tensor in outputs)), ""
+            ),
+            any(in_one_memory(one, other) for one, other in combinations(outputs, 2)),
+        )
+        return Forward(tensors_in(leaf), outputs, output, self._bits_of_buffers(), memory)
 
-    def _output(self, given: torch.Tensor, seed: int) -> torch.Tensor:
+    def _output(self, given: Pytree, seed: int) -> Pytree:
         try:
             y = self._forwards.run(self._layer, given, seed)
         except RAISED as error:
             what = f"{self._name} raised {described(error)}"
             raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error
-        if not isinstance(y, torch.Tensor):
-            what = f"{self._name} returned a {type(y).__name__}, not a tensor"
-            raise JobError(what, "model.layers", "let every layer take one tensor and return one")
-        if not is_plain(y):
+        try:
+            tensors = tensors_in(y)
+        except NotAPytree as error:
+            raise returned_odd(self._name, error) from error
+        if not tensors:
+            raise returned_odd(self._name, "no tensor")
+        if not all(map(is_plain, tensors)):
             raise JobError(f"{self._name} returned a tensor that is sparse, nested or quantized", "model.layers", DENSE)
         return y
 
     def _backward(self, forward: Forward, name: str) -> None:
-        if not forward.y.requires_grad:
+        outputs = [tensor for tensor in forward.y if tensor.requires_grad]
+        if not outputs:
             return
         versions, buffers = self._versions(), self._bits_of_buffers()
-        ends = [tensor for tensor in (forward.leaf, *self._parameters.values()) if tensor.requires_grad]
-        run_backward(forward.y, name, "model.layers", ends if self._splits and forward.leaf.requires_grad else None)
+        ends = [tensor for tensor in (*forward.leaves, *self._parameters.values()) if tensor.requires_grad]
+        splits = self._splits and any(leaf.requires_grad for leaf in forward.leaves)
+        run_backward(outputs, name, "model.layers", ends if splits else None)
         if self._bits_of_buffers() != buffers:
             raise changes_buffers_late(self._name)
         self._refuse_changes(versions)
@@ -148,8 +163,7 @@ class Trial:
         return {name: parameter._version for name, parameter in self._parameters.items()}
 
     def _ran(self, forward: Forward) -> Ran:
-        leaf = forward.leaf
-        waiting = [leaf] if self._trained else [p for p in self._parameters.values() if p.requires_grad]
+        waiting = forward.leaves if self._trained else [p for p in self._parameters.values() if p.requires_grad]
         reached = not waiting or any(tensor.grad is not None for tensor in waiting)
         return Ran(forward.output, reached, self._bits(forward), forward.memory)
 
@@ -175,9 +189,10 @@ class Trial:
                 raise gives_sparse(self._name, name)
 
     def _bits(self, forward: Forward) -> Bits:
-        found = {"output": digest_of(forward.output)}
-        if forward.leaf.grad is not None:
-            found["gradient of its input"] = digest_of(forward.leaf.grad)
+        found = bits_of("output", forward.output)
+        for i, leaf in enumerate(forward.leaves):
+            if leaf.grad is not None:
+                found[numbered("gradient of its input", i, len(forward.leaves))] = digest_of(leaf.grad)
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 found[f"gradient of {name}"] = digest_of(parameter.grad)
@@ -187,7 +202,7 @@ class Trial:
         return {f"buffer {name}": digest_of(buffer) for name, buffer in self._layer.named_buffers()}
 
 
-def refuse_loss(loss: Any, output: torch.Tensor) -> None:
+def refuse_loss(loss: Any, output: Pytree) -> None:
     """Raises JobError for a loss that would train nothing of the model, or not all of it.
 
     ``output``: of the last layer. If it has no graph nothing trains; one process alone would raise as well.
@@ -196,7 +211,8 @@ def refuse_loss(loss: Any, output: torch.Tensor) -> None:
         raise JobError("the loss is not a single number", "train.loss", "return the mean over the microbatch")
     if not loss.is_floating_point():
         raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
-    if not output.requires_grad:  # a layer passes a gradient on now and then, or ``check_job`` would have refused it
+    # A layer passes a gradient on now and then, or ``check_job`` would have refused it.
+    if not any(tensor.requires_grad for tensor in tensors_in(output)):
         what = "the model's output has no graph: no parameter would train on this microbatch"
         mend = "let every forward pass on what depends on the parameters, without detach, item or no_grad"
         raise JobError(what, "model.layers", mend)
@@ -205,16 +221,19 @@ def refuse_loss(loss: Any, output: torch.Tensor) -> None:
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
 
 
-def run_backward(y: torch.Tensor, name: str, where: str, ends: Sequence[torch.Tensor] | None = None) -> None:
-    """Backward with a gradient that is the same for tensors of one shape. Raises JobError if it draws numbers.
+def run_backward(
+    outputs: Sequence[torch.Tensor], name: str, where: str, ends: Sequence[torch.Tensor] | None = None
+) -> None:
+    """Backward with gradients that are the same for tensors of the same shapes. Raises JobError if it draws numbers.
 
     ``ends``: where it goes to, as each half of a backward that is split says it; all of them have the same bits.
     """
     # Not of ones alone: through a softmax, or a norm, their gradient is zero whatever came before.
-    gradient = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).to(y.dtype) if y.dim() else None
+    draws = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(y.shape, generator=draws).to(y.dtype) if y.dim() else None for y in outputs]
     before = generator_states()
     try:
-        torch.autograd.backward(y, gradient, inputs=ends)
+        torch.autograd.backward(outputs, gradients, inputs=ends)
     except RAISED as error:
         raise JobError(f"{name} raised {described(error)}", where, _mend_of(error, "correct the code")) from error
     drawn = drawn_between(before, generator_states())
@@ -226,13 +245,43 @@ def _kind(buffer: torch.Tensor) -> Any:
     return (tuple(buffer.shape), buffer.dtype) if is_plain(buffer) else None
 
 
-def leaf_of(x: torch.Tensor, wants_gradient: bool) -> torch.Tensor:
-    return x.detach().requires_grad_(wants_gradient and (x.is_floating_point() or x.is_complex()))
+def leaf_of(x: Pytree, wants_gradient: bool) -> Pytree:
+    """What a stage's input would be. In a container only those tensors require a gradient that have required one."""
+    if isinstance(x, torch.Tensor):
+        return x.detach().requires_grad_(wants_gradient and (x.is_floating_point() or x.is_complex()))
+    return mapped(lambda tensor: tensor.detach().requires_grad_(wants_gradient and tensor.requires_grad), x)
 
 
-def is_written(given: torch.Tensor, version: int, before: torch.Tensor) -> bool:
-    """Whether user code has changed what it was given. ``version``: what it had then."""
-    return given._version != version or not same_bits(given, before)  # writes through .data count no version
+class Written:
+    """Whether user code changes the tensors that it is given."""
+
+    def __init__(self, given: Pytree) -> None:
+        self.tensors = tensors_in(given)
+        self._versions = [tensor._version for tensor in self.tensors]
+
+    def since(self, before: Pytree) -> bool:
+        """``before``: the same tensors, which it was not given."""
+        if [tensor._version for tensor in self.tensors] != self._versions:
+            return True
+        return not all(map(same_bits, self.tensors, tensors_in(before)))  # writes through .data count no version
+
+
+def bits_of(name: str, tree: Pytree) -> Bits:
+    """Of each of its tensors, and how they lie in it."""
+    tensors, structure = parts_of(tree)
+    found = {numbered(name, i, len(tensors)): digest_of(tensor) for i, tensor in enumerate(tensors)}
+    return found | ({f"structure of the {name}": as_text(structure)} if structure != 0 else {})
+
+
+def numbered(name: str, place: int, count: int) -> str:
+    """What a tensor is called of which there are so many."""
+    return name if count == 1 else f"{name} {place}"
+
+
+def returned_odd(layer: str, what: object) -> JobError:
+    """The error for a layer that returns what no other node can be given. ``what``: in words."""
+    mend = "let it return a tensor, or tensors in tuples, lists, dicts, named tuples or dataclasses"
+    return JobError(f"{layer} returned {what}, not a tensor", "model.layers", mend)
 
 
 def _mend_of(error: BaseException, mend: str) -> str:
@@ -263,6 +312,12 @@ def names_buffer_twice(layer: str, buffer: str) -> JobError:
     """The error for a buffer that goes on under another name where a node puts another tensor in its place."""
     what = f"{layer} keeps its buffer {buffer} under another name too, and uses both: nodes exchange a buffer's tensor"
     return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
+
+
+def writes_into_overlapping(name: str, where: str) -> JobError:
+    """The error for an input that is written in place, and two of whose tensors lie in one piece of memory."""
+    what = f"{name} writes into its input, two tensors of which share memory: elsewhere they are two copies"
+    return JobError(what, where, "hand on a copy (clone()) of one of them, or write nothing in place")
 
 
 def writes_into_buffer(name: str, buffer: str, where: str) -> JobError:

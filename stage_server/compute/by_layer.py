@@ -11,6 +11,8 @@
 # That holds for one queue of nodes. autograd has one for each device, each with a thread, unless it is told to run all
 # on the calling thread, as here: the same kernels in the same order, on the same stream of the device.
 #
+# A layer that takes several tensors has several such nodes. All of them come after its own, so the first one tells.
+#
 # A node that is never come to tells nothing: that of a view that a later layer has written over is in no graph any
 # more. Then the layer is through when an earlier one is, or at the end.
 
@@ -23,12 +25,12 @@ from torch.autograd.graph import Node
 from culm.pipeline.errors import JobError
 from culm.stage_server.compute.layer import HeldLayer
 
-Boundary = tuple[int, Node]  # a layer's place in its stage, and the node that made its input
+Boundary = tuple[int, Node]  # a layer's place in its stage, and a node that made a tensor of its input
 
 
 def backward_by_layer(
-    output: torch.Tensor,
-    gradient: torch.Tensor,
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
     layers: Sequence[HeldLayer],
     boundaries: Sequence[Boundary],
     through: Callable[[HeldLayer], None],
@@ -49,7 +51,7 @@ def backward_by_layer(
     handles = [node.register_prehook(hook_of(place)) for place, node in boundaries]
     try:
         with torch.autograd.set_multithreading_enabled(False):
-            torch.autograd.backward(output, gradient)
+            torch.autograd.backward(outputs, gradients)
     finally:
         for handle in handles:
             handle.remove()

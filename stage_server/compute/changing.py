@@ -19,7 +19,7 @@
 # place. A node sends these and keeps them for an heir, and it writes into buffers where a step begins. So the buffer
 # gets memory of its own.
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
@@ -53,8 +53,8 @@ class ChangingBuffers:
         if self._first is not None:
             self._first = {name: buffer.clone() for name, buffer, _ in self._before}
 
-    def end_forward(self, output: torch.Tensor) -> None:
-        """It is over."""
+    def end_forward(self, output: Sequence[torch.Tensor]) -> None:
+        """It is over. ``output``: the tensors that it gave."""
         replaced = {name for name, buffer, _ in self._before if self._at(name) is not buffer}
         changed = {name for name, buffer, version in self._before if buffer._version != version} | replaced
         if self._first is not None:  # writes through .data count no version
@@ -64,7 +64,7 @@ class ChangingBuffers:
             self._exchanged |= self._beside(name)
         for name in self._exchanged:
             buffer = self._at(name)
-            if name in replaced or in_one_memory(buffer, output):
+            if name in replaced or any(in_one_memory(buffer, tensor) for tensor in output):
                 put(self._places[name], buffer.clone())
 
     def not_exchanged(self) -> set[str]:

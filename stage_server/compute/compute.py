@@ -31,6 +31,7 @@ import torch
 from culm.pipeline import flow
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
@@ -47,7 +48,7 @@ from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce,
 
 log = logging.getLogger("culm.compute")
 
-Samples = tuple[torch.Tensor, torch.Tensor]  # of a microbatch: input and target
+Samples = tuple[Pytree, Pytree]  # of a microbatch: input and target
 Values = tuple[tuple[int, Value], ...]  # by bucket
 
 
@@ -214,29 +215,24 @@ class Compute:
         duty, op, m = work.instruction
         runner = self._begin(duty, work.step)
         first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, self._chain)
-        operand = work.operand.tensor() if work.operand is not None and work.operand.tensors else None
+        operand = value_here(self._device, work.operand) if work.operand is not None else None
         if op == "F":
-            target = None
+            x, target = operand.pytree() if operand is not None and not first else None, None
             if first or last:
                 load = Load(work.step, duty.pipeline, m)
                 inputs, targets = self._samples(load, wanted_again=not last and self._holds_last())
-                operand = inputs if first else operand
-                target = self._device.here(targets) if last else None
-            assert operand is not None, f"{work.instruction} has no input"
-            x = self._device.here(operand)
-            if work.operand is not None and not first:
-                x = x.detach().requires_grad_(work.operand.requires_gradient)
+                x = mapped(self._device.here, inputs) if first else x
+                target = mapped(self._device.here, targets) if last else None
+            assert x is not None, f"{work.instruction} has no input"
             with Keeping(self._device, work.redundant) as kept:
                 output = runner.forward(m, x, target)
-            value = Value.activation(self._device.home(output.detach()), output.requires_grad)
-            return self._gave(work, runner, value, kept.size)
+            return self._gave(work, runner, value_home(self._device, Value.activation(output)), kept.size)
         if op == "W":
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)
-        operand = self._device.here(operand) if operand is not None else None
-        gradient = runner.backward(m, operand, work.accumulates, self._through(work.completes))
-        value = Value.single(self._device.home(gradient)) if gradient is not None else Value(())
-        return self._gave(work, runner, value)
+        given = operand.by_place() if operand is not None else {}
+        gradients = runner.backward(m, given, work.accumulates, self._through(work.completes))
+        return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
 
     def _through(self, work: Reduce | None) -> Callable[[HeldLayer], None] | None:
         """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""

@@ -19,11 +19,13 @@ from torch import nn
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import stream_seed
+from culm.pipeline.user_code.trial import leaf_of
 from culm.stage_server.compute.device import Device
 
 log = logging.getLogger("culm.compute")
@@ -35,7 +37,7 @@ MOST_PASSES = 3  # of a sweep, after the first
 ENOUGH_SECONDS = 0.1  # of a layer's passes after the first: a slow layer needs few
 LEAST_SECONDS = 1e-9  # so that every time is above zero, whatever the clock's resolution
 
-OutputLoss = Callable[[torch.Tensor], torch.Tensor]  # of the last layer's output
+OutputLoss = Callable[[Pytree], torch.Tensor]  # of the last layer's output
 
 
 class Measured(NamedTuple):
@@ -59,7 +61,8 @@ def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[Measu
 
 
 def layers_measured(job: Job, source: ModelSource, device: Device) -> tuple[Measured, ...]:
-    x, target = (part.to(device.place) for part in Microbatches(job, source.dataset()).microbatch(0, 0, 0))
+    found = Microbatches(job, source.dataset()).microbatch(0, 0, 0)
+    x, target = (mapped(lambda tensor: tensor.to(device.place), part) for part in found)
     sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
     return tuple(
         Measured(max(LEAST_SECONDS, min(each.seconds for each in layer)), max(each.boundary for each in layer))
@@ -67,7 +70,7 @@ def layers_measured(job: Job, source: ModelSource, device: Device) -> tuple[Meas
     )
 
 
-def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, target: torch.Tensor) -> list[Measured]:
+def _sweep(job: Job, source: ModelSource, device: Device, x: Pytree, target: Pytree) -> list[Measured]:
     """Every layer once. x and target: of a microbatch, as the first layer and the loss take them."""
     found: list[Measured] = []
     for index in range(source.layer_count):
@@ -79,7 +82,7 @@ def _sweep(job: Job, source: ModelSource, device: Device, x: torch.Tensor, targe
         except RAISED as error:
             what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
-        found.append(Measured(seconds, x.nbytes * (2 if _takes_gradient(x) else 1)))
+        found.append(Measured(seconds, sum(t.nbytes * (2 if _takes_gradient(t) else 1) for t in tensors_in(x))))
     return found
 
 
@@ -98,7 +101,7 @@ class _Timed:
         self._passes_back = passes_back  # whether a layer before it takes the gradient of its input
         self._device = device
 
-    def fastest(self, x: torch.Tensor, loss: OutputLoss | None) -> tuple[float, torch.Tensor]:
+    def fastest(self, x: Pytree, loss: OutputLoss | None) -> tuple[float, Pytree]:
         """Seconds of the fastest pass, and the layer's output."""
         _, y = self._pass(x, loss)
         times: list[float] = []
@@ -107,21 +110,23 @@ class _Timed:
             times.append(seconds)
         return min(times), y
 
-    def _pass(self, x: torch.Tensor, loss: OutputLoss | None) -> tuple[float, torch.Tensor]:
-        leaf = x.detach().requires_grad_(self._passes_back and _takes_gradient(x))
-        given = leaf.clone()  # the layer may write into its input, which the next pass needs again
+    def _pass(self, x: Pytree, loss: OutputLoss | None) -> tuple[float, Pytree]:
+        leaf = leaf_of(x, self._passes_back)
+        given = mapped(torch.clone, leaf)  # the layer may write into its input, which the next pass needs again
         self._device.seed(self._seed)
         begun = self._now()
         y = self._forwards.run(self._layer, given, self._seed, self._device.seed)
         with self._forwards.precision():
             end = loss(y) if loss is not None else y
         forward = self._now() - begun
-        if not end.requires_grad:
-            return forward, y.detach()
-        gradient = torch.ones_like(end)
+        ends = [tensor for tensor in tensors_in(end) if tensor.requires_grad]
+        output = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), y)
+        if not ends:
+            return forward, output
+        gradients = [torch.ones_like(tensor) for tensor in ends]
         begun = self._now()
-        torch.autograd.backward(end, gradient)
-        return forward + self._now() - begun, y.detach()
+        torch.autograd.backward(ends, gradients)
+        return forward + self._now() - begun, output
 
     def _now(self) -> float:
         """Once the device is done."""

@@ -45,29 +45,34 @@ class SplitBackward:
         self._parameters = parameters
         self._first_half = first_half()
         self._groups: dict[int, list[ParameterGroup]] = {}
-        self._whole: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._whole: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def clear(self) -> None:
         self._groups.clear()
         self._whole.clear()
 
     def of_input(
-        self, microbatch: int, x: torch.Tensor, output: torch.Tensor, gradient: torch.Tensor | None
-    ) -> torch.Tensor | None:
-        """The gradient of x, shaped like it, or None where it has none.
+        self,
+        microbatch: int,
+        inputs: Sequence[torch.Tensor],
+        outputs: list[torch.Tensor],
+        gradients: list[torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """The gradients of inputs, by their places; those that get none are left out.
 
-        gradient: of the output, shaped like it; None where the next stage has none.
+        outputs: some that require gradients; gradients: of each of these, shaped like it.
         """
-        if gradient is None or not output.requires_grad:
-            return None
-        if not x.requires_grad or not _reaches(output, x):
-            self._whole[microbatch] = (output, gradient)  # nobody waits, and no parameter meets the input's way
-            return None
-        if is_view(output):
-            output = output.clone()  # torch detaches it in place, which a view does not allow
-        (made,), found = self._first_half([output], [gradient], [x], iter(self._parameters))
+        if not outputs:
+            return {}
+        reached = _reached(outputs, inputs)
+        if not reached:
+            self._whole[microbatch] = (outputs, gradients)  # nobody waits, and no parameter meets an input's way
+            return {}
+        # torch detaches them in place, which neither a view allows nor an input that is handed on as it is.
+        own = [output.clone() if is_view(output) or output.is_leaf else output for output in outputs]
+        made, found = self._first_half(own, gradients, [inputs[i] for i in reached], iter(self._parameters))
         self._groups[microbatch] = _apart(found)
-        return made  # type: ignore[no-any-return]
+        return {i: gradient for i, gradient in zip(reached, made, strict=True) if gradient is not None}
 
     def of_parameters(self, microbatch: int) -> None:
         """Adds to the accumulated gradients and frees the graph."""
@@ -82,19 +87,20 @@ class SplitBackward:
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
 
 
-def _reaches(output: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether the output depends on x by a gradient: not if a layer between them detaches."""
-    wanted = get_gradient_edge(x).node
+def _reached(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[int]:
+    """The places of inputs on which the outputs depend by a gradient: not if a layer between them detaches."""
+    wanted = {get_gradient_edge(x).node: i for i, x in enumerate(inputs) if x.requires_grad}
+    found: set[int] = set()
     seen: set[Node] = set()
-    left = [get_gradient_edge(output).node]
-    while left:
+    left = [get_gradient_edge(output).node for output in outputs]
+    while left and len(found) < len(wanted):
         node = left.pop()
-        if node is wanted:
-            return True
+        if node in wanted:
+            found.add(wanted[node])
         if node not in seen:
             seen.add(node)
             left.extend(following for following, _ in node.next_functions if following is not None)
-    return False
+    return sorted(found)
 
 
 def _apart(found: Sequence[dict[str, Any]]) -> list[ParameterGroup]:

@@ -13,7 +13,8 @@
 # A graph is kept from a microbatch's forward to its backward. Those of redundant forwards are kept until the commit:
 # a standby that becomes the owner runs their backwards alone.
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -23,11 +24,12 @@ from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers, in_memory
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, tensors_in
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.forwards import Forwards, as_within
 from culm.pipeline.user_code.streams import stream_seed
-from culm.pipeline.user_code.trial import refuse_loss
+from culm.pipeline.user_code.trial import refuse_loss, returned_odd
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.split import SplitBackward
@@ -44,7 +46,7 @@ class Stage:
         layers: Sequence[HeldLayer],
         first: bool,
         last: bool,
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        loss: Callable[[Pytree, Pytree], torch.Tensor],
         splits: bool = False,
     ) -> None:
         self._pipeline = pipeline
@@ -59,8 +61,8 @@ class Stage:
         self._last_microbatch = job.pipeline.microbatches - 1
         self.clips = job.train.clip_norm is not None
         self._step = 0
-        # By microbatch, as all that follows: the input, and the output or the loss.
-        self._graphs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # By microbatch, as all that follows: the tensors of the input, and those of the output, or the loss.
+        self._graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._boundaries: list[Boundary] = []  # between the layers of the last microbatch's graph
         self._losses: dict[int, float] = {}  # of the last stage alone
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
@@ -94,52 +96,55 @@ class Stage:
         if self._split is not None:
             self._split.clear()
 
-    def forward(self, microbatch: int, x: torch.Tensor, target: torch.Tensor | None) -> torch.Tensor:
+    def forward(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree:
         """Runs a microbatch forward and keeps its graph. Returns the output, or at the last stage the loss, detached.
 
-        x: [B, ...] as the first layer takes it; target as the loss takes it, at the last stage only. An output requires
-        a gradient if it has a graph, and the next stage's x is to require one then.
+        x: tensors [B, ...] as the first layer takes them; target as the loss takes it, None but at the last stage. A
+        tensor of the output requires a gradient if it has a graph, and that of the next stage's x is to require one.
         """
         self._enter()
         if not self._first:
-            x = x.detach().requires_grad_(x.requires_grad)
+            x = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), x)
         # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
-        h = given = x if self._writes_input is False else copy_of(x)
-        version = given._version
-        h = as_within(self._job, h)
+        given = x if self._writes_input is False else mapped(copy_of, x)
+        inputs, own = tensors_in(x), tensors_in(given)
+        versions = [tensor._version for tensor in own]
+        h = as_within(self._job, given)
         self._untouched.before_forward()
         boundaries: list[Boundary] = []
         for place, layer in enumerate(self.layers):
-            if place and microbatch == self._last_microbatch and h.grad_fn is not None:
-                boundaries.append((place, h.grad_fn))
+            if place and microbatch == self._last_microbatch:
+                boundaries += [(place, tensor.grad_fn) for tensor in tensors_in(h) if tensor.grad_fn is not None]
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             seed = stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index)
             layer.device.seed(seed)
             layer.changing.begin_forward()
             try:
                 h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
+            except NotAPytree as error:
+                raise returned_odd(f"layer {layer.index} ({type(layer.module).__name__})", error) from error
             except RuntimeError as error:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
                 raise
-            layer.changing.end_forward(h)
-        wrote = given._version != version
+            layer.changing.end_forward(tensors_in(h))
+        wrote = [tensor._version for tensor in own] != versions
         if self._writes_input is None:
-            self._writes_input = wrote or not same_bits(given, x)  # writes through .data count no version
+            # Writes through .data count no version.
+            self._writes_input = wrote or not all(map(same_bits, own, inputs))
         elif wrote and not self._writes_input:
             raise self._writes_now(self.layers[0])
         if self._last:
-            assert target is not None, "the last stage takes the target"
             with self._forwards.precision():
                 output, h = h, self._loss(h, target)
             refuse_loss(h, output)
             self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
         self._untouched.refuse_after_forward()
-        self._graphs[microbatch] = (x, h)
+        self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:
             self._boundaries = boundaries
-        return h.detach().requires_grad_(h.requires_grad and not self._last)
+        return mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad and not self._last), h)
 
     def _writes_now(self, layer: HeldLayer) -> JobError:
         what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"
@@ -148,26 +153,26 @@ class Stage:
     def backward(
         self,
         microbatch: int,
-        gradient: torch.Tensor | None,
+        gradients: Mapping[int, torch.Tensor],
         accumulates: bool = True,
         through: Callable[[HeldLayer], None] | None = None,
-    ) -> torch.Tensor | None:
+    ) -> dict[int, torch.Tensor]:
         """Runs a microbatch backward, adds to the accumulated gradient and frees the graph.
 
-        gradient: of the output, shaped like it; None at the last stage, or where the next stage has none. Returns the
-        gradient of the input, or None where it has none. If the stage splits its backwards, nothing is accumulated
+        gradients: of those of the output's tensors that have one, by their place, shaped like them; none at the last
+        stage. Returns those of the input's tensors alike. If the stage splits its backwards, nothing is accumulated
         before ``backward_of_parameters``. ``accumulates``: false leaves the accumulated gradient as it is.
         ``through``: of the step's last microbatch, called for each layer but the first one that is through while layers
         before it are not; never where backwards are split.
         """
         self._enter()
         if accumulates:
-            return self._backward(microbatch, gradient, through)
+            return self._backward(microbatch, gradients, through)
         kept = [(p, p.grad) for p in self._parameters]
         for parameter, _ in kept:
             parameter.grad = None
         try:
-            return self._backward(microbatch, gradient)
+            return self._backward(microbatch, gradients)
         finally:
             for parameter, grad in kept:
                 parameter.grad = grad
@@ -175,42 +180,57 @@ class Stage:
     def _backward(
         self,
         microbatch: int,
-        gradient: torch.Tensor | None,
+        gradients: Mapping[int, torch.Tensor],
         through: Callable[[HeldLayer], None] | None = None,
-    ) -> torch.Tensor | None:
+    ) -> dict[int, torch.Tensor]:
         if microbatch == self._last_microbatch:
             self._untouched.before_last_backward()
-        made = self._run_backward(microbatch, gradient, through)
+        inputs, outputs = self._graphs.pop(microbatch)
+        given = self._given(outputs, gradients)
+        if self._split is not None:
+            made = self._split.of_input(microbatch, inputs, [outputs[i] for i in given], [*given.values()])
+        else:
+            made = self._run_backward(microbatch, inputs, outputs, given, through)
         self._untouched.refuse_writes()
         if microbatch == self._last_microbatch:
             self._untouched.refuse_after_last_backward(whole=self._split is None)
-        return in_memory(made) if made is not None else None
+        return {i: in_memory(gradient) for i, gradient in sorted(made.items())}
+
+    def _given(self, outputs: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The gradients from which a backward begins, by the place of their output."""
+        if self._last:
+            return {0: self._share_of(outputs[0])}
+        if any(i >= len(outputs) for i in gradients):
+            what = f"the next stage gives the gradient of output {max(gradients)}, and there are {len(outputs)}"
+            raise JobError(what, "model.layers", "give every node the same code")
+        return {i: gradients[i] for i in sorted(gradients) if outputs[i].requires_grad}
 
     def _run_backward(
-        self, microbatch: int, gradient: torch.Tensor | None, through: Callable[[HeldLayer], None] | None
-    ) -> torch.Tensor | None:
-        x, output = self._graphs.pop(microbatch)
-        if self._last:
-            gradient = self._share_of(output)
-        if self._split is not None:
-            return self._split.of_input(microbatch, x, output, gradient)
+        self,
+        microbatch: int,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        given: Mapping[int, torch.Tensor],
+        through: Callable[[HeldLayer], None] | None,
+    ) -> dict[int, torch.Tensor]:
         # Not ``x.grad``, which is laid out like x. The layer before gets the gradient as it was made, as if no cut lay
         # between them.
-        made: list[torch.Tensor | None] = []  # torch calls the hook with None where a Function gives no gradient
-        if not self._first and x.requires_grad:
-            x.register_hook(made.append)  # type: ignore[no-untyped-call]
+        made: dict[int, torch.Tensor] = {}
+        for i, x in enumerate(inputs if not self._first else ()):
+            if x.requires_grad:
+                x.register_hook(partial(_note, made, i))  # type: ignore[no-untyped-call]
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
-        if gradient is not None and output.requires_grad:
-            if through is None or microbatch != self._last_microbatch:
-                torch.autograd.backward(output, gradient)
-            else:
-                backward_by_layer(output, gradient, self.layers, self._boundaries, through)
+        ends, begins = [outputs[i] for i in given], [*given.values()]
+        if ends and through is not None and microbatch == self._last_microbatch:
+            backward_by_layer(ends, begins, self.layers, self._boundaries, through)
+        elif ends:
+            torch.autograd.backward(ends, begins)
         if fresh:
             self._untouched.refuse_sparse(fresh)
-            own_gradients(fresh, [x, *(given for given in (*made, gradient) if given is not None)])
+            own_gradients(fresh, [*inputs, *made.values(), *begins])
         if microbatch == self._last_microbatch:
             self._boundaries.clear()
-        return made[0] if made else None
+        return made
 
     def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
         """What one microbatch's loss is of the step's: the gradient that ``loss / parts`` would pass on, made once."""
@@ -256,6 +276,12 @@ class Stage:
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
         for m in range(count if self._last else 0):
             self._losses[m] = accumulated.losses[m]
+
+
+def _note(made: dict[int, torch.Tensor], place: int, gradient: torch.Tensor | None) -> None:
+    """A tensor's hook. torch calls it with None where a Function gives no gradient."""
+    if gradient is not None:
+        made[place] = gradient
 
 
 def merged(

@@ -23,7 +23,9 @@ from culm.pipeline.plan_bounds import (
     plan_problem,
     text_problem,
 )
+from culm.pipeline.tensors.pytrees import MOST_TENSORS, of_text
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
+from culm.pipeline.tensors.values import CONSTANT, OUTPUT
 from culm.pipeline.terms import LEAP
 from culm.pipeline.tree import is_block
 from culm.pipeline.user_code.layer_shapes import (
@@ -55,6 +57,7 @@ from culm.stage_server.one_machine.slots import SLOTS
 LEAST_BEAT_SECONDS, MOST_BEAT_SECONDS = 0.01, 3600.0
 # In milliseconds, as gRPC takes its timeouts, it still fits into 32 bits.
 MOST_PATIENCE_SECONDS = 1e6
+OUTPUTS = {f"{OUTPUT}.{i}": i for i in range(MOST_TENSORS)}  # names of gradients
 
 
 @dataclass(frozen=True)
@@ -133,11 +136,30 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
         fits = len(header.losses) in (0, key.index)
     else:
         fits = not header.losses
-        if len(header.tensors) > 1 or (key.kind is ACTIVATION and not header.tensors):
-            wrong = f"{len(header.tensors)} tensors"
+        wrong = boundary_problem(header, key.kind is ACTIVATION)
+    if header.structure and key.kind is not ACTIVATION:
+        wrong = wrong or "a structure"
     if not fits:
         wrong = f"{len(header.losses)} losses"
     return f"{key} with {wrong}" if wrong else ""
+
+
+def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str:
+    """Of an activation, or of the gradients of one."""
+    names = [spec.name for spec in header.tensors]
+    if is_activation:
+        if not names:
+            return "0 tensors"
+        try:
+            of_text(header.structure, len(names))
+        except ValueError as error:
+            return str(error)
+        known = [(f"{OUTPUT}.{i}", f"{CONSTANT}.{i}") for i in range(len(names))]
+        odd = [name for name, either in zip(names, known, strict=True) if name not in either]
+    else:
+        places = [OUTPUTS.get(name, -1) for name in names]
+        odd = [name for name, place, last in zip(names, places, [-1, *places], strict=False) if place <= last]
+    return f"the tensor {odd[0][:80]!r}" if odd else ""
 
 
 def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: RunShape) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.job import Job, parse_job
+from culm.pipeline.tensors.pytrees import mapped, tensors_in
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -33,7 +34,7 @@ optimizer_args = {{ lr = 0.1, momentum = 0.9 }}
 stages = 1
 microbatches = 3
 """
-Pass = Callable[[torch.Tensor], torch.Tensor]
+Pass = Callable[[torch.Tensor], torch.Tensor]  # of each tensor
 
 
 def job_of_parts(module: str, layers: str, dataset: str, microbatch: int = 3) -> Job:
@@ -62,17 +63,18 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
         for m in range(job.pipeline.microbatches):
             x, target = data.microbatch(step, 0, m)
             for s, stage in enumerate(stages):
-                kept = x.clone()
+                kept = [tensor.clone() for tensor in tensors_in(x)]
                 with Keeping(CPU, redundant):
                     y = stage.forward(m, x, target if s == len(stages) - 1 else None)
-                assert torch.equal(x, kept), f"stage {s} wrote into what the stage before keeps"
-                x = passed(y.detach()).requires_grad_(y.requires_grad)
+                whole = all(map(torch.equal, tensors_in(x), kept))
+                assert whole, f"stage {s} wrote into what the stage before keeps"
+                x = mapped(lambda tensor: passed(tensor.detach()).requires_grad_(tensor.requires_grad), y)
         given: list[tuple[torch.Tensor, torch.Tensor]] = []
         for m in range(job.pipeline.microbatches):
-            gradient: torch.Tensor | None = None
+            gradients: dict[int, torch.Tensor] = {}
             for stage in reversed(stages):
-                gradient = stage.backward(m, passed(gradient) if gradient is not None else None)
-                given += [(gradient, gradient.clone())] if gradient is not None else []
+                gradients = stage.backward(m, {place: passed(gradient) for place, gradient in gradients.items()})
+                given += [(gradient, gradient.clone()) for gradient in gradients.values()]
                 if splits:
                     stage.backward_of_parameters(m)
         kept_whole = all(torch.equal(gradient, kept) for gradient, kept in given)

@@ -162,7 +162,7 @@ def gives_the_plain_loops_bits(job: Job, numbers: list[range]) -> None:
         for p, stage in enumerate(stages):
             stage.begin_step(step)
             stage.forward(0, *data.microbatch(step, p, 0))
-            stage.backward(0, None)
+            stage.backward(0, {})
         parts = [merged([stage], Block(p, p + 1), 2) for p, stage in enumerate(stages)]
         assert sorted(parts[0]) == list(range(last))
         reduced: dict[int, Value] = {}

@@ -111,7 +111,7 @@ class OneNode:
                 stage.forward(m, *self._data.microbatch(step, p, m))
             for m in range(last + 1):
                 completes = p == self._pipelines - 1 and m == last
-                stage.backward(m, None, through=through if completes else None)
+                stage.backward(m, {}, through=through if completes else None)
         self.left = list(values)
         values |= merged(self._stages, block, self._pipelines, set(values))
         scale = clip_scale(norms_of(values), self.job.train.clip_norm)

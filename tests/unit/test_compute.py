@@ -57,20 +57,20 @@ def test_an_input_requires_a_gradient_if_the_output_of_the_stage_before_did(tmp_
     """In one process it would not, and torch may have other kernels for it then."""
     compute, x = made(tmp_path)
     compute.layer(OWN).module.requires_grad_(False)
-    constant = Value.activation(torch.ones(1, WIDTH), False)
+    constant = Value.activation(torch.ones(1, WIDTH))
     for operand in (x, constant):
         output = compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=operand)).value
         assert output is not None
         assert not output.tensor().requires_grad, "the name tells it, also on the wire"
-        assert output.requires_gradient is (operand is x)
+        assert output.pytree().requires_grad is (operand is x)
         gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=x)).value
         assert gradient is not None
         assert bool(gradient.tensors) is (operand is x)
 
 
 def test_whole_numbers_require_no_gradient_whatever_their_name() -> None:
-    assert Value.single(torch.ones(1)).requires_gradient
-    assert not Value.single(torch.ones(1, dtype=torch.int64)).requires_gradient
+    assert Value.single(torch.ones(1)).pytree().requires_grad
+    assert not Value.single(torch.ones(1, dtype=torch.int64)).pytree().requires_grad
 
 
 class Flaky(TensorDataset):

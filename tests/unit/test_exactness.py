@@ -24,6 +24,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
+from tests.unit.test_wire import through_the_wire
 
 
 def gradient_of(stages: Sequence[Stage]) -> dict[int, Value]:
@@ -175,18 +176,20 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
     for step in steps:
         for stage in stages:
             stage.begin_step(step)
-        outputs: dict[tuple[int, int], torch.Tensor] = {}
-        gradients: dict[tuple[int, int], torch.Tensor | None] = {}
+        outputs: dict[tuple[int, int], Any] = {}
+        gradients: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
         for slot in timetable([range(count)], job.schedule):
             s, m = slot.instruction.stage, slot.instruction.microbatch
             x, target = data.microbatch(step, 0, m)
             if slot.instruction.op == "F":
                 operand = x if s == 0 else outputs[s - 1, m]
-                outputs[s, m] = stages[s].forward(m, operand, target if s == count - 1 else None)
+                output = stages[s].forward(m, operand, target if s == count - 1 else None)
+                outputs[s, m] = through_the_wire(Value.activation(output), 1 << 10).pytree()
             elif slot.instruction.op == "W":
                 stages[s].backward_of_parameters(m)
             else:
-                gradients[s, m] = stages[s].backward(m, gradients.get((s + 1, m)))
+                made = stages[s].backward(m, gradients.get((s + 1, m), {}))
+                gradients[s, m] = through_the_wire(Value.gradients(made), 1 << 10).by_place()
         reduced: dict[int, Value] = {}
         for stage in stages:
             reduced |= gradient_of([stage])
@@ -271,7 +274,7 @@ def test_work_done_again_gives_the_same_bits() -> None:
     runner.begin_step(0)
     for m in range(2):
         runner.forward(m, *data.microbatch(0, 0, m))
-    runner.backward(0, None)
+    runner.backward(0, {})
     run_stages(job, held, source, range(4))
     assert digest(held) == run_plain(job).sha256
 
@@ -291,14 +294,14 @@ def test_an_heir_goes_on_from_shipped_gradients() -> None:
     for m in range(4):
         for stage in (owner, whole) if m < 2 else (heir, whole):
             stage.forward(m, *data.microbatch(0, 0, m))
-            stage.backward(m, None)
+            stage.backward(m, {})
         if m == 1:
             owner.forward(2, *data.microbatch(0, 0, 2))  # forwards are ahead
             shipped = owner.accumulated(2)
             assert shipped is not None
             heir.resume(2, shipped)
             heir.forward(1, *data.microbatch(0, 0, 1))
-            heir.backward(1, None, accumulates=False)
+            heir.backward(1, {}, accumulates=False)
     for index, value in gradient_of([whole]).items():
         mine = gradient_of([heir])[index]
         assert mine.losses == value.losses
@@ -314,7 +317,7 @@ def test_stages_whose_forwards_change_buffers_ship_nothing() -> None:
     stage = Stage(job, 0, build_all(source), True, True, source.loss)
     stage.begin_step(0)
     stage.forward(0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
-    stage.backward(0, None)
+    stage.backward(0, {})
     assert stage.accumulated(1) is None
 
 
@@ -367,7 +370,7 @@ def test_a_gradients_norm_is_taken_only_where_the_job_clips(clips: bool) -> None
     stage = Stage(job, 0, build_all(source), True, True, source.loss)
     stage.begin_step(0)
     stage.forward(0, *Microbatches(job, source.dataset()).microbatch(0, 0, 0))
-    stage.backward(0, None)
+    stage.backward(0, {})
     assert any(value.squared_norms for value in gradient_of([stage]).values()) is clips
 
 
@@ -391,7 +394,7 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
             if op == "F":
                 stages[p].forward(m, *data.microbatch(step, p, m))
             else:
-                stages[p].backward(m, None)
+                stages[p].backward(m, {})
         values = gradient_of(stages)
         scale = clip_scale(norms_of(values), job.train.clip_norm)
         for layer in held:
