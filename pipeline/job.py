@@ -76,7 +76,7 @@ class JobSection(_Section):
 
 
 class ModelSection(_Section):
-    """The model, cut where its layers meet. A layer takes one tensor and returns one."""
+    """The model, cut where its layers meet. A layer takes what the one before gave: a tensor, or a pytree of them."""
 
     layers: Annotated[Factory, "returns an nn.Sequential, or a list of modules or of their constructors"]
     args: Annotated[Arguments, "what it is called with"] = {}

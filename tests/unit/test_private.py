@@ -7,7 +7,9 @@ from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
+from transformers.utils.import_utils import is_tracing
 
+from culm.models.private import without_memory
 from culm.stage_server.compute import torch_private
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +43,13 @@ def test_torch_tells_a_view() -> None:
     whole = torch.zeros(4)
     assert torch_private.is_view(whole[:2])
     assert not torch_private.is_view(whole)
+
+
+def test_torch_makes_tensors_without_memory_that_code_may_look_at() -> None:
+    with without_memory():
+        x = torch.zeros(1 << 20, 1 << 20)
+        assert (x @ x).shape == x.shape
+        assert is_tracing(x), "transformers asks this before it looks at values"
 
 
 def test_no_newer_torch_is_taken_than_the_one_that_was_tried() -> None:

@@ -1,0 +1,1 @@
+"""Ready-made layers for a job's ``model.layers``."""

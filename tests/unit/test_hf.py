@@ -1,0 +1,237 @@
+"""Models of transformers, cut into layers: each computes the bits of the whole model, and a stage those of the loop."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.utils.data import Dataset
+
+from culm.models import hf
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.check import check_job
+from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
+
+HERE = "tests.unit.test_hf"
+TOKENS = 99  # in the vocabulary
+UNTIED = {"tie_word_embeddings": False}
+# Small sizes, under all the names that architectures have for them.
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": TOKENS,
+    "max_position_embeddings": 64,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_layers": 3,
+    "n_heads": 4,
+    "d_model": 32,
+    "n_positions": 64,
+    "rotary_dim": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# Learned positions, rotary ones, ALiBi; tuples, tensors; norms before and after; windows of several kinds; experts.
+DECODERS = ["gpt2", "llama", "gemma3_text", "opt", "bloom", "gpt_neox", "phi3", "mixtral", "olmo2", "cohere2"]
+
+
+def settings_of(architecture: str) -> dict[str, Any]:
+    config = transformers.AutoConfig.for_model(architecture)
+    known = config.to_dict()
+    found = {name: size for name, size in SIZES.items() if name in known and name not in config.attribute_map}
+    if kinds := getattr(config, "layer_types", None):
+        found["layer_types"] = (list(dict.fromkeys(kinds)) * 3)[:3]
+    return found | UNTIED
+
+
+def built(architecture: str, **more: Any) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [make() for make in hf.layers(architecture, **settings_of(architecture), **more)]
+
+
+def whole_with(layers: list[nn.Module], architecture: str, head: str = "CausalLM") -> nn.Module:
+    """The whole model with the layers' values: no name is missing, and none comes twice."""
+    config = transformers.AutoConfig.for_model(architecture, **settings_of(architecture))
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    whole: nn.Module = auto.from_config(config, experts_implementation="eager")
+    values: dict[str, torch.Tensor] = {}
+    for layer in layers:
+        own = {name.removeprefix("model."): tensor for name, tensor in layer.state_dict().items()}
+        twice = [name for name in own if name in values and name in dict(whole.named_parameters())]
+        assert not twice
+        values |= own
+    found = whole.load_state_dict(values, strict=False)
+    assert not found.unexpected_keys
+    assert not [name for name in found.missing_keys if name in dict(whole.named_parameters())]
+    return whole.eval()
+
+
+def through(layers: list[nn.Module], x: Any) -> torch.Tensor:
+    for layer in layers:
+        x = layer.eval()(x)
+    assert isinstance(x, torch.Tensor)
+    return x
+
+
+def same_bits_as_whole(layers: list[nn.Module], whole: nn.Module) -> None:
+    tokens = torch.randint(3, TOKENS, (2, 7), generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1], [1] * 7])
+    for inputs in ({"input_ids": tokens}, {"input_ids": tokens, "attention_mask": mask}):
+        expected = whole(**inputs, use_cache=False).logits
+        got = through(layers, inputs if len(inputs) > 1 else tokens)
+        assert torch.equal(expected, got)
+        for logits in (expected, got):
+            logits.square().sum().backward()
+        own = dict(whole.named_parameters())
+        for layer in layers:
+            for name, parameter in layer.named_parameters():
+                gradient = own[name.removeprefix("model.")].grad
+                assert (gradient is None) is (parameter.grad is None), name
+                assert gradient is None or torch.equal(gradient, parameter.grad), name  # type: ignore[arg-type]
+        for module in (whole, *layers):
+            module.zero_grad()
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_the_layers_of_a_decoder_have_the_bits_of_the_whole_model(architecture: str) -> None:
+    layers = built(architecture)
+    assert len(layers) == 5
+    same_bits_as_whole(layers, whole_with(layers, architecture))
+
+
+def test_a_masked_language_model_is_cut_as_well() -> None:
+    layers = built("bert", head="MaskedLM")
+    same_bits_as_whole(layers, whole_with(layers, "bert", "MaskedLM"))
+
+
+def test_a_layer_has_no_memory_for_another_ones_parameters() -> None:
+    for layer in built("llama"):
+        tensors = [*layer.parameters(), *layer.buffers()]
+        assert not any(tensor.is_meta for tensor in tensors)
+    embed, *blocks, head = built("llama")
+    assert [name for name, _ in embed.named_parameters()] == ["model.model.embed_tokens.weight"]
+    assert [name for name, _ in head.named_parameters()] == ["model.model.norm.weight", "model.lm_head.weight"]
+    for number, block in enumerate(blocks):
+        assert all(name.startswith(f"model.model.layers.{number}.") for name, _ in block.named_parameters())
+
+
+# ---- weights to start from ------------------------------------------------------------------------------------------
+
+
+@cache
+def saved() -> nn.Module:
+    torch.manual_seed(7)
+    config = transformers.AutoConfig.for_model("gpt2", **settings_of("gpt2"))
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return model
+
+
+@pytest.mark.parametrize("shard", ["1GB", "20KB"], ids=["one file", "shards"])
+def test_layers_begin_with_the_weights_of_a_folder(tmp_path: Path, shard: str) -> None:
+    model: Any = saved()
+    model.save_pretrained(tmp_path, max_shard_size=shard)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1 or shard == "1GB"
+    own = dict(model.named_parameters())
+    for layer in (make() for make in hf.layers(str(tmp_path))):
+        for name, parameter in layer.named_parameters():
+            assert torch.equal(parameter, own[name.removeprefix("model.")])
+
+
+def test_a_folder_without_a_head_has_no_weights_for_it(tmp_path: Path) -> None:
+    model: Any = saved()
+    model.transformer.save_pretrained(tmp_path)
+    *others, head = hf.layers(str(tmp_path), tie_word_embeddings=False)
+    assert [make() for make in others]
+    with pytest.raises(JobError, match=r"has no weights for lm_head\.weight; save the folder from this architecture"):
+        head()
+
+
+def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
+    model: Any = saved()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(JobError, match=r"wte\.weight in .* has the shape \[99, 32\], and the config wants \[77, 32\]"):
+        hf.layers(str(tmp_path), vocab_size=77)[0]()
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+class Lines(Dataset[Any]):
+    """Tokens of different lengths, padded on the right, with what the model's forward calls a mask."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        length = 4 + index % 5
+        tokens = 3 + (torch.arange(8) * (index + 5)) % (TOKENS - 3)
+        mask = torch.arange(8) < length
+        return {"input_ids": tokens * mask, "attention_mask": mask.long()}, torch.where(mask, tokens, hf.IGNORED)
+
+
+def job_of(architecture: str, stages: int, splits: bool = False, loss: str = "next_token", **args: Any) -> Job:
+    job = make_job(stages, 3, ADAMW, True, count=2)
+    args = {"model": architecture, **settings_of(architecture), **args}
+    changes = {
+        "model": job.model.model_copy(update={"layers": "culm.models.hf:layers", "args": args}),
+        "data": job.data.model_copy(update={"dataset": f"{HERE}:Lines", "args": {}}),
+        "train": job.train.model_copy(update={"loss": f"culm.models.hf:{loss}"}),
+        "pipeline": job.pipeline.model_copy(update={"schedule": "zb-h1"} if splits else {}),
+    }
+    return job.model_copy(update=changes)
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["1f1b", "zb-h1"])
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "mixtral"])
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_every_cut_gives_the_plain_loops_bits(architecture: str, stages: int, splits: bool) -> None:
+    """GPT-2 with its dropout, experts of which a microbatch leaves some out, and padding."""
+    job = job_of(architecture, stages, splits)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+def test_bert_learns_masked_tokens() -> None:
+    job = job_of("bert", 3, loss="each_token", head="MaskedLM")
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+# ---- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"model": "gpt2"}, "add tie_word_embeddings = false to args"),
+        ({"model": "no/such/folder"}, "no model at 'no/such/folder'"),
+        ({"model": "llama", "head": "Nothing"}, "transformers has no AutoModelForNothing"),
+        ({"model": "llama", "dtype": "float99"}, "torch has no dtype 'float99'"),
+        ({"model": "llama", "num_hidden_layers": 0}, "no list of 0 blocks"),
+        ({"model": "bloom", "attention": "sdpa", **UNTIED}, "transformers makes no model of this BloomConfig"),
+        ({"model": "openai-gpt", **UNTIED}, "no initial values without its files"),
+    ],
+)
+def test_what_cannot_be_built_is_named(args: dict[str, Any], said: str) -> None:
+    def build_all() -> None:
+        for make in hf.layers(**args):
+            make()
+
+    with pytest.raises(JobError, match=r"^model\.args: ") as error:
+        build_all()
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
