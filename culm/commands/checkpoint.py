@@ -11,6 +11,7 @@ from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Found, complet
 from culm.pipeline.errors import JobError
 from culm.terminal import flags
 
+HF_LAYERS = "culm.models.hf:layers"
 Action = Callable[[argparse.Namespace], int]
 
 
@@ -29,10 +30,17 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     verify.set_defaults(command=partial(_reached, _verify))
     export = actions.add_parser(
         "export",
-        help="write one safetensors file, with the keys of an nn.Sequential's state dict",
+        help="write one safetensors file, with the keys of an nn.Sequential's state dict, or a Hugging Face folder",
         epilog=f"{examples.format('export')} --out model.safetensors",
     )
-    export.add_argument("--out", required=True, type=flags.new_file, metavar="FILE", help="the file to write")
+    to = export.add_mutually_exclusive_group(required=True)
+    to.add_argument("--out", type=flags.new_file, metavar="FILE", help="the file to write")
+    to.add_argument(
+        "--hf",
+        type=flags.new_folder,
+        metavar="FOLDER",
+        help="the folder to write for transformers' from_pretrained, of a job whose layers are culm.models.hf:layers",
+    )
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
         action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
@@ -120,13 +128,27 @@ def _export(arguments: argparse.Namespace) -> int:
 
     chosen = _chosen(arguments)
     try:
-        export(chosen.url, arguments.out)
+        if arguments.hf is not None:
+            _export_folder(chosen, arguments.hf)
+        else:
+            export(chosen.url, arguments.out)
     except CheckpointCorrupt as error:
         print(f"culm checkpoint: {error.problem}; export the one before with --step", file=sys.stderr)
         return 1
-    print(
-        json.dumps({"step": chosen.step, "out": arguments.out})
-        if arguments.json
-        else f"{arguments.out}: step {chosen.step}"
-    )
+    out = arguments.hf or arguments.out
+    print(json.dumps({"step": chosen.step, "out": out}) if arguments.json else f"{out}: step {chosen.step}")
     return 0
+
+
+def _export_folder(chosen: Found, folder: str) -> None:
+    """Raises JobError where the job has other layers."""
+    from culm.pipeline.checkpoints.layer_file import weights_of
+    from culm.pipeline.job import parse_job
+
+    job = parse_job(chosen.manifest.job_toml) if chosen.manifest is not None and chosen.manifest.job_toml else None
+    if job is None or job.model.layers != HF_LAYERS:
+        what = f"its layers are {job.model.layers if job is not None else 'not known'}, and --hf wants {HF_LAYERS}"
+        raise JobError(what, chosen.url, "export one file with --out")
+    from culm.models.hf import save_folder
+
+    save_folder(folder, weights_of(chosen.url), **job.model.args)

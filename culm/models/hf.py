@@ -62,6 +62,27 @@ def layers(
     return [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]
 
 
+def save_folder(
+    folder: str, weights: Mapping[str, torch.Tensor], model: str, head: str = "CausalLM", **args: Any
+) -> None:
+    """Writes a folder that transformers' ``from_pretrained`` loads.
+
+    ``weights``: of a run, as ``"{layer}.{name}"``; all else: the job's ``model.args``. Raises JobError.
+    """
+    known = {name: args.pop(name) for name in ("dtype", "attention") if name in args}
+    source = _Source(_config_of(model, args), head, known.get("dtype", "float32"), known.get("attention"), None)
+    whole: Any = source.make()
+    own = set(whole.state_dict())
+    # "3.model.lm_head.weight": the layer, its attribute, and the name in the whole model.
+    values = {name.split(".", 2)[2]: tensor for name, tensor in weights.items()}
+    odd = sorted(own ^ values.keys())
+    if odd:
+        what = f"{odd[0]} is in {'the model' if odd[0] in own else 'the checkpoint'} alone"
+        raise JobError(what, WHERE, "export with the version of transformers with which the job was trained")
+    whole.load_state_dict(values)
+    whole.save_pretrained(folder)
+
+
 def next_token(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """The mean cross-entropy of each token after the first.
 

@@ -188,6 +188,18 @@ def new_file(text: str) -> str:
     return str(text)
 
 
+def new_folder(text: str) -> str:
+    """A folder that is made at the end, or is there and empty."""
+    path = Path(text)
+    if not text or (path.exists() and not path.is_dir()):
+        raise Refused(text, "is not a folder", "give the path of a folder to make")
+    if path.is_dir() and any(path.iterdir()):
+        raise Refused(text, "has something in it", "give the path of a folder to make")
+    if not path.resolve().parent.is_dir():
+        raise Refused(text, "cannot be made: the folder above it does not exist", "make that one first")
+    return str(text)
+
+
 def host(text: str) -> str:
     """HOST or HOST:PORT where others reach this machine."""
     _, colon, port = text.rpartition(":")

@@ -138,11 +138,8 @@ def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return laid_out(tensor, strides)
 
 
-def export(folder: str, out: str | Path) -> None:
-    """One file that plain PyTorch loads: keys ``"{layer}.{name}"``, as of an nn.Sequential's state dict.
-
-    Raises CheckpointCorrupt, and JobError if ``out`` cannot be written; it never holds half of an export.
-    """
+def weights_of(folder: str) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights as of an nn.Sequential's state dict: ``"{layer}.{name}"``. Raises CheckpointCorrupt."""
     manifest = read_manifest(folder)
     entries: dict[str, torch.Tensor] = {}
     for layer in sorted(manifest.files):
@@ -150,6 +147,15 @@ def export(folder: str, out: str | Path) -> None:
             kind, _, entry = name.partition(".")
             if kind in MODEL_KINDS:
                 entries[f"{layer}.{entry}"] = tensor
+    return entries
+
+
+def export(folder: str, out: str | Path) -> None:
+    """One file that plain PyTorch loads: keys ``"{layer}.{name}"``, as of an nn.Sequential's state dict.
+
+    Raises CheckpointCorrupt, and JobError if ``out`` cannot be written; it never holds half of an export.
+    """
+    entries = weights_of(folder)
     try:
         private.write_whole(out, lambda part: save_file(entries, part))
     except (OSError, SafetensorError) as error:
