@@ -1,0 +1,60 @@
+"""Small sizes of transformers' architectures, and lines of tokens to train them with."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+from culm.models import hf
+
+TOKENS = 99  # in the vocabulary
+UNTIED = {"tie_word_embeddings": False}
+# Small sizes, under all the names that architectures have for them.
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "vocab_size": TOKENS,
+    "max_position_embeddings": 64,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_layers": 3,
+    "n_heads": 4,
+    "d_model": 32,
+    "n_positions": 64,
+    "rotary_dim": 4,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def settings_of(architecture: str) -> dict[str, Any]:
+    config = transformers.AutoConfig.for_model(architecture)
+    known = config.to_dict()
+    found = {name: size for name, size in SIZES.items() if name in known and name not in config.attribute_map}
+    if kinds := getattr(config, "layer_types", None):
+        found["layer_types"] = (list(dict.fromkeys(kinds)) * 3)[:3]
+    return found | UNTIED
+
+
+class Lines(Dataset[Any]):
+    """Tokens of different lengths, padded on the right, with what the model's forward calls a mask."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        length = 4 + index % 5
+        tokens = 3 + (torch.arange(8) * (index + 5)) % (TOKENS - 3)
+        mask = torch.arange(8) < length
+        return {"input_ids": tokens * mask, "attention_mask": mask.long()}, torch.where(mask, tokens, hf.IGNORED)

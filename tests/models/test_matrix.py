@@ -1,0 +1,134 @@
+"""Each row: two pipelines of two stages, five nodes, two of them killed; the weights are those of the plain loop."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.oracle.plain_loop import run_plain
+from culm.oracle.verification import Killer
+from culm.pipeline.job import Job, parse_job
+from culm.pipeline.user_code.check import check_job
+from tests.models.small import settings_of
+
+ROOT = Path(__file__).parents[2]
+STEPS, KILLS, NODES = 14, 2, 5
+JOB = """
+[job]
+name = "{name}"
+steps = {steps}
+seed = {seed}
+[model]
+layers = "{layers}"
+[data]
+dataset = "{dataset}"
+microbatch = 2
+shuffle = true
+[train]
+loss = "{loss}"
+optimizer = "torch.optim:AdamW"
+optimizer_args = {{ lr = 1e-3 }}
+clip_norm = 1.0
+[pipeline]
+stages = 2
+pipelines = 2
+microbatches = 2
+"""
+DECODERS = [
+    "arcee",
+    "biogpt",
+    "bitnet",
+    "bloom",
+    "codegen",
+    "cohere",
+    "cohere2",
+    "ctrl",
+    "diffllama",
+    "doge",
+    "ernie4_5",
+    "exaone4",
+    "falcon",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neox",
+    "gpt_oss",
+    "gptj",
+    "granite",
+    "granitemoe",
+    "helium",
+    "hunyuan_v1_dense",
+    "lfm2",
+    "llama",
+    "ministral",
+    "mistral",
+    "mixtral",
+    "mpt",
+    "nemotron",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "opt",
+    "persimmon",
+    "phi",
+    "phi3",
+    "phimoe",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "seed_oss",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+    "vaultgemma",
+    "xglm",
+]
+ENCODERS = ["bert", "roberta", "camembert", "electra"]
+
+
+def job_of(name: str, seed: int, layers: str, dataset: str, loss: str, args: dict[str, Any]) -> Job:
+    job = parse_job(JOB.format(name=name, steps=STEPS, seed=seed, layers=layers, dataset=dataset, loss=loss))
+    return job.model_copy(update={"model": job.model.model_copy(update={"args": args})})
+
+
+def survives_and_ends_exact(job: Job, folder: Path) -> None:
+    check_job(job)
+    killer = Killer(job, KILLS, job.job.seed)
+    with LocalCluster(job, ROOT, NODES, folder=folder) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None, killer.watch)
+    assert len(killer.done) == KILLS
+    assert outcome.sha256 == run_plain(job).sha256
+
+
+def hugging_face(architecture: str, seed: int, loss: str, **args: Any) -> Job:
+    args = {"model": architecture, **settings_of(architecture), **args}
+    return job_of(
+        architecture, seed, "culm.models.hf:layers", "tests.models.small:Lines", f"culm.models.hf:{loss}", args
+    )
+
+
+@pytest.mark.parametrize("architecture", DECODERS)
+def test_a_decoder(architecture: str, tmp_path: Path) -> None:
+    survives_and_ends_exact(hugging_face(architecture, DECODERS.index(architecture), "next_token"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("architecture", ENCODERS)
+def test_an_encoder(architecture: str, tmp_path: Path) -> None:
+    survives_and_ends_exact(
+        hugging_face(architecture, ENCODERS.index(architecture), "each_token", head="MaskedLM"), tmp_path / "run"
+    )
+
+
+def test_layers_that_hand_on_pytrees(tmp_path: Path) -> None:
+    here = "tests.unit.test_boundaries"
+    survives_and_ends_exact(
+        job_of("pytrees", 3, f"{here}:layers", f"{here}:Lines", f"{here}:loss", {"count": 2}), tmp_path / "run"
+    )
