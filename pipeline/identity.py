@@ -19,7 +19,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "job": {"seed": "train", "threads": "hardware", "device": "hardware"},
     "model": {"*": "model"},
     "data": {"*": "data", "tokens_per_sample": ""},
-    "train": {"*": "train", "activation_checkpointing": ""},
+    "train": {"*": "train", "activation_checkpointing": "", "average": ""},
     "pipeline": {"microbatches": "data", "pipelines": "data"},
 }
 

@@ -26,6 +26,7 @@ Bytes = Annotated[int, Field(ge=1, le=2**62)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
 Arguments = dict[str, Any]
 Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(gt=0, lt=1)]
 DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 Factory = Annotated[str, Field(pattern=rf"^{DOTTED}:{DOTTED}\z")]
 
@@ -121,6 +122,11 @@ class TrainSection(_Section):
     activation_checkpointing: Annotated[
         bool, "whether a backward runs each layer's forward again, so that its input alone is kept in between"
     ] = False
+    average: Annotated[
+        Decay | None,
+        "decay of an exponential moving average of the weights, such as 0.999: kept by every copy, written to "
+        "checkpoints, and exported by `culm checkpoint export --average`",
+    ] = None
     clip_norm: Annotated[Norm | None, "bounds the whole gradient's L2 norm"] = None
     nonfinite: Annotated[
         Literal["stop", "skip"],

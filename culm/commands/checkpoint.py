@@ -41,6 +41,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="FOLDER",
         help="the folder to write for transformers' from_pretrained, of a job whose layers are culm.models.hf:layers",
     )
+    export.add_argument("--average", action="store_true", help="the moving averages of train.average")
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
         action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
@@ -129,9 +130,9 @@ def _export(arguments: argparse.Namespace) -> int:
     chosen = _chosen(arguments)
     try:
         if arguments.hf is not None:
-            _export_folder(chosen, arguments.hf)
+            _export_folder(chosen, arguments.hf, arguments.average)
         else:
-            export(chosen.url, arguments.out)
+            export(chosen.url, arguments.out, arguments.average)
     except CheckpointCorrupt as error:
         print(f"culm checkpoint: {error.problem}; export the one before with --step", file=sys.stderr)
         return 1
@@ -140,7 +141,7 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _export_folder(chosen: Found, folder: str) -> None:
+def _export_folder(chosen: Found, folder: str, average: bool) -> None:
     """Raises JobError where the job has other layers."""
     from culm.pipeline.checkpoints.layer_file import weights_of
     from culm.pipeline.job import parse_job
@@ -151,4 +152,4 @@ def _export_folder(chosen: Found, folder: str) -> None:
         raise JobError(what, chosen.url, "export one file with --out")
     from culm.models.hf import save_folder
 
-    save_folder(folder, weights_of(chosen.url), **job.model.args)
+    save_folder(folder, weights_of(chosen.url, average), **job.model.args)

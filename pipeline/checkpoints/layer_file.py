@@ -31,6 +31,7 @@ from culm.pipeline.tensors.values import Value
 
 # What parsing may raise of a file that anybody may have made.
 _UNREADABLE = (SafetensorError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+AVERAGE = "average"  # the kind of a moving average of a parameter
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
 
 
@@ -138,24 +139,33 @@ def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     return laid_out(tensor, strides)
 
 
-def weights_of(folder: str) -> dict[str, torch.Tensor]:
-    """A checkpoint's weights as of an nn.Sequential's state dict: ``"{layer}.{name}"``. Raises CheckpointCorrupt."""
+def weights_of(folder: str, average: bool = False) -> dict[str, torch.Tensor]:
+    """A checkpoint's weights as of an nn.Sequential's state dict: ``"{layer}.{name}"``.
+
+    ``average``: moving averages in place of the parameters that have one. Raises CheckpointCorrupt, and JobError where
+    there are no averages.
+    """
     manifest = read_manifest(folder)
     entries: dict[str, torch.Tensor] = {}
+    averages: dict[str, torch.Tensor] = {}
     for layer in sorted(manifest.files):
         for name, tensor in read_layer(folder, manifest, layer).tensors:
             kind, _, entry = name.partition(".")
             if kind in MODEL_KINDS:
                 entries[f"{layer}.{entry}"] = tensor
-    return entries
+            elif kind == AVERAGE:
+                averages[f"{layer}.{entry}"] = tensor
+    if average and not averages:
+        raise JobError("the checkpoint has no averages", folder, "train with train.average, such as 0.999")
+    return entries | averages if average else entries
 
 
-def export(folder: str, out: str | Path) -> None:
+def export(folder: str, out: str | Path, average: bool = False) -> None:
     """One file that plain PyTorch loads: keys ``"{layer}.{name}"``, as of an nn.Sequential's state dict.
 
     Raises CheckpointCorrupt, and JobError if ``out`` cannot be written; it never holds half of an export.
     """
-    entries = weights_of(folder)
+    entries = weights_of(folder, average)
     try:
         private.write_whole(out, lambda part: save_file(entries, part))
     except (OSError, SafetensorError) as error:

@@ -185,6 +185,11 @@ class ModelSource:
         scheduled = LayerSchedule(schedule, numbers) if schedule is not None else None
         return self.optimizer(self.grouped(named)), options, scheduled
 
+    @property
+    def average(self) -> float | None:
+        """The decay of a moving average of the weights, if there is to be one."""
+        return self._job.train.average
+
     def schedule(self) -> Schedule | None:
         """The job's schedule, by group of the model; None where options stay as they are. Raises JobError."""
         if self._scheduler is not None and self._schedule is None:

@@ -20,8 +20,9 @@ def footprint(source: ModelSource) -> list[tuple[int, int]]:
     found = []
     for outline in source.outlines():
         trained = [(math.prod(shape), dtype, len(shape)) for shape, dtype in outline.trained]
-        beside = sum(elements * kept[dtype, dimensions] for elements, dtype, dimensions in trained)
         gradient = sum(elements * dtype.itemsize for elements, dtype, _ in trained)
+        beside = sum(elements * kept[dtype, dimensions] for elements, dtype, dimensions in trained)
+        beside += gradient if source.average is not None else 0
         found.append((outline.size + beside, gradient))
     return found
 

@@ -26,6 +26,7 @@ from torch import nn
 from culm.pipeline import tree
 from culm.pipeline.buckets import cut
 from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.checkpoints.layer_file import AVERAGE
 from culm.pipeline.clip import SKIPPED
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import same_bits
@@ -40,6 +41,7 @@ from culm.pipeline.user_code.schedules import LayerSchedule
 from culm.pipeline.user_code.sharing import tensors_of
 from culm.pipeline.user_code.trial import changes_buffer
 from culm.stage_server.compute import blocks, optimizer_state
+from culm.stage_server.compute.average import Average
 from culm.stage_server.compute.changing import ChangingBuffers
 from culm.stage_server.compute.device import Device, value_home
 from culm.stage_server.compute.loan import Loan
@@ -67,6 +69,7 @@ class HeldLayer:
         device: Device,
         options: Sequence[Options] = ({},),
         schedule: LayerSchedule | None = None,
+        average: float | None = None,  # the decay of a moving average of the weights
     ) -> None:
         """``device``: where the module lies; ``options``: of each of the optimizer's groups, as the job gives them."""
         self.index = index
@@ -80,6 +83,7 @@ class HeldLayer:
             scheduled=schedule.keys if schedule is not None else frozenset(),
         )
         self.optimizer = optimizer  # None for a layer without parameters
+        self._average = Average(self._parameters, average) if average is not None else None
         # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
         self._buffers_before: dict[str, torch.Tensor] | None = None
         # Whose gradients and buffers are the module's own at this moment; None before any work of the step. Those of
@@ -103,7 +107,7 @@ class HeldLayer:
         """The layer at its initial state, which is the same on every node."""
         module = source.build(index).to(device.place)
         optimizer, options, schedule = source.optimizer_of(index, module)
-        return HeldLayer(index, module, optimizer, device, options, schedule)
+        return HeldLayer(index, module, optimizer, device, options, schedule, source.average)
 
     @property
     def is_home(self) -> bool:
@@ -135,6 +139,8 @@ class HeldLayer:
         # Parameters stay the objects that they are: the optimizer and the stage know them.
         for _, parameter in self._parameters:
             parameter.data = move(parameter.data)
+        if self._average is not None:
+            self._average.move(move)
         for name, buffer in list(self.module.named_buffers()):
             moved = move(buffer)
             put(self._buffer_places[name], moved)
@@ -303,11 +309,12 @@ class HeldLayer:
                 parameter.grad = own
         # An owner's forwards have changed its buffers, a standby's have not, and an heir may have run only some again.
         # All go back to the step's beginning, and then set what the gradient carries.
-        if self._buffers_before is not None:
-            self._restore(self._buffers_before)
+        self._restore(self._buffers_before or {})
         self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
         if self.optimizer is not None:
             self._step(self.optimizer)
+        if self._average is not None:
+            self._average.update()
         self._end_step()
 
     def _step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -365,7 +372,7 @@ class HeldLayer:
             tensors.extend(self._parked)
         elif self.optimizer is not None:
             tensors.extend(optimizer_state.exported(self.optimizer, self._made))
-        return Value(tuple(tensors))
+        return Value((*tensors, *(self._average.entries() if self._average is not None else ())))
 
     def install(self, state: Value) -> None:
         """Takes over a copy that ``export`` made elsewhere. Raises JobError for one of another layer."""
@@ -384,8 +391,10 @@ class HeldLayer:
             for name, tensor in state.tensors:
                 if name in own:
                     own[name].copy_(tensor)
-                else:
+                elif not name.startswith(f"{AVERAGE}."):
                     optimizer.append((name, tensor))
+        if self._average is not None:
+            self._average.install(state.tensors)
         if self.optimizer is not None:
             optimizer_state.install(self.optimizer, self._made, optimizer)
         self._end_step()

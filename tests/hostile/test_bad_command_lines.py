@@ -139,6 +139,7 @@ OTHERS: dict[str, Case] = {
     "export to a folder that has something in it": ("checkpoint export . --hf .", "has something in it"),
     "export to a folder whose parent is not there": ("checkpoint export . --hf a/b", "make that one first"),
     "export to a file and a folder": ("checkpoint export . --hf a --out b", "not allowed with argument"),
+    "export averages of nothing": ("checkpoint export . --average --hf a", "no checkpoint"),
     "export a folder of other layers": ("checkpoint export . --hf a", "no checkpoint"),
     "days nan": ("certs init c --days nan", "--days"),
     "days 0": ("certs init c --days 0", "--days"),

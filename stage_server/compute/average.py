@@ -1,0 +1,51 @@
+"""An exponential moving average of a layer's weights: state like any other, which every copy of the layer has."""
+
+# It begins with the weights after the first step that it sees, and after each later one
+#
+#     average = decay * average + (1 - decay) * weight
+#
+# as torch.optim.swa_utils has it. Every holder of a layer takes the same steps, so all averages have the same bits. A
+# step that is skipped changes none.
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch.optim.swa_utils import get_ema_avg_fn
+
+from culm.pipeline.checkpoints.layer_file import AVERAGE
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+
+class Average:
+    """Of one layer."""
+
+    def __init__(self, parameters: Named, decay: float) -> None:
+        """``parameters``: the layer's, by name; those that are frozen have none."""
+        self._weights = {name: parameter for name, parameter in parameters if parameter.requires_grad}
+        self._mix = get_ema_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._tensors: dict[str, torch.Tensor] = {}  # empty before the first step
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """The weights have changed."""
+        if self._tensors:
+            mixed = {n: self._mix(self._tensors[n], weight, torch.tensor(0)) for n, weight in self._weights.items()}
+        else:
+            mixed = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        self._tensors = mixed  # not written over: the tensors of before may be lent
+
+    def move(self, move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._tensors = {name: move(tensor) for name, tensor in self._tensors.items()}
+
+    def entries(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors themselves, by name as a copy of the layer has them."""
+        return ((f"{AVERAGE}.{name}", tensor) for name, tensor in self._tensors.items())
+
+    def install(self, entries: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Takes over what ``entries`` gave elsewhere; of a run without averages there are none, and it begins anew."""
+        given = dict(entries)
+        own = {name: given.get(f"{AVERAGE}.{name}") for name in self._weights}
+        found = {name: tensor for name, tensor in own.items() if tensor is not None}
+        whole = len(found) == len(own)
+        self._tensors = {n: t.to(self._weights[n].device, copy=True) for n, t in found.items()} if whole else {}
