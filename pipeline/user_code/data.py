@@ -8,7 +8,10 @@ from torch.utils.data import default_collate
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.imports import load_callable
+from culm.pipeline.user_code.permutation import place_of
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
+
+MOST_IN_MEMORY = 1 << 24  # samples whose order is kept: 128 MiB an epoch
 
 
 class Microbatches:
@@ -36,7 +39,11 @@ class Microbatches:
 
     def _sample(self, position: int) -> int:
         epoch, place = divmod(position, self._length)
-        return int(self._order(epoch)[place]) if self._shuffle else place
+        if not self._shuffle:
+            return place
+        if self._length > MOST_IN_MEMORY:
+            return place_of(place, self._length, epoch_seed(self._seed, epoch))
+        return int(self._order(epoch)[place])
 
     def _order(self, epoch: int) -> torch.Tensor:
         if epoch not in self._orders:
