@@ -18,7 +18,7 @@ from culm.pipeline.job import Job
 _KEYS: Mapping[str, Mapping[str, str]] = {
     "job": {"seed": "train", "threads": "hardware", "device": "hardware"},
     "model": {"*": "model"},
-    "data": {"*": "data", "tokens_per_sample": ""},
+    "data": {"*": "data", "tokens_per_sample": "", "workers": ""},
     "train": {"*": "train", "activation_checkpointing": "", "average": ""},
     "pipeline": {"microbatches": "data", "pipelines": "data"},
 }

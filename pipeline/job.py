@@ -95,6 +95,11 @@ class DataSection(_Section):
     ] = None
     microbatch: Annotated[Count, "samples in a microbatch"]
     shuffle: Annotated[bool, "whether each epoch has an order of its own, drawn by the seed"] = True
+    workers: Annotated[
+        int,
+        Field(ge=0, le=256),
+        "processes that load samples ahead, of each node that takes samples; 0: it loads them itself, while it waits",
+    ] = 0
     tokens_per_sample: Annotated[Count | None, "for the cost of a million tokens, and for nothing else"] = None
 
 

@@ -22,8 +22,15 @@ class Bubble:
         self._compute = compute
         self._activity = activity
 
+    def load_ahead(self) -> None:
+        """Has processes of their own load what the next forwards take, if the job has such. Not only in a bubble."""
+        if self._compute.loads_ahead:
+            self._compute.want(self._worker.runner.next_loads())
+
     def load(self) -> Load | None:
-        """The next microbatch whose samples are not here; None if there is none, or no time for it."""
+        """The next microbatch whose samples are not here; None if there is none, or no time for it, or others load."""
+        if self._compute.loads_ahead:
+            return None
         load = next((load for load in self._worker.runner.next_loads() if not self._compute.has_loaded(load)), None)
         if load is None or load.step == self._worker.version:
             return load

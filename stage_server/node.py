@@ -154,6 +154,7 @@ class Node:
                 work,
                 result,
             )  # a checkpoint's copies are as large as what this node holds: not until there is other work
+        self._compute.close()
         self._handing_on.close()
         self._spiller.close()
         self._exchange.close()
@@ -185,6 +186,7 @@ class Node:
         if not self._lending.waiting or self._worker.must_arrange:
             work = self._worker.next_work()
             self._exchange.carry_out()
+        self._bubble.load_ahead()
         if work is None:
             self._activity.waits(self._worker.awaited, self._worker.waits_for_commit)
             if not (self._lending.waiting or self._worker.must_arrange):

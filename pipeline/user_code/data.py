@@ -5,13 +5,34 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
+from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree
-from culm.pipeline.user_code.imports import load_callable
+from culm.pipeline.user_code.devices import settle
+from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
 from culm.pipeline.user_code.permutation import place_of
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
 
 MOST_IN_MEMORY = 1 << 24  # samples whose order is kept: 128 MiB an epoch
+
+
+def dataset_of(job: Job) -> Any:
+    """The job's map-style dataset, made under the job's seed. Raises JobError."""
+    make = load_callable(job.data.dataset, "data.dataset")
+    seed_all(job.job.seed)
+    made = called(make, job.data.args, "data.dataset")
+    settle(job)
+    mend = "return a map-style Dataset with __len__ and __getitem__"
+    try:
+        length = len(made) if hasattr(made, "__getitem__") else 0
+    except RAISED as error:
+        raise JobError(f"the length of the dataset raised {described(error)}", "data.dataset", mend) from error
+    if length == 0:
+        raise JobError(f"{job.data.dataset!r} returns no dataset with samples", "data.dataset", mend)
+    if job.data.microbatch > length:
+        what = f"a microbatch has {job.data.microbatch} samples, and the whole dataset has {length}"
+        raise JobError(what, "data.microbatch", f"set it to {length} or less")
+    return made
 
 
 class Microbatches:

@@ -16,6 +16,7 @@ from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.user_code.again import made_again
 from culm.pipeline.user_code.configuration import configuration_of, configurations
+from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
@@ -223,20 +224,7 @@ class ModelSource:
 
     def dataset(self) -> Any:
         """The job's map-style dataset, made under the job's seed."""
-        seed_all(self._job.job.seed)
-        made = called(self._dataset, self._job.data.args, "data.dataset")
-        settle(self._job)
-        mend = "return a map-style Dataset with __len__ and __getitem__"
-        try:
-            length = len(made) if hasattr(made, "__getitem__") else 0
-        except RAISED as error:
-            raise JobError(f"the length of the dataset raised {described(error)}", "data.dataset", mend) from error
-        if length == 0:
-            raise JobError(f"{self._job.data.dataset!r} returns no dataset with samples", "data.dataset", mend)
-        if self._job.data.microbatch > length:
-            what = f"a microbatch has {self._job.data.microbatch} samples, and the whole dataset has {length}"
-            raise JobError(what, "data.microbatch", f"set it to {length} or less")
-        return made
+        return dataset_of(self._job)
 
     def identity(self) -> Identity:
         """All that the bits depend on: the job, its files, the user's code, versions, this machine, the layers."""

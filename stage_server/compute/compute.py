@@ -42,6 +42,7 @@ from culm.stage_server.compute.device import PASSED, Device, Event, value_here, 
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.loading import opened, patiently
+from culm.stage_server.compute.loading_ahead import LoadingAhead
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
@@ -83,6 +84,7 @@ class Compute:
         self._microbatches: Microbatches | None = None
         # What this node told of its dataset (``loading.samples_told``); None: nobody compares it.
         self.told_samples: str | None = None
+        self._ahead = LoadingAhead(job, lambda: self.told_samples) if job.data.workers else None
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
@@ -195,9 +197,27 @@ class Compute:
     def has_loaded(self, load: Load) -> bool:
         return load in self._loaded
 
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether processes of their own load samples, so that this thread has to in no bubble."""
+        return self._ahead is not None
+
+    def want(self, loads: Iterable[Load]) -> None:
+        """What the next forwards will take, in order. Returns at once."""
+        if self._ahead is not None:
+            self._ahead.want(load for load in loads if load not in self._loaded)
+
+    def close(self) -> None:
+        """Ends the processes that load."""
+        if self._ahead is not None:
+            self._ahead.close()
+
     def _load(self, load: Load) -> Samples:
+        if self._ahead is not None:
+            with self.loading():
+                return self._ahead.take(load)
         if self._microbatches is None:
-            dataset = opened(self._job, self._source, self.told_samples, self.loading)
+            dataset = opened(self._job, self._source.dataset, self.told_samples, self.loading)
             self._microbatches = Microbatches(self._job, dataset)
         take = partial(self._microbatches.microbatch, load.step, load.pipeline, load.microbatch)
         with self.loading():

@@ -67,13 +67,13 @@ def samples_told(job: Job, source: ModelSource) -> str | None:
         return ""
 
 
-def opened(job: Job, source: ModelSource, told: str | None, around: Around) -> Any:
+def opened(job: Job, make: Callable[[], Any], told: str | None, around: Around = nullcontext) -> Any:
     """The dataset, to load from. ``around``: what is around every piece of loading, each of which may take long.
 
     Raises Untold, and JobError unless the dataset gives what this node told of it when it started.
     """
     with around():
-        dataset = patiently(source.dataset, "the dataset")
+        dataset = patiently(make, "the dataset")
     if told is None:
         return dataset
     now = _asked(job, dataset, around)

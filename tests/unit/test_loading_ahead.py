@@ -1,0 +1,152 @@
+"""Processes that load samples ahead: the same samples, and none of them is left when their node ends, however."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.data import Microbatches, dataset_of
+from culm.stage_server.compute import loading_ahead
+from culm.stage_server.compute.loading_ahead import AHEAD, LoadingAhead
+from culm.stage_server.worker.work import Load
+from tests.hostile.job_files import make_job
+
+HERE = "tests.unit.test_loading_ahead"
+ROOT = Path(__file__).parents[2]
+
+
+class Noisy:
+    """Draws from the global generator; ``broken``: whether some of the later samples cannot be had."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self._broken = broken
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._broken and index == 20:
+            raise ValueError("no such sample")
+        if self._broken and index == 30:
+            raise FileNotFoundError(2, "No such file or directory", "shard-7")
+        if self._broken and index == 39:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.randn(2, 3).T, torch.tensor(index)
+
+
+def job_of(workers: int = 2, broken: bool = False) -> Job:
+    job = make_job(dataset=f"{HERE}:Noisy", data=f"shuffle = {str(not broken).lower()}\nworkers = {workers}")
+    return job.model_copy(update={"data": job.data.model_copy(update={"args": {"broken": broken}})})
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., LoadingAhead]]:
+    made: list[LoadingAhead] = []
+
+    def begun(job: Job, told: str | None = None) -> LoadingAhead:
+        made.append(LoadingAhead(job, lambda: told))
+        return made[-1]
+
+    yield begun
+    for each in made:
+        each.close()
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def workers() -> set[int]:
+    children = [child for child in psutil.Process().children() if lives(child.pid)]
+    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_they_load_what_the_node_would_and_go_with_it(make: Callable[..., LoadingAhead]) -> None:
+    before, job = workers(), job_of()
+    ahead, own = make(job), Microbatches(job, dataset_of(job))
+    loads = [Load(step, 0, m) for step in range(3) for m in range(2)]
+    for i, load in enumerate(loads):
+        ahead.want(loads[i:])
+        assert len(ahead._tasks) <= AHEAD * 2
+        for found, expected in zip(ahead.take(load), own.microbatch(*load), strict=True):
+            assert torch.equal(found, expected)
+            assert found.stride() == expected.stride()
+    assert torch.equal(ahead.take(Load(7, 0, 1))[0], own.microbatch(7, 0, 1)[0]), "nobody wanted it before"
+    ahead.want(loads)
+    ahead.want([])
+    assert not ahead._tasks
+    for pid in workers() - before:
+        os.kill(pid, signal.SIGKILL)
+    assert torch.equal(ahead.take(Load(0, 0, 1))[0], own.microbatch(0, 0, 1)[0]), "others take the place of the killed"
+    begun = workers() - before
+    assert begun
+    ahead.close()
+    until(lambda: not any(map(lives, begun)))
+
+
+def test_what_a_worker_raises_is_raised_here(
+    make: Callable[..., LoadingAhead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading_ahead, "BROKEN_MOST", 0)
+    ahead = make(job_of(1, broken=True))
+    ahead.take(Load(0, 0, 0))
+    with pytest.raises(JobError, match=r"^data\.dataset: loading microbatch 1 raised ValueError: no such sample"):
+        ahead.take(Load(2, 0, 1))
+    with pytest.raises(FileNotFoundError, match="shard-7"):
+        ahead.take(Load(3, 0, 1))
+    with pytest.raises(JobError, match=r"processes that load samples end by themselves.*set data\.workers to 0"):
+        ahead.take(Load(4, 0, 1))
+
+
+def test_other_samples_than_the_node_told_are_refused(make: Callable[..., LoadingAhead]) -> None:
+    with pytest.raises(JobError, match="the dataset gives other samples"):
+        make(job_of(1), told="40 samples, 0123456789abcdef").take(Load(0, 0, 0))
+
+
+NODE = """
+import sys, time
+from culm.stage_server.compute.loading_ahead import LoadingAhead
+from culm.stage_server.worker.work import Load
+from tests.unit.test_loading_ahead import job_of, workers
+
+if __name__ == "__main__":
+    ahead = LoadingAhead(job_of(), lambda: None)
+    ahead.want([Load(0, 0, 0), Load(0, 0, 1)])
+    ahead.take(Load(0, 0, 0))
+    print(*workers(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_none_is_left_when_its_node_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "node.py"
+    script.write_text(NODE)
+    environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as node:
+        assert node.stdout is not None
+        begun = [int(pid) for pid in node.stdout.readline().split()]
+        assert len(begun) == 2
+        node.kill()
+        until(lambda: not any(map(lives, begun)))
