@@ -1,28 +1,26 @@
 """Worker processes that take samples from the dataset before they are wanted, beside the compute thread."""
 
-# The node says what its next forwards will take, in order (``want``), and takes it when a forward runs (``take``). A
-# worker seeds all generators for each microbatch, as the node does itself, so it does not matter who loads what. A
-# dataset is opened in each worker, and compared with what this node told of it.
+# The node says what its next forwards will take, in order (``want``), and takes it when a forward runs (``take``). Each
+# worker has a pipe of its own, and one microbatch at a time:
 #
-#     node                                                  worker
-#     want(2, 3, 4)    ─▶ tasks of the pool ──────────────▶ microbatch 2, as bytes
-#     take(2)          ◀─ waits, if it is not here yet ◀──── done
+#     node                                          worker
+#     want(2, 3, 4)    ── step, pipeline, 2 ──────▶ loads it
+#     take(2)          ◀─ samples, or an error ──── ... as bytes
 #
-# At most ``AHEAD`` microbatches a worker are under way or here. What a plan has taken away is dropped.
-#
-# A worker ends when its node does, however that ends: it holds one end of a pipe, and the node the other.
+# A worker seeds all generators for each microbatch, as the node does itself, so it does not matter who loads what. It
+# opens the dataset for itself, and compares it with what this node told of it. At most ``AHEAD`` microbatches a worker
+# are under way or here, and what a plan has taken away is dropped. A worker ends when its node does, also where that is
+# killed.
 
 import logging
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
 import torch
@@ -38,109 +36,149 @@ from culm.stage_server.worker.work import Load
 log = logging.getLogger("culm.compute")
 
 AHEAD = 2  # microbatches for each worker: one that it loads, and one that is here
-BROKEN_MOST = 3  # times in a row that workers may end by themselves, as where memory is short
+ENDED_MOST = 3  # times in a row that workers may end by themselves, as where memory is short
 
 Samples = tuple[Pytree, Pytree]
 
 
 class LoadingAhead:
-    """Of one node. One thread calls it at a time."""
+    """Of one node. One thread calls it."""
 
     def __init__(self, job: Job, told: Callable[[], str | None]) -> None:
         """``told``: gives what this node told of its dataset (``loading.samples_told``)."""
         self._job = job
         self._told = told
-        self._tasks: dict[Load, Future[bytes]] = {}
-        self._pool: ProcessPoolExecutor | None = None
-        self._lifeline: Connection | None = None
-        self._broken = 0
+        self._workers: list[_Worker] = []
+        self._wanted: list[Load] = []  # nobody has begun with them yet
+        self._here: dict[Load, bytes] = {}
+        self._ended = 0  # workers that ended by themselves, since a microbatch came
 
     def want(self, loads: Iterable[Load]) -> None:
-        """What the node will take next, in order. Others that were wanted before are dropped."""
+        """What the node will take next, in order. What was wanted before and is not among them is dropped."""
         wanted = [load for load, _ in zip(loads, range(AHEAD * self._job.data.workers), strict=False)]
-        for load in self._tasks.keys() - set(wanted):
-            self._tasks.pop(load).cancel()
-        for load in wanted:
-            if load not in self._tasks:
-                self._tasks[load] = self._begin(load)
+        self._gather(0.0)
+        self._here = {load: found for load, found in self._here.items() if load in wanted}
+        self._wanted = [load for load in wanted if load not in self._here and load not in self._under_way()]
+        self._give_out()
 
     def take(self, load: Load) -> Samples:
         """The microbatch; waits for it. Raises what the dataset raises, or in its place a JobError that tells it."""
-        while True:
-            task = self._tasks.pop(load, None) or self._begin(load)
-            try:
-                found = task.result()
-            except BrokenProcessPool as error:
-                self._begin_anew(error)
-                continue
-            self._broken = 0
-            return _given(*pickle.loads(found))  # of a process of this node's own
+        self._gather(0.0)
+        if load not in self._here and load not in self._under_way():
+            self._wanted = [load, *(other for other in self._wanted if other != load)]
+        while load not in self._here:
+            self._give_out()
+            self._gather(None)
+        self._ended = 0
+        return _given(*pickle.loads(self._here.pop(load)))  # of a process of this node's own
 
     def close(self) -> None:
         """Ends the workers, whatever they do."""
-        if self._lifeline is not None:
-            self._lifeline.close()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._lifeline = None
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
 
-    def _begin(self, load: Load) -> "Future[bytes]":
-        if self._pool is None:
-            # Not forked: this process has threads, and may have a card.
-            context = get_context("spawn")
-            held, self._lifeline = context.Pipe(duplex=False)
-            begin = partial(_begin_worker, held, job_to_toml(self._job), self._told())
-            self._pool = ProcessPoolExecutor(self._job.data.workers, context, begin)
-        try:
-            return self._pool.submit(_load, *load)
-        except BrokenProcessPool as error:
-            self._begin_anew(error)
-            return self._begin(load)
+    def _under_way(self) -> set[Load]:
+        return {worker.load for worker in self._workers if worker.load is not None}
 
-    def _begin_anew(self, error: BrokenProcessPool) -> None:
-        self._broken += 1
-        if self._broken > BROKEN_MOST:
-            what = f"processes that load samples end by themselves: {error}"
+    def _give_out(self) -> None:
+        """Gives workers that have nothing to do what is wanted next."""
+        while len(self._workers) < self._job.data.workers:
+            self._workers.append(_Worker(self._job, self._told()))
+        for worker in self._workers:
+            if self._wanted and worker.load is None:
+                worker.begin(self._wanted.pop(0))
+
+    def _gather(self, seconds: float | None) -> None:
+        """Takes what workers have loaded. Waits for some of it, ``seconds`` at most, or for as long as it takes."""
+        pipes = {worker.pipe: worker for worker in self._workers if worker.load is not None}
+        for pipe in connection.wait(list(pipes), seconds) if pipes else ():
+            worker = pipes[pipe]  # type: ignore[index]
+            load, found = worker.load, worker.finish()
+            assert load is not None
+            if found is not None:
+                self._here[load] = found
+            else:
+                self._workers.remove(worker)
+                self._wanted.insert(0, load)
+                self._refuse_or_go_on()
+
+    def _refuse_or_go_on(self) -> None:
+        self._ended += 1
+        if self._ended > ENDED_MOST:
+            what = "processes that load samples end by themselves"
             mend = "see whether this machine has memory for them, or set data.workers to 0"
-            raise JobError(what, f"data.dataset, {self._job.data.dataset}", mend) from error
-        log.warning("a process that loads samples has ended by itself: all of them begin anew")
-        self._tasks.clear()
-        self.close()
+            raise JobError(what, f"data.dataset, {self._job.data.dataset}", mend)
+        log.warning("a process that loads samples has ended by itself; another one takes its place")
+
+
+class _Worker:
+    """One process. ``load``: what it is loading."""
+
+    def __init__(self, job: Job, told: str | None) -> None:
+        # Not forked: this process has threads, and may have a card.
+        context = get_context("spawn")
+        self.load: Load | None = None
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, job_to_toml(job), told), name="loads", daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, load: Load) -> None:
+        self.load = load
+        with suppress(OSError):  # it has ended: ``finish`` says so
+            self.pipe.send(tuple(load))
+
+    def finish(self) -> bytes | None:
+        """What it has loaded; None: it has ended by itself."""
+        self.load = None
+        try:
+            return self.pipe.recv_bytes()
+        except (EOFError, OSError):
+            self.end()
+            return None
+
+    def end(self) -> None:
+        self.pipe.close()
+        self._process.kill()  # it may be in the middle of user code, which may take long
+        self._process.join()
 
 
 # ---- in a worker ----------------------------------------------------------------------------------------------------
 
-_microbatches: Callable[[], Microbatches]
 
-
-def _begin_worker(held: Connection, job_toml: str, told: str | None) -> None:
-    """``held``: ends this process when the other end goes."""
-    threading.Thread(target=_end_with, args=(held,), daemon=True).start()
+def _work(pipe: "connection.Connection[Any, Any]", job_toml: str, told: str | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the node ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     job = parse_job(job_toml)
-    made: list[Microbatches] = []
+    microbatches: list[Microbatches] = []  # one, once it was opened
 
-    def microbatches() -> Microbatches:
-        if not made:
-            made.append(Microbatches(job, opened(job, partial(dataset_of, job), told)))
-        return made[0]
+    def load(step: int, pipeline: int, microbatch: int) -> Samples:
+        if not microbatches:
+            microbatches.append(Microbatches(job, opened(job, partial(dataset_of, job), told)))
+        return patiently(partial(microbatches[0].microbatch, step, pipeline, microbatch), f"microbatch {microbatch}")
 
-    global _microbatches
-    _microbatches = microbatches
+    while True:
+        try:
+            wanted = pipe.recv()
+        except (EOFError, OSError):  # the node has ended
+            return
+        pipe.send_bytes(_tried(load, *wanted))
 
 
-def _end_with(held: Connection) -> None:
-    with suppress(EOFError, OSError):
-        held.recv_bytes()  # nothing is ever sent
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
     os._exit(0)
 
 
-def _load(step: int, pipeline: int, microbatch: int) -> bytes:
-    """The samples, or what was raised, as bytes: else tensors of a worker that has ended could not be read."""
+def _tried(load: Callable[..., Samples], step: int, pipeline: int, microbatch: int) -> bytes:
+    """The samples, or what was raised. As bytes: tensors in memory that is shared end with their process."""
     given: Any
     try:
-        take = partial(_microbatches().microbatch, step, pipeline, microbatch)
-        kind, given = "samples", patiently(take, f"microbatch {microbatch}")
+        kind, given = "samples", load(step, pipeline, microbatch)
     except OSError as error:
         kind, given = "storage", (error.errno, str(error))
     except Untold as error:
