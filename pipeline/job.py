@@ -349,7 +349,8 @@ def _explained(error: Any, location: list[str]) -> tuple[str, str]:
         if least is not None:
             mend = f"set it to {least:g} or more" if "ge" in limits else f"set it to more than {least:g}"
             return f"{given} is too small", mend
-        return f"{given} is too large", f"set it to {most} or less" if most is not None else "set it to a finite number"
+        bound = f"set it to {most} or less" if "le" in limits else f"set it to less than {most}"
+        return f"{given} is too large", bound if most is not None else "set it to a finite number"
     if kind == "value_error":
         what, _, mend = str(limits["error"]).partition(": ")
         return what, mend

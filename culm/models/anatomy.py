@@ -58,7 +58,6 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
 
 def _blocks(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
-    lists = lists if count else {}
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
     if len(outer) != 1:
         found = f"{len(outer)} lists of {count} blocks ({', '.join(outer)})" if outer else f"no list of {count} blocks"

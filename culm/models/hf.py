@@ -18,6 +18,7 @@ theirs.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import nn
 from culm.models.anatomy import WHERE, Anatomy, anatomy_of, module_at
 from culm.models.weights import Weights, weights_at
 from culm.pipeline.errors import JobError
+from culm.pipeline.text import closest
 
 try:
     import transformers
@@ -53,10 +55,12 @@ def layers(
     as "attention_mask". The last layer gives logits.
     """
     source = _Source(_config_of(model, config), head, dtype, attention, weights_at(model))
-    if source.config.tie_word_embeddings:
+    if getattr(source.config, "tie_word_embeddings", False):
         what = f"{model} uses its embeddings as the head's weight too, and Culm trains no tied parameters yet"
         raise JobError(what, WHERE, "add tie_word_embeddings = false to args: they are two parameters then")
-    count = source.config.get_text_config().num_hidden_layers
+    count = getattr(source.config.get_text_config(), "num_hidden_layers", None)
+    if not isinstance(count, int) or count < 1:
+        raise JobError(f"the config of {model} says of no number of blocks (num_hidden_layers)", WHERE, MEND)
     anatomy = anatomy_of(partial(source.make, experts="batched_mm"), count)
     blocks = [partial(_build, Block, source, anatomy, number) for number in range(count)]
     return [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]
@@ -100,10 +104,24 @@ def each_token(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _config_of(model: str, changes: Mapping[str, Any]) -> Any:
+    is_folder = Path(model).is_dir()
+    if not is_folder and model not in transformers.CONFIG_MAPPING:
+        what = f"no model at {model!r}: there is no such folder, and transformers knows no such architecture"
+        raise JobError(what, WHERE, "name a folder with a config.json, or an architecture such as gpt2 or llama")
     try:
-        if weights_at(model) is None and model in transformers.CONFIG_MAPPING:
-            return transformers.AutoConfig.for_model(model, **changes)
-        return transformers.AutoConfig.from_pretrained(model, local_files_only=True, **changes)
+        if is_folder:
+            made = transformers.AutoConfig.from_pretrained(model, local_files_only=True)
+        else:
+            made = transformers.AutoConfig.for_model(model)
+        known = {*made.to_dict(), *made.attribute_map, *vars(made)}
+        if odd := sorted(changes.keys() - known):
+            mend = closest(odd[0], sorted(known))
+            raise JobError(f"{type(made).__name__} has no setting {odd[0]!r}", WHERE, mend or "leave it out")
+        if is_folder:
+            return transformers.AutoConfig.from_pretrained(model, local_files_only=True, **changes)
+        return transformers.AutoConfig.for_model(model, **changes)
+    except JobError:
+        raise
     except Exception as error:  # of many kinds, by what is wrong with a folder or a setting
         mend = "name a folder with a config.json, or an architecture, and settings that its config has"
         raise JobError(f"no model at {model!r}: {_first_line(error)}", WHERE, mend) from error

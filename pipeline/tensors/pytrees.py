@@ -68,11 +68,15 @@ def rebuilt(structure: Structure, tensors: list[torch.Tensor]) -> Pytree:
         return tuple(parts) if kind == "tuple" else parts
     if kind in DICTS:
         return DICTS[kind](zip(rest[0], (rebuilt(each, tensors) for each in rest[1:]), strict=True))
-    known = _known(kind, rest[0])
-    try:
-        return known(**{name: rebuilt(each, tensors) for name, each in zip(rest[1], rest[2:], strict=True)})
-    except (TypeError, ValueError) as error:
-        raise NotAPytree(f"a {rest[0]} cannot be made of its own fields: {error}") from error
+    known = _known(kind, rest[0], rest[1])
+    parts = [rebuilt(each, tensors) for each in rest[2:]]
+    # Not by its constructor: what that does it would do once more for each cut.
+    if kind == "named":
+        return tuple.__new__(known, parts)
+    made = object.__new__(known)
+    for name, part in zip(rest[1], parts, strict=True):
+        object.__setattr__(made, name, part)
+    return made
 
 
 def mapped(change: Callable[[torch.Tensor], torch.Tensor], tree: Pytree) -> Pytree:
@@ -117,13 +121,15 @@ def _structure(tree: Pytree, number_of: Callable[[torch.Tensor], int], level: in
     def all_of(parts: Any) -> list[Structure]:
         return [_structure(each, number_of, level + 1) for each in parts]
 
-    kind = type(tree)
+    kind: Any = type(tree)
     if kind in (tuple, list):
         return [kind.__name__, *all_of(tree)]
-    if is_dataclass(kind):
-        names = [field.name for field in fields(kind) if field.init]
+    if _is_record(kind):
+        names = [field.name for field in fields(kind)]
+        _refuse_others(tree, names)
         return ["dataclass", _path_of(kind), names, *all_of(getattr(tree, name) for name in names)]
     if _is_named_tuple(kind):
+        _refuse_others(tree, [])
         return ["named", _path_of(kind), list(kind._fields), *all_of(tree)]
     word = next((word for word, known in DICTS.items() if kind is known), None)
     if word is None:
@@ -173,6 +179,11 @@ def _are_keys(names: list[Any], count: int, kinds: tuple[type, ...]) -> bool:
     return all(type(name) in kinds for name in names[0]) and len(set(names[0])) == count
 
 
+def _is_record(kind: type) -> bool:
+    """Whether it is a dataclass, and no container beside."""
+    return is_dataclass(kind) and not issubclass(kind, (tuple, list, dict))
+
+
 def _is_named_tuple(kind: type) -> bool:
     return issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple)
 
@@ -192,10 +203,22 @@ def _at(path: str) -> Any:
     return found
 
 
-def _known(kind: str, path: str) -> Callable[..., Any]:
-    """The class, if this process has it. Its own code brings in those that its layers return."""
-    found = _at(path)
-    fits = isinstance(found, type) and (is_dataclass(found) if kind == "dataclass" else _is_named_tuple(found))
-    if not fits:
-        raise NotAPytree(f"a {path[:200]}, which is no {kind} here")
-    return found  # type: ignore[no-any-return]
+def _refuse_others(tree: Any, names: list[str]) -> None:
+    """Raises NotAPytree for attributes beside the fields: they would not come along."""
+    others = sorted(getattr(tree, "__dict__", {}).keys() - set(names))
+    if others:
+        raise NotAPytree(f"a {type(tree).__name__} with {others[0]}, which is none of its fields")
+
+
+def _known(kind: str, path: str, names: list[str]) -> Any:
+    """The class, if this process has it, with these fields. Its own code brings in those that its layers return."""
+    found: Any = _at(path)
+    own: list[str] | None = None
+    if isinstance(found, type):
+        if kind == "dataclass" and _is_record(found):
+            own = [field.name for field in fields(found)]
+        elif kind == "named" and _is_named_tuple(found):
+            own = list(getattr(found, "_fields", ()))
+    if own != names:
+        raise NotAPytree(f"a {path[:200]}, which is no {kind} here, or one of other fields")
+    return found

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.streams import put_generators_back, seed_all, whole_states
@@ -45,6 +46,7 @@ class Forwards:
 
     def __init__(self, job: Job) -> None:
         self.precision = precision_of(job)
+        self.is_mixed = job.train.precision != "fp32"
         self._again = job.train.activation_checkpointing
 
     def run(self, layer: nn.Module, x: Pytree, seed: int, seeding: Seeding = seed_all) -> Any:
@@ -53,7 +55,13 @@ class Forwards:
             if not self._again:
                 return layer(x)
             contexts = partial(_contexts, partial(seeding, seed))
-            return checkpoint(layer, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+            own = partial(_on_a_copy, layer)
+            return checkpoint(own, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+
+
+def _on_a_copy(layer: nn.Module, x: Pytree) -> Any:
+    """The repetition is given the same tensors and containers: neither this layer nor a later one may write there."""
+    return layer(mapped(copy_of, x))
 
 
 def _contexts(seed: Callable[[], None]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -142,7 +142,12 @@ class Trial:
         except NotAPytree as error:
             raise returned_odd(self._name, error) from error
         if not tensors:
-            raise returned_odd(self._name, "no tensor")
+            raise returned_odd(self._name, f"a {type(y).__name__}")
+        handed = next((n for n, p in self._parameters.items() if any(tensor is p for tensor in tensors)), "")
+        if handed and self._forwards.is_mixed:
+            # autocast keeps one copy of it for all layers of a process, and one for each stage.
+            what = f"{self._name} hands on its parameter {handed}, whose copy in bfloat16 would depend on the cut"
+            raise JobError(what, "model.layers", 'hand on a view of it (weight.view_as(weight)), or train in "fp32"')
         if not all(map(is_plain, tensors)):
             raise JobError(f"{self._name} returned a tensor that is sparse, nested or quantized", "model.layers", DENSE)
         return y

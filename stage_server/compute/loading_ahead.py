@@ -27,7 +27,8 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml, parse_job
-from culm.pipeline.tensors.pytrees import Pytree
+from culm.pipeline.tensors.layout import copy_of
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.data import Microbatches, dataset_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.stage_server.compute.loading import Untold, opened, patiently
@@ -178,7 +179,8 @@ def _tried(load: Callable[..., Samples], step: int, pipeline: int, microbatch: i
     """The samples, or what was raised. As bytes: tensors in memory that is shared end with their process."""
     given: Any
     try:
-        kind, given = "samples", load(step, pipeline, microbatch)
+        kind, given = "samples", tuple(mapped(_alone, part) for part in load(step, pipeline, microbatch))
+        return pickle.dumps((kind, given))
     except OSError as error:
         kind, given = "storage", (error.errno, str(error))
     except Untold as error:
@@ -189,6 +191,11 @@ def _tried(load: Callable[..., Samples], step: int, pipeline: int, microbatch: i
         what = f"loading microbatch {microbatch} raised {described(error)}"
         kind, given = "job", (what, "data.dataset", "correct the dataset, or what it reads")
     return pickle.dumps((kind, given))
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without what else lies in its memory, all of which would go along."""
+    return copy_of(tensor) if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def _given(kind: str, given: Any) -> Samples:

@@ -46,10 +46,12 @@ class SplitBackward:
         self._first_half = first_half()
         self._groups: dict[int, list[ParameterGroup]] = {}
         self._whole: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        self._twice: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
 
     def clear(self) -> None:
         self._groups.clear()
         self._whole.clear()
+        self._twice.clear()
 
     def of_input(
         self,
@@ -64,12 +66,23 @@ class SplitBackward:
         """
         if not outputs:
             return {}
-        reached = _reached(outputs, inputs)
+        each = [_reached(output, inputs) for output in outputs]
+        reached = sorted(set().union(*each))
         if not reached:
             self._whole[microbatch] = (outputs, gradients)  # nobody waits, and no parameter meets an input's way
             return {}
-        # torch detaches them in place, which neither a view allows nor an input that is handed on as it is.
-        own = [output.clone() if is_view(output) or output.is_leaf else output for output in outputs]
+        if not all(each):
+            # Parameters of an output that reaches no input meet no input's way, and may be another output's as well:
+            # their sum would come in two parts. So the second half is a whole backward, for parameters alone.
+            wanted = [inputs[i] for i in reached]
+            some = torch.autograd.grad(outputs, wanted, gradients, retain_graph=True, allow_unused=True)
+            self._twice[microbatch] = (outputs, gradients)
+            found_of: Sequence[torch.Tensor | None] = some  # torch leaves out that it may give None
+            return {i: gradient for i, gradient in zip(reached, found_of, strict=True) if gradient is not None}
+        # torch detaches them in place, which neither a view allows, nor an input that is handed on as it is, nor one of
+        # several outputs from which another one was made.
+        several = len(outputs) > 1
+        own = [output.clone() if several or is_view(output) or output.is_leaf else output for output in outputs]
         made, found = self._first_half(own, gradients, [inputs[i] for i in reached], iter(self._parameters))
         self._groups[microbatch] = _apart(found)
         return {i: gradient for i, gradient in zip(reached, made, strict=True) if gradient is not None}
@@ -79,6 +92,8 @@ class SplitBackward:
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
         if microbatch in self._whole:
             torch.autograd.backward(*self._whole.pop(microbatch))
+        if microbatch in self._twice:
+            torch.autograd.backward(*self._twice.pop(microbatch), inputs=list(self._parameters))
         for group in self._groups.pop(microbatch, ()):
             _second_half(group)
         for parameter in fresh:
@@ -87,12 +102,12 @@ class SplitBackward:
                 parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
 
 
-def _reached(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> list[int]:
-    """The places of inputs on which the outputs depend by a gradient: not if a layer between them detaches."""
+def _reached(output: torch.Tensor, inputs: Sequence[torch.Tensor]) -> set[int]:
+    """The places of inputs on which the output depends by a gradient: not if a layer between them detaches."""
     wanted = {get_gradient_edge(x).node: i for i, x in enumerate(inputs) if x.requires_grad}
     found: set[int] = set()
     seen: set[Node] = set()
-    left = [get_gradient_edge(output).node for output in outputs]
+    left = [get_gradient_edge(output).node]
     while left and len(found) < len(wanted):
         node = left.pop()
         if node in wanted:
@@ -100,7 +115,7 @@ def _reached(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) ->
         if node not in seen:
             seen.add(node)
             left.extend(following for following, _ in node.next_functions if following is not None)
-    return sorted(found)
+    return found
 
 
 def _apart(found: Sequence[dict[str, Any]]) -> list[ParameterGroup]:

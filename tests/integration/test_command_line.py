@@ -69,7 +69,7 @@ def test_run_prints_its_result_as_json_and_writes_the_weights(tmp_path: Path) ->
 def test_a_bad_job_is_refused_before_anything_starts(tmp_path: Path) -> None:
     """In a process of its own; ``tests/hostile/test_bad_jobs.py`` has what else is refused."""
     words = ["--set", "model.layers=tests.integration.bad_models:tuples"]
-    assert "returned a tuple" in the_one_line(culm("run", DIGITS, *words, folder=tmp_path))
+    assert "layer 2 (Linear) raised TypeError" in the_one_line(culm("run", DIGITS, *words, folder=tmp_path))
     assert not (tmp_path / "runs").exists()
 
 

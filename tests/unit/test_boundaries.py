@@ -134,6 +134,69 @@ def hidden_behind(count: int) -> list[Any]:
     return [layer() for layer in layers(count)]
 
 
+class Positions(nn.Module):
+    """One of what it gives depends on its own parameters alone, and one parameter is in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+        self.places = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: State) -> State:
+        return State(self.mix(x.hidden), x.mask, x.bias, torch.tanh(self.mix(self.places)))
+
+
+class Place(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: State) -> State:
+        assert x.skip is not None
+        return State(self.mix(x.hidden + x.skip), x.mask, x.bias, x.skip)
+
+
+class Skips(nn.Module):
+    """Hands on the very tensor that its own product has kept for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: State) -> State:
+        return State(self.mix(x.hidden), x.mask, x.bias, x.hidden)
+
+
+class Grows(nn.Module):
+    """Changes the containers that it is given, and writes into a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: State) -> State:
+        x.hidden = torch.tanh(self.mix(x.hidden))
+        x.bias.mul_(1.5)
+        return x
+
+
+class HandsParameter(Positions):
+    def forward(self, x: State) -> State:
+        return State(self.mix(x.hidden), x.mask, x.bias, self.places)
+
+
+def with_positions(count: int) -> list[Any]:
+    return [Embed, Attend, Positions, Place, Skips, *[Place] * count, Skips, Attend, Head]
+
+
+def that_grow(count: int) -> list[Any]:
+    return [Embed, Attend, *[Grows] * count, Attend, Head]
+
+
+def handing_parameters(count: int) -> list[Any]:
+    return [Embed, HandsParameter, *[Place] * count, Head]
+
+
 def job_of(stages: int, layers: str = "layers", splits: bool = False, pipelines: int = 1, **train: Any) -> Job:
     job = make_job(stages, 3, ADAMW, True, count=2)
     model = job.model.model_copy(update={"layers": f"{HERE}:{layers}"})
@@ -185,3 +248,28 @@ def test_samples_that_are_no_pytree_are_named() -> None:
     data = job.data.model_copy(update={"collate": f"{HERE}:as_a_set"})
     with pytest.raises(JobError, match=r"input is or holds a set, not a tensor"):
         check_job(job.model_copy(update={"data": data}))
+
+
+@pytest.mark.parametrize("splits", [False, True], ids=["1f1b", "zb-h1"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 9])
+def test_outputs_of_parameters_alone_and_inputs_handed_on_are_trained(stages: int, splits: bool) -> None:
+    """Under zb-h1 the first kind was not, and the second one ended the node."""
+    job = job_of(stages, "with_positions", splits)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+@pytest.mark.parametrize("stages", [1, 2, 6])
+def test_containers_and_tensors_that_a_layer_changes_are_its_own(stages: int, again: bool) -> None:
+    """A forward that is run again found what the first one had left there."""
+    job = job_of(stages, "that_grow", activation_checkpointing=again)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+def test_a_parameter_that_is_handed_on_is_refused_where_its_copy_would_depend_on_the_cut() -> None:
+    check_job(job_of(3, "handing_parameters"))
+    gives_the_plain_loops_bits(job_of(3, "handing_parameters"))
+    with pytest.raises(JobError, match=r"layer 1 \(HandsParameter\) hands on its parameter places"):
+        check_job(job_of(3, "handing_parameters", precision="bf16-mixed"))

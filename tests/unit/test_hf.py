@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import nn
 
 from culm.models import hf
+from culm.models.weights import weights_at
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
@@ -113,13 +115,60 @@ def test_layers_begin_with_the_weights_of_a_folder(tmp_path: Path, shard: str) -
             assert torch.equal(parameter, own[name.removeprefix("model.")])
 
 
-def test_a_folder_without_a_head_has_no_weights_for_it(tmp_path: Path) -> None:
+def test_a_folder_that_lacks_a_parameter_is_named(tmp_path: Path) -> None:
     model: Any = saved()
-    model.transformer.save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    values = {name: tensor.clone() for name, tensor in model.state_dict().items() if "ln_f" not in name}
+    save_file(values, tmp_path / "model.safetensors")
     *others, head = hf.layers(str(tmp_path), tie_word_embeddings=False)
     assert [make() for make in others]
-    with pytest.raises(JobError, match=r"has no weights for lm_head\.weight; save the folder from this architecture"):
+    with pytest.raises(JobError, match=r"has no weights for transformer\.ln_f\.weight; save the folder from this arch"):
         head()
+
+
+def test_a_folder_without_the_models_prefix_is_read(tmp_path: Path) -> None:
+    model: Any = saved()
+    model.transformer.save_pretrained(tmp_path)
+    embed = hf.layers(str(tmp_path), tie_word_embeddings=False)[0]()
+    assert torch.equal(dict(embed.named_parameters())["model.transformer.wte.weight"], model.transformer.wte.weight)
+
+
+def test_a_folder_with_ties_gives_both_parameters_their_values(tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    config = transformers.AutoConfig.for_model("gpt2", **settings_of("gpt2") | {"tie_word_embeddings": True})
+    tied: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    tied.save_pretrained(tmp_path)
+    embed, *_, head = (make() for make in hf.layers(str(tmp_path), tie_word_embeddings=False))
+    table = tied.transformer.wte.weight
+    assert torch.equal(dict(embed.named_parameters())["model.transformer.wte.weight"], table)
+    assert torch.equal(dict(head.named_parameters())["model.lm_head.weight"], table)
+
+
+class Scaled(nn.Module):
+    scale: torch.Tensor
+    other: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(2))
+        self.register_buffer("other", torch.ones(2))
+        self.weight = nn.Parameter(torch.zeros(2))
+
+
+def test_buffers_that_a_folder_has_are_read(tmp_path: Path) -> None:
+    save_file({"scale": torch.full((2,), 0.25), "weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    found, module = weights_at(str(tmp_path)), Scaled()
+    assert found is not None
+    found.read_into(module)
+    assert [module.scale.tolist(), module.other.tolist(), module.weight.tolist()] == [[0.25] * 2, [1.0] * 2, [1.0] * 2]
+
+
+def test_weights_in_another_format_are_not_passed_over(tmp_path: Path) -> None:
+    model: Any = saved()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(JobError, match=r"has weights in another format \(pytorch_model\.bin\)"):
+        hf.layers(str(tmp_path))
 
 
 def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
@@ -170,7 +219,9 @@ def test_bert_learns_masked_tokens() -> None:
         ({"model": "no/such/folder"}, "no model at 'no/such/folder'"),
         ({"model": "llama", "head": "Nothing"}, "transformers has no AutoModelForNothing"),
         ({"model": "llama", "dtype": "float99"}, "torch has no dtype 'float99'"),
-        ({"model": "llama", "num_hidden_layers": 0}, "no list of 0 blocks"),
+        ({"model": "llama", "num_hidden_layers": 0}, "says of no number of blocks"),
+        ({"model": "vit", "head": "ImageClassification"}, "transformers makes no model of this ViTConfig"),
+        ({"model": "llama", "hiden_size": 32}, "LlamaConfig has no setting 'hiden_size'; did you mean hidden_size?"),
         ({"model": "bloom", "attention": "sdpa", **UNTIED}, "transformers makes no model of this BloomConfig"),
         ({"model": "openai-gpt", **UNTIED}, "no initial values without its files"),
     ],

@@ -1,6 +1,7 @@
 """Processes that load samples ahead: the same samples, and none of them is left when their node ends, however."""
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -118,6 +119,20 @@ def test_what_a_worker_raises_is_raised_here(
         ahead.take(Load(3, 0, 1))
     with pytest.raises(JobError, match=r"processes that load samples end by themselves.*set data\.workers to 0"):
         ahead.take(Load(4, 0, 1))
+
+
+def test_a_view_goes_without_the_rest_of_its_memory() -> None:
+    whole = torch.arange(1_000_000.0)
+
+    def load(*_: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return whole[:8].view(4, 2).T, whole[8]
+
+    found = loading_ahead._tried(load, 0, 0, 0)
+    assert len(found) < 10_000
+    x, target = loading_ahead._given(*pickle.loads(found))
+    assert torch.equal(x, whole[:8].view(4, 2).T)
+    assert x.stride() == (1, 2)
+    assert target == 8.0
 
 
 def test_other_samples_than_the_node_told_are_refused(make: Callable[..., LoadingAhead]) -> None:

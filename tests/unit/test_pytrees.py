@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pytest
@@ -37,12 +37,19 @@ class Output:
 
 
 @dataclass
-class Derived:
+class Counting:
+    """Its constructor does what a second one would do once more."""
+
     value: torch.Tensor
+    count: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        if self.value.dim() > 1:
-            raise ValueError("one dimension alone")
+        self.value = self.value * 2
+
+
+class Next(NamedTuple("Next", [("place", int)])):
+    def __new__(cls, place: int) -> "Next":
+        return tuple.__new__(cls, (place + 1,))
 
 
 A, B = torch.arange(3.0), torch.arange(4)
@@ -154,9 +161,26 @@ def test_what_no_structure_says_is_refused(text: str, count: int) -> None:
         ["dataclass", f"{HERE}:Nowhere", [], 0],
         ["dataclass", "no.such.module:Thing", ["x"], 0],
         ["dataclass", f"{HERE}:Output", ["other"], 0],
-        ["dataclass", f"{HERE}:Derived", ["value"], 0],
+        ["dataclass", f"{HERE}:Counting", ["value"], 0],
+        ["named", f"{HERE}:Pair", ["left"], 0],
     ],
 )
 def test_only_containers_that_this_process_has_are_made(structure: Any) -> None:
     with pytest.raises(NotAPytree):
         rebuilt(structure, [torch.zeros(2, 2)])
+
+
+def test_no_constructor_runs_once_more() -> None:
+    """It would, as often as the model is cut."""
+    first = Counting(A)
+    first.count = 5
+    again, place = mapped(torch.clone, (first, Next(3)))
+    assert (again.count, place.place) == (5, 4)
+    assert torch.equal(again.value, A * 2)
+
+
+def test_what_lies_beside_the_fields_is_named() -> None:
+    beside = Output(A)
+    beside.extra = 1  # type: ignore[attr-defined]
+    with pytest.raises(NotAPytree, match="a Output with extra, which is none of its fields"):
+        parts_of(beside)
