@@ -47,13 +47,18 @@ class Forwards:
     def __init__(self, job: Job) -> None:
         self.precision = precision_of(job)
         self.is_mixed = job.train.precision != "fp32"
-        self._again = job.train.activation_checkpointing
+        self.runs_again = job.train.activation_checkpointing
+
+    def once(self, layer: nn.Module, x: Pytree) -> Any:
+        """What the layer gives, on this very input, and never again."""
+        with self.precision():
+            return layer(x)
 
     def run(self, layer: nn.Module, x: Pytree, seed: int, seeding: Seeding = seed_all) -> Any:
         """What the layer gives. ``seed``: with which the generators were seeded just now; ``seeding``: by which."""
+        if not self.runs_again:
+            return self.once(layer, x)
         with self.precision():
-            if not self._again:
-                return layer(x)
             contexts = partial(_contexts, partial(seeding, seed))
             own = partial(_on_a_copy, layer)
             return checkpoint(own, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)

@@ -40,6 +40,7 @@ from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.refusals import changes_parameter, reads_late, writes_into_buffer, writes_into_overlapping
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 from culm.pipeline.user_code.trial import (
@@ -50,13 +51,9 @@ from culm.pipeline.user_code.trial import (
     Written,
     attributes_of,
     bits_of,
-    changes_parameter,
     leaf_of,
-    reads_late,
     refuse_loss,
     run_backward,
-    writes_into_buffer,
-    writes_into_overlapping,
 )
 
 TRIES = 8  # a layer may leave itself out by chance, as LayerDrop does

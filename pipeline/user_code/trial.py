@@ -21,11 +21,19 @@ from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, mapped, p
 from culm.pipeline.user_code.buffer_places import in_norms, places_of_buffers, put
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.refusals import (
+    DENSE,
+    changes_buffer,
+    changes_buffers_late,
+    changes_parameter,
+    draws_in_backward,
+    gives_sparse,
+    names_buffer_twice,
+    returned_odd,
+)
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
 Bits = dict[str, str]  # of what a run gave, by its name in words: an output's, a gradient's, a buffer's
-
-DENSE = "use a dense one: nodes send, copy and compare nothing else"
 
 
 class Memory(NamedTuple):
@@ -110,9 +118,10 @@ class Trial:
             parameter.grad = None
 
     def _forward(self, x: Pytree, seed: int, exchanged: Collection[str]) -> Forward:
+        leaf = leaf_of(x, self._trained)
+        alone = self._memory_alone(leaf, seed) if self._forwards.runs_again else None
         self._put_buffers_back(exchanged)
         versions = self._versions()
-        leaf = leaf_of(x, self._trained)
         seed_all(seed)
         given = mapped(torch.clone, leaf)  # in training the input is no leaf either, so it may be written in place
         inputs = Written(given)
@@ -121,7 +130,11 @@ class Trial:
         outputs = tensors_in(y)
         # A copy: a buffer may lie in the output's memory, and the next run writes into buffers.
         output = mapped(lambda tensor: copy_of(tensor.detach()).requires_grad_(tensor.requires_grad), y)
-        memory = Memory(
+        memory = alone or self._memory(inputs, leaf, outputs)
+        return Forward(tensors_in(leaf), outputs, output, self._bits_of_buffers(), memory)
+
+    def _memory(self, inputs: "Written", leaf: Pytree, outputs: Sequence[torch.Tensor]) -> Memory:
+        return Memory(
             inputs.since(leaf),
             any(in_one_memory(one, other) for one in inputs.tensors for other in outputs),
             next(
@@ -129,7 +142,18 @@ class Trial:
             ),
             any(in_one_memory(one, other) for one, other in combinations(outputs, 2)),
         )
-        return Forward(tensors_in(leaf), outputs, output, self._bits_of_buffers(), memory)
+
+    def _memory_alone(self, leaf: Pytree, seed: int) -> Memory | None:
+        """Of a forward that is run once: one that is to be run again is given a copy. None where it raises."""
+        self._put_buffers_back(())
+        seed_all(seed)
+        given = mapped(torch.clone, leaf)
+        inputs = Written(given)
+        try:
+            outputs = tensors_in(self._forwards.once(self._layer, given))
+        except RAISED:  # the forward that follows says it
+            return None
+        return self._memory(inputs, leaf, outputs)
 
     def _output(self, given: Pytree, seed: int) -> Pytree:
         try:
@@ -283,78 +307,12 @@ def numbered(name: str, place: int, count: int) -> str:
     return name if count == 1 else f"{name} {place}"
 
 
-def returned_odd(layer: str, what: object) -> JobError:
-    """The error for a layer that returns what no other node can be given. ``what``: in words."""
-    mend = "let it return a tensor, or tensors in tuples, lists, dicts, named tuples or dataclasses"
-    return JobError(f"{layer} returned {what}, not a tensor", "model.layers", mend)
-
-
 def _mend_of(error: BaseException, mend: str) -> str:
     if "deterministic implementation" in str(error):
         return "set job.threads to 1, or use another operation: with more threads its bits may vary"
     if "use_reentrant" in str(error):
         return 'call checkpoint(use_reentrant=False), or set pipeline.schedule to "1f1b": "zb-h1" splits backwards'
     return mend
-
-
-def changes_parameter(layer: str, parameter: str) -> JobError:
-    """The error for a forward or backward that writes into a parameter."""
-    what = f"{layer} changes its parameter {parameter} itself: copies of it on other nodes would come apart"
-    mend = (
-        "leave parameters to the optimizer: keep in a buffer what forwards change, and do without Embedding's max_norm"
-    )
-    return JobError(what, "model.layers", mend)
-
-
-def changes_buffer(layer: str, buffer: str) -> JobError:
-    """The error for a buffer that a forward adds, drops, or gives another shape or dtype."""
-    what = f"a forward of {layer} makes its buffer {buffer} anew, or changes its shape or dtype"
-    mend = "make it in the constructor as it stays; a cache may be a plain attribute"
-    return JobError(what, "model.layers", mend)
-
-
-def names_buffer_twice(layer: str, buffer: str) -> JobError:
-    """The error for a buffer that goes on under another name where a node puts another tensor in its place."""
-    what = f"{layer} keeps its buffer {buffer} under another name too, and uses both: nodes exchange a buffer's tensor"
-    return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
-
-
-def writes_into_overlapping(name: str, where: str) -> JobError:
-    """The error for an input that is written in place, and two of whose tensors lie in one piece of memory."""
-    what = f"{name} writes into its input, two tensors of which share memory: elsewhere they are two copies"
-    return JobError(what, where, "hand on a copy (clone()) of one of them, or write nothing in place")
-
-
-def writes_into_buffer(name: str, buffer: str, where: str) -> JobError:
-    """The error for an input that is written in place, and is a buffer of a layer before as well."""
-    what = f"{name} writes into its input, which {buffer} keeps: whether it sees that depends on where the model is cut"
-    return JobError(what, where, "keep a copy in the buffer (detach().clone()), or write nothing in place")
-
-
-def reads_late(name: str, part: str, where: str) -> JobError:
-    """The error for a backward that finds in the module what a later forward has left. ``part``: the gradient."""
-    what = f"{name} gives another {part} once a later forward has run: its backward reads what forwards keep in it"
-    mend = "pass the backward what it needs: as checkpoint()'s argument, by ctx.save_for_backward, in a hook's closure"
-    return JobError(what, where, mend)
-
-
-def changes_buffers_late(layer: str) -> JobError:
-    """The error for a backward that writes into buffers."""
-    what = f"the backward of {layer} changes its buffers: their values would depend on where the model is cut"
-    return JobError(what, "model.layers", "keep what changes buffers, such as a BatchNorm, out of checkpoint()")
-
-
-def draws_in_backward(name: str, generator: str, where: str) -> JobError:
-    """The error for random numbers that nobody seeds. ``generator``: whose they are."""
-    what = f"{name} draws random numbers from {generator} generator, which is seeded for forwards alone"
-    mend = "draw them in the forward and keep them; torch's checkpoint() restores torch's generator, and no other"
-    return JobError(what, where, mend)
-
-
-def gives_sparse(layer: str, parameter: str) -> JobError:
-    """The error for a gradient that is no dense tensor."""
-    what = f"the gradient of {parameter} of {layer} is sparse, and nodes add up dense ones alone"
-    return JobError(what, "model.layers", "use Embedding with sparse=False")
 
 
 # What torch itself keeps in a module's attributes; buffers are compared by themselves.

@@ -28,7 +28,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.layout import copy_of, in_one_memory
 from culm.pipeline.user_code.buffer_places import Places, in_norms, put
-from culm.pipeline.user_code.trial import changes_buffer
+from culm.pipeline.user_code.refusals import changes_buffer
 
 LARGE = 1 << 24  # bytes; one that does not change, such as a mask, is not worth a copy for every forward
 

@@ -37,9 +37,9 @@ from culm.pipeline.user_code.buffer_places import places_of_buffers, put
 from culm.pipeline.user_code.entries import entries_of
 from culm.pipeline.user_code.groups import Options
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.refusals import changes_buffer
 from culm.pipeline.user_code.schedules import LayerSchedule
 from culm.pipeline.user_code.sharing import tensors_of
-from culm.pipeline.user_code.trial import changes_buffer
 from culm.stage_server.compute import blocks, optimizer_state
 from culm.stage_server.compute.average import Average
 from culm.stage_server.compute.changing import ChangingBuffers

@@ -28,8 +28,9 @@ from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, tensors_in
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.forwards import Forwards, as_within
+from culm.pipeline.user_code.refusals import returned_odd
 from culm.pipeline.user_code.streams import stream_seed
-from culm.pipeline.user_code.trial import refuse_loss, returned_odd
+from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.split import SplitBackward

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from culm.pipeline.tensors.bits import checksum
+from culm.pipeline.user_code.refusals import changes_parameter, draws_in_backward, gives_sparse
 from culm.pipeline.user_code.streams import drawn_between, numpy_states, torch_states
-from culm.pipeline.user_code.trial import changes_parameter, draws_in_backward, gives_sparse
 from culm.stage_server.compute.layer import HeldLayer
 
 

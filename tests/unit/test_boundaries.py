@@ -226,10 +226,11 @@ def test_it_goes_with_the_other_ways_of_a_forward(stages: int, train: dict[str, 
     gives_the_plain_loops_bits(job)
 
 
-def test_what_is_written_in_place_may_not_lie_in_another_tensor() -> None:
-    """Cut off from the layer before, a stage has two copies."""
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+def test_what_is_written_in_place_may_not_lie_in_another_tensor(again: bool) -> None:
+    """Cut off from the layer before, a stage has two copies; and so has a forward that is to be run again."""
     with pytest.raises(JobError, match=r"layer 4 \(Writes\) writes into its input, two tensors of which share memory"):
-        check_job(job_of(2, "overlapping"))
+        check_job(job_of(2, "overlapping", activation_checkpointing=again))
 
 
 def test_what_no_other_node_can_be_given_is_named() -> None:

@@ -1,0 +1,71 @@
+"""Why a layer or the loss is refused: the errors for what a node could not do again, or elsewhere."""
+
+from culm.pipeline.errors import JobError
+
+DENSE = "use a dense one: nodes send, copy and compare nothing else"
+
+
+def returned_odd(layer: str, what: object) -> JobError:
+    """The error for a layer that returns what no other node can be given. ``what``: in words."""
+    mend = "let it return a tensor, or tensors in tuples, lists, dicts, named tuples or dataclasses"
+    return JobError(f"{layer} returned {what}, not a tensor", "model.layers", mend)
+
+
+def changes_parameter(layer: str, parameter: str) -> JobError:
+    """The error for a forward or backward that writes into a parameter."""
+    what = f"{layer} changes its parameter {parameter} itself: copies of it on other nodes would come apart"
+    mend = (
+        "leave parameters to the optimizer: keep in a buffer what forwards change, and do without Embedding's max_norm"
+    )
+    return JobError(what, "model.layers", mend)
+
+
+def changes_buffer(layer: str, buffer: str) -> JobError:
+    """The error for a buffer that a forward adds, drops, or gives another shape or dtype."""
+    what = f"a forward of {layer} makes its buffer {buffer} anew, or changes its shape or dtype"
+    mend = "make it in the constructor as it stays; a cache may be a plain attribute"
+    return JobError(what, "model.layers", mend)
+
+
+def names_buffer_twice(layer: str, buffer: str) -> JobError:
+    """The error for a buffer that goes on under another name where a node puts another tensor in its place."""
+    what = f"{layer} keeps its buffer {buffer} under another name too, and uses both: nodes exchange a buffer's tensor"
+    return JobError(what, "model.layers", "use it by its one name, and take views of it within the forward")
+
+
+def writes_into_overlapping(name: str, where: str) -> JobError:
+    """The error for an input that is written in place, and two of whose tensors lie in one piece of memory."""
+    what = f"{name} writes into its input, two tensors of which share memory: elsewhere they are two copies"
+    return JobError(what, where, "hand on a copy (clone()) of one of them, or write nothing in place")
+
+
+def writes_into_buffer(name: str, buffer: str, where: str) -> JobError:
+    """The error for an input that is written in place, and is a buffer of a layer before as well."""
+    what = f"{name} writes into its input, which {buffer} keeps: whether it sees that depends on where the model is cut"
+    return JobError(what, where, "keep a copy in the buffer (detach().clone()), or write nothing in place")
+
+
+def reads_late(name: str, part: str, where: str) -> JobError:
+    """The error for a backward that finds in the module what a later forward has left. ``part``: the gradient."""
+    what = f"{name} gives another {part} once a later forward has run: its backward reads what forwards keep in it"
+    mend = "pass the backward what it needs: as checkpoint()'s argument, by ctx.save_for_backward, in a hook's closure"
+    return JobError(what, where, mend)
+
+
+def changes_buffers_late(layer: str) -> JobError:
+    """The error for a backward that writes into buffers."""
+    what = f"the backward of {layer} changes its buffers: their values would depend on where the model is cut"
+    return JobError(what, "model.layers", "keep what changes buffers, such as a BatchNorm, out of checkpoint()")
+
+
+def draws_in_backward(name: str, generator: str, where: str) -> JobError:
+    """The error for random numbers that nobody seeds. ``generator``: whose they are."""
+    what = f"{name} draws random numbers from {generator} generator, which is seeded for forwards alone"
+    mend = "draw them in the forward and keep them; torch's checkpoint() restores torch's generator, and no other"
+    return JobError(what, where, mend)
+
+
+def gives_sparse(layer: str, parameter: str) -> JobError:
+    """The error for a gradient that is no dense tensor."""
+    what = f"the gradient of {parameter} of {layer} is sparse, and nodes add up dense ones alone"
+    return JobError(what, "model.layers", "use Embedding with sparse=False")
