@@ -210,7 +210,7 @@ class Storage:
     proof: CheckpointBad | None = None  # that is looked at once a takeover is over
     examined: bool = False  # whether the coordinator is looking at the origin itself. Invariant: one look at a time
     fault: str = ""  # why no checkpoint can be written at present: told once, until this one is whole, or a newer one
-    fault_step: int = 0  # of the checkpoint that this is about; invariant: none of this run's that is whole is newer
+    fault_step: int = 0  # of the checkpoint that this is about; 0: none
     search: Search = Search.OVER  # invariant: no era begins before it is over
     proved_bad: frozenset[Origin] = frozenset()  # to this leader: a search may find them again
 

@@ -60,7 +60,7 @@ def layers(
         raise JobError(what, WHERE, "add tie_word_embeddings = false to args: they are two parameters then")
     count = getattr(source.config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int) or count < 1:
-        raise JobError(f"the config of {model} says of no number of blocks (num_hidden_layers)", WHERE, MEND)
+        raise JobError(f"the config of {model} has no number of blocks (num_hidden_layers)", WHERE, MEND)
     anatomy = anatomy_of(partial(source.make, experts="batched_mm"), count)
     blocks = [partial(_build, Block, source, anatomy, number) for number in range(count)]
     return [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]

@@ -45,7 +45,7 @@ def averages(layer: HeldLayer) -> dict[str, torch.Tensor]:
 
 
 def test_it_is_torchs_own_in_every_copy() -> None:
-    """Copies are made after some steps, as a spare is seeded, and one comes from a run that had no averages yet."""
+    """Copies are made after some steps, as a spare is seeded, and go on beside it."""
     first = held()
     oracle = AveragedModel(first.module, multi_avg_fn=get_ema_multi_avg_fn(DECAY))  # type: ignore[no-untyped-call]
     copies = [first]

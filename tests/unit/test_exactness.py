@@ -188,8 +188,8 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
             elif slot.instruction.op == "W":
                 stages[s].backward_of_parameters(m)
             else:
-                made = stages[s].backward(m, gradients.get((s + 1, m), {}))
-                gradients[s, m] = through_the_wire(Value.gradients(made), 1 << 10).by_place()
+                made = Value.gradients(stages[s].backward(m, gradients.get((s + 1, m), {})))
+                gradients[s, m] = through_the_wire(made, 1 << 10).by_place()
         reduced: dict[int, Value] = {}
         for stage in stages:
             reduced |= gradient_of([stage])

@@ -219,7 +219,7 @@ def test_bert_learns_masked_tokens() -> None:
         ({"model": "no/such/folder"}, "no model at 'no/such/folder'"),
         ({"model": "llama", "head": "Nothing"}, "transformers has no AutoModelForNothing"),
         ({"model": "llama", "dtype": "float99"}, "torch has no dtype 'float99'"),
-        ({"model": "llama", "num_hidden_layers": 0}, "says of no number of blocks"),
+        ({"model": "llama", "num_hidden_layers": 0}, "has no number of blocks"),
         ({"model": "vit", "head": "ImageClassification"}, "transformers makes no model of this ViTConfig"),
         ({"model": "llama", "hiden_size": 32}, "LlamaConfig has no setting 'hiden_size'; did you mean hidden_size?"),
         ({"model": "bloom", "attention": "sdpa", **UNTIED}, "transformers makes no model of this BloomConfig"),
