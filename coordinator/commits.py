@@ -148,10 +148,14 @@ def commit_if_ready(state: State, now: float) -> Decision:
 
 
 def _not_written_over(state: State) -> tuple[Origin, ...]:
-    """The checkpoints on record but for one of the step that has just come. It was found beside the run: nodes now
-    write their files into that folder, and if bits differ its manifest goes (``manifest.write_layer``).
+    """The checkpoints on record but for one of the step that has just come, if that is saved. It was found beside the
+    run: nodes now write their files into that folder, and if bits differ its manifest goes (``manifest.write_layer``).
     """
-    return tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, state.committed))
+    step, every = state.committed, state.settings.checkpoint_every
+    is_last = step >= state.settings.steps or (state.stopping is not None and state.stopping.step is None)
+    if not is_last and (not every or step % every):
+        return state.checkpoints
+    return tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, step))
 
 
 def _stopped(state: State, fault: str) -> Decision:

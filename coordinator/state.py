@@ -74,6 +74,7 @@ class Settings:
     settle_seconds: float = 30.0  # how long the set of nodes is left as it is before the model is cut anew for it
     seed_bytes_per_second: float = 1e8
     checkpoint_url: str = ""
+    checkpoint_every: int = 0  # steps; 0: none is saved but after the last one, or where every node is to go
     checkpoints_kept: int = 3
     searches: bool = False  # whether whole checkpoints may lie there that a leader does not know of
     samples_per_step: int = 0

@@ -69,6 +69,7 @@ class CoordinatorSettings:
             seed_bytes_per_second=float(job.resilience.seed_bytes_per_second),
             keep_after_done=job.job.keep_after_done,
             checkpoint_url=job.checkpoint.url if job.checkpoint is not None else "",
+            checkpoint_every=job.checkpoint.every if job.checkpoint is not None else 0,
             checkpoints_kept=job.checkpoint.keep if job.checkpoint is not None else 3,
             searches=job.checkpoint is not None and not self.new_run,
             patience=self.patience,

@@ -153,6 +153,7 @@ class Cluster:
             nonfinite="skip",
             nodes=count,
             checkpoint_url=URL,
+            checkpoint_every=checkpoint_every,
             searches=True,
             settle_seconds=settle_seconds,
             most_stages=most_stages,
