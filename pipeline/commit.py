@@ -1,8 +1,9 @@
 """The commit of a step: decided once by the coordinator, applied by every holder (rules 5 to 7)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from culm.pipeline.plan import Plan
+from culm.pipeline.ties import Ties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,3 +17,6 @@ class Commit:
     loss: float = 0.0  # the step's, a mean over its microbatches
     next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
     save: bool = False  # a checkpoint of the step, whatever its number
+
+    def with_ties(self, ties: Ties) -> "Commit":
+        return replace(self, next_plan=self.next_plan.with_ties(ties)) if ties and self.next_plan else self

@@ -89,6 +89,10 @@ def is_producer(node: str, key: Key, plan: Plan) -> bool:
     stage = plan.stages[key.stage]
     if key.kind in (PARTIAL, REDUCED) and key.index not in plan.buckets(key.stage):
         return False
+    if key.use:
+        if key.use not in plan.uses_of(key.index):
+            return False
+        stage = plan.stages[plan.stage_with(key.use)]
     if key.kind is REDUCED:
         return node == plan.reducer_of(key.stage, key.index)
     if key.kind is PARTIAL:
@@ -105,7 +109,7 @@ def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
         return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()
     if kind is REDUCED:
         # Whoever has it gives it to a reducer that lacks it: one that was named after the lost one had sent it.
-        receivers, reducer = plan.receivers(stage, plan.layer_of(key.index)), plan.reducer_of(stage, key.index)
+        receivers, reducer = plan.receivers(key.index), plan.reducer_of(stage, key.index)
         return receivers if node == reducer else (reducer,) if node in receivers else ()
     if kind is PARTIAL:
         return (plan.reducer_of(stage, key.index),) if is_producer(node, key, plan) else ()
@@ -123,7 +127,7 @@ def is_taken(key: Key, sender: str, receiver: str, plan: Plan) -> bool:
     if key.kind is not REDUCED or key.stage >= len(plan.stages) or key.index not in plan.buckets(key.stage):
         return False
     reducer = plan.reducer_of(key.stage, key.index)
-    return receiver == reducer and sender in plan.receivers(key.stage, plan.layer_of(key.index))
+    return receiver == reducer and sender in plan.receivers(key.index)
 
 
 def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
@@ -133,9 +137,11 @@ def peers_of(node: str, plan: Plan) -> tuple[str, ...]:
         near = (_after(duty, len(plan.stages)), _before(duty))
         peers.update((plan.owner_of(each), None) for each in near if each is not None)
     for stage, layer in plan.held_layers(node):
-        reducers = {plan.reducer_of(stage, bucket): None for bucket in plan.buckets_of(stage, layer)}
-        peers.update(reducers)
-        if node in reducers:
-            peers.update(dict.fromkeys(plan.receivers(stage, layer)))
+        reducers = {bucket: plan.reducer_of(stage, bucket) for bucket in plan.buckets_of(stage, layer)}
+        peers.update(dict.fromkeys(reducers.values()))
+        mine = [bucket for bucket, reducer in reducers.items() if reducer == node]
+        for bucket in (*mine[:1], *filter(plan.is_shared, mine[1:])):  # the others have the same receivers
+            peers.update(dict.fromkeys(plan.receivers(bucket)))
+        peers.update((plan.reducer_of(plan.stage_of(x.bucket), x.bucket), None) for x in plan.addends[layer] if x.use)
     peers.pop(node, None)
     return tuple(peers)

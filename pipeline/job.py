@@ -81,6 +81,11 @@ class ModelSection(_Section):
 
     layers: Annotated[Factory, "returns an nn.Sequential, or a list of modules or of their constructors"]
     args: Annotated[Arguments, "what it is called with"] = {}
+    tied: Annotated[
+        list[list[str]],
+        'parameters that are one: `[["0.wte.weight", "13.lm_head.weight"]]`, a list for each, by layer and name. Those '
+        "that are one object in ready-made modules need no entry",
+    ] = []
 
 
 class DataSection(_Section):

@@ -28,7 +28,7 @@ ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a 
 #     kind          pipeline   index                 given by                             needed by
 #     ACTIVATION    its own    microbatch            a stage's forward                    the next stage's owner
 #     GRADIENT      its own    microbatch            a stage's backward                   the owner of the stage before
-#     PARTIAL       first..end bucket                an owner of all of the block         the bucket's reducer
+#     PARTIAL       first..end bucket, use           an owner of all of the block         the bucket's reducer
 #     REDUCED       ACROSS     bucket                the bucket's reducer                 every other holder
 #     ACCUMULATED   its own    microbatches in it    the owner, every so many of them     the hot standby
 
@@ -38,7 +38,8 @@ class Key(NamedTuple):
 
     ``index`` is a microbatch; for PARTIAL and REDUCED a bucket, as they are numbered through the model: a layer, or a
     part of one (``culm.pipeline.buckets``); for ACCUMULATED the number of microbatches that are in it. ``pipeline`` is
-    ACROSS for REDUCED; for PARTIAL it is the first one of a block, and ``end`` the block's end.
+    ACROSS for REDUCED; for PARTIAL it is the first one of a block, and ``end`` the block's end. ``stage`` is the one
+    that the bucket is of, also where another stage's layer adds to it (``culm.pipeline.ties``).
     """
 
     era: int
@@ -48,6 +49,7 @@ class Key(NamedTuple):
     stage: int
     index: int  # type: ignore[assignment]  # tuple.index goes: nobody looks for a place in a key
     end: int = 0  # of PARTIAL alone
+    use: int = 0  # of PARTIAL alone: the layer whose gradient it is, if not the bucket's own
 
     @property
     def duty(self) -> Duty:
@@ -61,7 +63,8 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         where = f"{self.block}/{self.stage}" if self.kind is PARTIAL else str(Duty(self.pipeline, self.stage))
-        return f"{self.kind.name}({where},{self.index})@{self.era}.{self.step}"
+        used = f" of layer {self.use}" if self.use else ""
+        return f"{self.kind.name}({where},{self.index}{used})@{self.era}.{self.step}"
 
 
 def reduced(era: int, step: int, stage: int, bucket: int) -> Key:
@@ -69,9 +72,9 @@ def reduced(era: int, step: int, stage: int, bucket: int) -> Key:
     return Key(era, step, ACROSS, REDUCED, stage, bucket)
 
 
-def partial(era: int, step: int, stage: int, bucket: int, block: Block) -> Key:
-    """The key of a block's gradient of one of the stage's buckets."""
-    return Key(era, step, block.first, PARTIAL, stage, bucket, block.end)
+def partial(era: int, step: int, stage: int, bucket: int, block: Block, use: int = 0) -> Key:
+    """The key of a block's gradient of one of the stage's buckets; ``use``: see Key."""
+    return Key(era, step, block.first, PARTIAL, stage, bucket, block.end, use)
 
 
 def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
@@ -83,5 +86,5 @@ def superseded(key: Key, others: Iterable[Key]) -> set[Key]:
         # Keys of one duty and step differ in their index alone, so the smaller key has fewer microbatches in it.
         return {k for k in others if k < key and k._replace(index=key.index) == key}
     if key.kind is REDUCED:
-        return {k for k in others if k.kind is PARTIAL and k._replace(pipeline=ACROSS, kind=REDUCED, end=0) == key}
+        return {k for k in others if k.kind is PARTIAL and reduced(k.era, k.step, k.stage, k.index) == key}
     return set()

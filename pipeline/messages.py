@@ -14,13 +14,20 @@ _KINDS: dict[int, Kind] = {kind: kind for kind in Kind}  # Kind(number) takes ma
 def key_to_proto(key: Key) -> tensor_pb2.Key:
     kind: Any = key.kind  # a number, as the message wants it
     return tensor_pb2.Key(
-        era=key.era, step=key.step, pipeline=key.pipeline, kind=kind, stage=key.stage, index=key.index, end=key.end
+        era=key.era,
+        step=key.step,
+        pipeline=key.pipeline,
+        kind=kind,
+        stage=key.stage,
+        index=key.index,
+        end=key.end,
+        use=key.use,
     )
 
 
 def key_from_proto(key: tensor_pb2.Key) -> Key:
     kind = _KINDS.get(key.kind) or Kind(key.kind)
-    return Key(key.era, key.step, key.pipeline, kind, key.stage, key.index, key.end)
+    return Key(key.era, key.step, key.pipeline, kind, key.stage, key.index, key.end, key.use)
 
 
 def times_to_proto(times: TimeSplit) -> coordinator_pb2.TimeSplit:

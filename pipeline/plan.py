@@ -10,6 +10,7 @@ from typing import Any
 
 from culm.pipeline.instruction import Duty
 from culm.pipeline.origin import Origin
+from culm.pipeline.ties import Addend, Ties, addends
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,10 @@ class Plan:
     target: Stages = ()
     redundancy: Redundancy | None = None  # chosen at run time; None: as the job says
     leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
+    ties: Ties = ()  # the model's: each node puts them in, since no message tells them
+
+    def with_ties(self, ties: Ties) -> "Plan":
+        return replace(self, ties=ties) if ties else self
 
     @property
     def order(self) -> PlanOrder:
@@ -242,10 +247,48 @@ class Plan:
         """The layer that the bucket is of."""
         return bisect_right(self._layer_starts, bucket) - 1
 
-    def place_of(self, bucket: int) -> tuple[int, int]:
-        """Its layer, and its place among the layer's buckets."""
-        layer = self.layer_of(bucket)
-        return layer, bucket - self._layer_starts[layer]
+    def stage_with(self, layer: int) -> int:
+        """The stage that has the layer."""
+        return bisect_right(self._first_layers, layer) - 1
+
+    @cached_property
+    def _first_layers(self) -> tuple[int, ...]:
+        return tuple(stage.first_layer for stage in self.stages)
+
+    def stage_of(self, bucket: int) -> int:
+        """The stage that the bucket is of."""
+        return bisect_right(self._first_buckets, bucket) - 1
+
+    @cached_property
+    def addends(self) -> tuple[tuple[Addend, ...], ...]:
+        """By layer: the buckets that its gradient adds to. Their whole sums are what a holder applies to it."""
+        return addends(self.bucket_numbers, self.ties)
+
+    @cached_property
+    def _users(self) -> Mapping[int, tuple[int, ...]]:
+        """By bucket, where there are any: the later layers that add to it, ascending."""
+        found: dict[int, tuple[int, ...]] = {}
+        for tie in self.ties:
+            for addend in self.addends[tie.layer]:
+                if addend.use and self.layer_of(addend.bucket) == tie.first:
+                    found[addend.bucket] = (*found.get(addend.bucket, ()), tie.layer)
+        return found
+
+    def uses_of(self, bucket: int) -> tuple[int, ...]:
+        """The layers that add to the bucket, in the order in which they are added; 0 is the bucket's own."""
+        return (0, *self._users.get(bucket, ()))
+
+    def is_shared(self, bucket: int) -> bool:
+        """Whether other layers than its own add to it."""
+        return bucket in self._users
+
+    def places_of(self, bucket: int) -> list[tuple[int, int]]:
+        """Each layer that it is applied to, and its place among what is applied there."""
+        own = self.layer_of(bucket)
+        found = [(own, bucket - self._layer_starts[own])]
+        for layer in self._users.get(bucket, ()):
+            found.append((layer, self.addends[layer].index(Addend(bucket, layer))))
+        return found
 
     @cached_property
     def _layer_starts(self) -> tuple[int, ...]:
@@ -266,8 +309,12 @@ class Plan:
         return [(s, x) for s, stage in enumerate(self.stages) for x in stage.layers if x in mine]
 
     def held_buckets(self, node: str) -> list[tuple[int, int]]:
-        """``(stage, bucket)`` of these layers, ascending."""
-        return [(s, bucket) for s, layer in self.held_layers(node) for bucket in self.buckets_of(s, layer)]
+        """``(stage, bucket)`` of what is applied to these layers, each once."""
+        own = [(s, bucket) for s, layer in self.held_layers(node) for bucket in self.buckets_of(s, layer)]
+        if not self._users:
+            return own
+        used = {x.bucket for _, layer in self.held_layers(node) for x in self.addends[layer] if x.use}
+        return list(dict.fromkeys((*own, *((self.stage_of(bucket), bucket) for bucket in sorted(used)))))
 
     def parts_of(self, node: str) -> list[tuple[int, range]]:
         """What the node reports on: ``(stage, layers)`` of stages that it holds, and its parts of stages to be."""
@@ -285,10 +332,13 @@ class Plan:
                     parts.append((s, range(first, end)))
         return parts
 
-    def receivers(self, stage: int, layer: int) -> tuple[str, ...]:
-        """Every node that needs the layer's reduced gradient, owners first."""
-        preparing = [n for s in self.target if layer in s.layers for n in s.holders()]
-        return tuple(dict.fromkeys((*self.stages[stage].holders(), *preparing)))
+    def receivers(self, bucket: int) -> tuple[str, ...]:
+        """Every node that needs the bucket's reduced gradient, owners of its stage first."""
+        users = self._users.get(bucket, ())
+        layers = (self.layer_of(bucket), *users)
+        stages = [self.stages[s] for s in (self.stage_of(bucket), *map(self.stage_with, users))]
+        stages += [s for s in self.target if any(layer in s.layers for layer in layers)]
+        return tuple(dict.fromkeys(node for stage in stages for node in stage.holders()))
 
     def saved_by(self, node: str) -> tuple[int, ...]:
         """What the node writes into a checkpoint: layers that it stands by for, so that their owners compute on."""

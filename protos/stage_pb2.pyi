@@ -185,7 +185,10 @@ class Cover(_message.Message):
 
     BUCKET_FIELD_NUMBER: _builtins.int
     PIPELINES_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
     bucket: _builtins.int
+    use: _builtins.int
+    """As in Key."""
     @_builtins.property
     def pipelines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -193,10 +196,11 @@ class Cover(_message.Message):
         *,
         bucket: _builtins.int = ...,
         pipelines: _abc.Iterable[_builtins.int] | None = ...,
+        use: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "pipelines", b"pipelines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "pipelines", b"pipelines", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -68,6 +68,7 @@ class Key(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    USE_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     """Rises with every rollback; nothing of an older era is taken."""
     step: _builtins.int
@@ -83,6 +84,8 @@ class Key(_message.Message):
     """
     end: _builtins.int
     """PARTIAL only: the end (exclusive) of the block of pipelines."""
+    use: _builtins.int
+    """PARTIAL only: the layer whose gradient it is, where a later layer uses parameters of the bucket's own one; else 0."""
     def __init__(
         self,
         *,
@@ -93,10 +96,11 @@ class Key(_message.Message):
         stage: _builtins.int = ...,
         index: _builtins.int = ...,
         end: _builtins.int = ...,
+        use: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "era", b"era", "index", b"index", "kind", b"kind", "pipeline", b"pipeline", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "era", b"era", "index", b"index", "kind", b"kind", "pipeline", b"pipeline", "stage", b"stage", "step", b"step", "use", b"use"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

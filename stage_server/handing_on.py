@@ -16,8 +16,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from culm.pipeline.tensors.values import Value
-from culm.stage_server.compute.compute import Result, Values
+from culm.stage_server.compute.compute import Result
 from culm.stage_server.compute.device import Event
+from culm.stage_server.compute.layer import Values
 from culm.stage_server.turn import Turn
 from culm.stage_server.worker.work import Reduce, Run
 from culm.stage_server.worker.worker import Worker

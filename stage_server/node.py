@@ -36,8 +36,9 @@ from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.attendance import Attendance
 from culm.stage_server.bubble import Bubble
-from culm.stage_server.compute.compute import Compute, Values
+from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import PASSED, Event
+from culm.stage_server.compute.layer import Values
 from culm.stage_server.exchange import Exchange
 from culm.stage_server.faults import Faults, die
 from culm.stage_server.handing_on import HandingOn

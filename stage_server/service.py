@@ -214,7 +214,7 @@ class StageServer:
         memory, spill = self._settings.memory_bytes, self._settings.spill_above
         compute.told_samples = samples_told(job, source)
         available = availability(job, source, device, welcome, memory, spill, compute.told_samples)
-        worker.at.term = welcome.term
+        worker.at.term, worker.at.ties = welcome.term, source.ties
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
         faults = Faults(self._settings.kill_at)

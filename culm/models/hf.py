@@ -28,6 +28,7 @@ from culm.models.anatomy import WHERE, Anatomy, anatomy_of, module_at
 from culm.models.weights import Weights, weights_at
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
+from culm.pipeline.user_code.tied import TiedLayers
 
 try:
     import transformers
@@ -42,7 +43,7 @@ IGNORED = -100  # a label that counts for nothing, as in all of transformers
 
 def layers(
     model: str, head: str = "CausalLM", dtype: str = "float32", attention: str | None = None, **config: Any
-) -> list[Callable[[], nn.Module]]:
+) -> TiedLayers:
     """The model's layers, to be built where they are held. Raises JobError.
 
     ``model``: a folder with a config.json, and the weights to start from if they are there too, or the name of an
@@ -52,18 +53,17 @@ def layers(
     ``config``: settings of the config that are to be others
 
     A sample's input is a tensor of tokens [T], or a dict with "input_ids" and what else the model's forward takes, such
-    as "attention_mask". The last layer gives logits.
+    as "attention_mask". The last layer gives logits. Parameters that several layers use are one (rule 22).
     """
     source = _Source(_config_of(model, config), head, dtype, attention, weights_at(model))
-    if getattr(source.config, "tie_word_embeddings", False):
-        what = f"{model} uses its embeddings as the head's weight too, and Culm trains no tied parameters yet"
-        raise JobError(what, WHERE, "add tie_word_embeddings = false to args: they are two parameters then")
     count = getattr(source.config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int) or count < 1:
         raise JobError(f"the config of {model} has no number of blocks (num_hidden_layers)", WHERE, MEND)
     anatomy = anatomy_of(partial(source.make, experts="batched_mm"), count)
     blocks = [partial(_build, Block, source, anatomy, number) for number in range(count)]
-    return [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]
+    made = [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]
+    with torch.device("meta"):
+        return TiedLayers(made, _tied(source.make(), anatomy))
 
 
 def save_folder(
@@ -101,6 +101,29 @@ def each_token(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     logits: [B, T, V]; labels: [B, T], -100 where none is asked for.
     """
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
+
+
+def _tied(model: nn.Module, anatomy: Anatomy) -> list[list[str]]:
+    """Parameters that several layers use, such as the embeddings in the head: by layer and name there."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found = []
+    for each in names.values():
+        places: dict[int, str] = {}
+        for name in each:
+            places.setdefault(_layer_with(name, anatomy), name)
+        if len(places) > 1:
+            found.append([f"{layer}.model.{name}" for layer, name in sorted(places.items())])
+    return found
+
+
+def _layer_with(name: str, anatomy: Anatomy) -> int:
+    """The layer that has the parameter."""
+    if name.startswith(f"{anatomy.blocks}."):
+        return int(name.removeprefix(f"{anatomy.blocks}.").partition(".")[0]) + 1
+    is_before = any(name.startswith(f"{module}.") for module in anatomy.before)
+    return 0 if is_before else anatomy.count + 1
 
 
 def _config_of(model: str, changes: Mapping[str, Any]) -> Any:

@@ -25,7 +25,8 @@ from culm.pipeline.user_code.streams import seed_all, stream_seed
 # - every layer's forward draws from its own seed, and every microbatch's samples from theirs;
 # - what a layer gives, and its gradient, is numbers in memory, no conjugate that torch puts off;
 # - a loss is divided by the number of the step's microbatches before its backward, and gradients add up in microbatch
-#   order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``;
+#   order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``, then the uses of a parameter that several
+#   layers have, in order of layers (rule 22);
 # - every pipeline starts a step from the same buffers, and those of the next step are pipeline 0's (rule 21);
 # - squared norms are taken in float64, parameter by parameter in chunks of ``NORM_CHUNK``, and added up by layer;
 # - the mean loss is a sum in microbatch order within a pipeline, then the tree, divided once.
@@ -55,9 +56,10 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     device = device_of(job)
     source = ModelSource(job)
     model = [source.build(index).to(device) for index in range(source.layer_count)]
+    tied = _tied(model, source.tied)
     named = [(i, n, p) for i, layer in enumerate(model) for n, p in layer.named_parameters() if p.requires_grad]
     parameters = [parameter for _, _, parameter in named]
-    optimizer = source.optimizer(source.grouped(named))
+    optimizer = source.optimizer(source.grouped(each for each in named if each[:2] not in source.firsts))
     scheduler = source.scheduler(optimizer)
     precision = precision_of(job)
     data = Microbatches(job, source.dataset())
@@ -73,7 +75,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         after: list[list[list[torch.Tensor]]] = []
         for pipeline in range(pipelines):
             _put_back(model, before)
-            optimizer.zero_grad()
+            for parameter in parameters:
+                parameter.grad = None
             total = 0.0
             for index in range(microbatches):
                 found = data.microbatch(step, pipeline, index)
@@ -94,6 +97,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         _put_back(model, after[0])
         for parameter, each in zip(parameters, zip(*gradients, strict=True), strict=True):
             parameter.grad = _tree(each)
+        for uses in tied:
+            _add_uses(uses)
         clips = job.train.clip_norm is not None
         # A job that clips nothing needs no norms, only whether they are finite: as on the nodes.
         squared = [_squared_norm(layer) if clips else 0.0 if _is_finite(layer) else math.nan for layer in model]
@@ -116,6 +121,24 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     seconds = time.perf_counter() - begun
     layers = [(i, layer.state_dict()) for i, layer in enumerate(model)]
     return PlainResult(losses, layers, weights_sha256(layers), seconds, traced)
+
+
+def _tied(model: list[torch.nn.Module], groups: Sequence[Sequence[tuple[int, str]]]) -> list[list[torch.nn.Parameter]]:
+    """Of each parameter that several layers use: its uses, in order of layers, with one memory and a gradient each."""
+    found = [[dict(model[layer].named_parameters())[name] for layer, name in group] for group in groups]
+    for first, *others in found:
+        for other in others:
+            other.data = first.data
+    return found
+
+
+def _add_uses(uses: list[torch.nn.Parameter]) -> None:
+    """The first one gets the sum of the gradients, in order of layers; the others none."""
+    first, *others = uses
+    for other in others:
+        if other.grad is not None:
+            first.grad = other.grad if first.grad is None else first.grad + other.grad
+        other.grad = None
 
 
 def _squared_norm(layer: torch.nn.Module) -> float:

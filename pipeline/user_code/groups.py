@@ -9,6 +9,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,14 +40,24 @@ class Groups:
         return sorted({self.number(layer, name) for name, p in module.named_parameters() if p.requires_grad})
 
 
-def groups_of(layers: Iterable[tuple[int, nn.Module]], function: Callable[..., Any] | None) -> Groups:
-    """``layers``: all of the model, by number, for names and shapes alone. Raises JobError for what is no options."""
+def groups_of(
+    layers: Iterable[tuple[int, nn.Module]],
+    function: Callable[..., Any] | None,
+    firsts: Mapping[tuple[int, str], tuple[int, str]] = MappingProxyType({}),
+) -> Groups:
+    """``layers``: all of the model, by number, for names and shapes alone. Raises JobError for what is no options.
+
+    ``firsts``: of parameters that an earlier layer has, too: their place there, whose group they are in.
+    """
     options: list[Options] = []
     numbers: dict[tuple[int, str], int] = {}
     kinds: list[tuple[torch.dtype, int]] = []
     for index, module in layers:
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
+                continue
+            if (index, name) in firsts:
+                numbers[index, name] = numbers[firsts[index, name]]
                 continue
             own = _asked(function, index, name, parameter) if function is not None else {}
             if own not in options:

@@ -1,7 +1,7 @@
 """The tensors of each layer by name, as the job's code makes them. What other nodes send is compared with these."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -42,12 +42,17 @@ def _under(kind: str, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {f"{kind}.{name}": shape for name, shape in shapes.items()}
 
 
-def of_buckets(layer: LayerShapes, pipelines: int) -> list[Mapping[str, Shape]]:
-    """What may be sent of each of the layer's buckets, in a job of so many pipelines."""
-    sizes = [math.prod(shape) for _, shape in layer.parameters.values()]
-    into, names = buckets.count(sum(sizes), pipelines), list(layer.parameters)
+def of_buckets(layer: LayerShapes, pipelines: int, tied: Collection[str] = ()) -> list[Mapping[str, Shape]]:
+    """What may be sent of each of the layer's buckets, in a job of so many pipelines.
+
+    ``tied``: the names of parameters that are an earlier layer's: their gradients are in the buckets of that one.
+    """
+    into = buckets.count(sum(math.prod(shape) for _, shape in layer.parameters.values()), pipelines)
+    names = [name for name in layer.parameters if name not in tied]
+    sizes = [math.prod(layer.parameters[name][1]) for name in names]
     if into == 1:
-        return [layer.reduced]
+        elsewhere = {f"grad.{name}" for name in tied}
+        return [{name: shape for name, shape in layer.reduced.items() if name not in elsewhere}]
     beside = {name: shape for name, shape in layer.reduced.items() if not name.startswith("grad.")}
     found: list[Mapping[str, Shape]] = []
     for slices in buckets.cut(sizes, into):

@@ -3,7 +3,9 @@
 import copy
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.tensors.layout import is_plain
+from culm.pipeline.ties import Ties
 from culm.pipeline.user_code.again import made_again
 from culm.pipeline.user_code.configuration import configuration_of, configurations
 from culm.pipeline.user_code.data import dataset_of
@@ -26,6 +29,18 @@ from culm.pipeline.user_code.outline import Outline
 from culm.pipeline.user_code.schedules import LayerSchedule, Schedule, scheduler_over
 from culm.pipeline.user_code.sharing import kept_between, shared_between, tensors_of
 from culm.pipeline.user_code.streams import layer_seed, seed_all
+from culm.pipeline.user_code.tied import (
+    Group,
+    Place,
+    Shared,
+    TiedLayers,
+    by_identity,
+    by_name,
+    in_words,
+    refuse_unlike,
+    ties_of,
+    together,
+)
 
 # A layer's initial values must not depend on the node that builds it, nor on what was built before:
 #
@@ -52,7 +67,8 @@ class ModelSource:
         self._groups: Groups | None = None  # once they were asked for
         self._schedule: Schedule | None = None
         settle(job)
-        self._layers: Sequence[nn.Module | Constructor] = self._made()
+        made = self._made()
+        self._layers: Sequence[nn.Module | Constructor] = made
         for index, layer in enumerate(self._layers):
             if not callable(layer):
                 what = f"layer {index} is a {type(layer).__name__}, neither a module nor a constructor"
@@ -64,7 +80,12 @@ class ModelSource:
             raise JobError(what, "pipeline.stages", f"set it to {len(self._layers)} or less")
         self._outlines: tuple[Outline, ...] | None = None
         self._configurations: tuple[str, ...] = ()  # of each layer, once its outline is known
-        shared = shared_between({i: layer for i, layer in enumerate(self._layers) if isinstance(layer, nn.Module)})
+        ready = {i: layer for i, layer in enumerate(self._layers) if isinstance(layer, nn.Module)}
+        self.tied = self._tied(made, ready)
+        # Of parameters that an earlier layer has, too: their place there.
+        self.firsts: dict[Place, Place] = {place: group[0] for group in self.tied for place in group[1:]}
+        self._shared: list[Shared] | None = None
+        shared = shared_between(ready, self.firsts)
         if shared is not None:
             one, other = sorted(shared, key=lambda extent: extent.layer)
             what = f"layers {one.layer} and {other.layer} share memory: {one.name} and {other.name}"
@@ -78,7 +99,34 @@ class ModelSource:
         if not isinstance(made, nn.Sequential | list | tuple):
             what = f"the callable returned a {type(made).__name__}, not a list of layers"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "return an nn.Sequential or a list")
-        return list(made)
+        return made if isinstance(made, TiedLayers) else list(made)
+
+    def _tied(self, made: list[Any], ready: Mapping[int, nn.Module]) -> tuple[Group, ...]:
+        """The parameters that several layers use. Raises JobError."""
+        where, said = f"model.layers, {self._job.model.layers}", made.tied if isinstance(made, TiedLayers) else ()
+        named = [*by_name(said, len(made), where), *by_name(self._job.model.tied, len(made))]
+        return together([*by_identity(ready), *named])
+
+    @property
+    def ties(self) -> Ties:
+        """What follows from them for sums. Raises JobError where they cannot be one."""
+        return tuple(shared.tie for shared in self._all_shared())
+
+    def _all_shared(self) -> list[Shared]:
+        if self._shared is None:
+            sketches = {layer: self.sketch(layer) for layer in {layer for group in self.tied for layer, _ in group}}
+            refuse_unlike(self.tied, sketches)
+            self._shared = ties_of(self.tied, sketches, self._job.pipeline.pipelines)
+        return self._shared
+
+    def shared_with(self, index: int) -> list[Shared]:
+        """How the layer's gradient adds to those of earlier layers."""
+        return [shared for shared in self._all_shared() if shared.tie.layer == index]
+
+    def shared_places(self, index: int) -> frozenset[int]:
+        """Of the layer's own buckets, those to which later layers add."""
+        of_first = (shared.tie.places for shared in self._all_shared() if shared.tie.first == index)
+        return frozenset(place for places in of_first for place in places)
 
     @property
     def layer_count(self) -> int:
@@ -86,6 +134,22 @@ class ModelSource:
 
     def build(self, index: int) -> nn.Module:
         """The layer at its initial state, in training mode; a module of its own at every call."""
+        module = self._built(index)
+        earlier = {first for (layer, _), (first, _) in self.firsts.items() if layer == index}
+        for first in sorted(earlier):
+            self._begin_alike(index, module, first)
+        return module
+
+    def _begin_alike(self, index: int, module: nn.Module, first: int) -> None:
+        """Parameters that an earlier layer has, too, begin with the values that they have there."""
+        alone = self._built(first)
+        pairs = [(there, here) for here, there in self.firsts.items() if (there[0], here[0]) == (first, index)]
+        refuse_unlike(pairs, {first: alone, index: module})
+        with torch.no_grad():
+            for (_, known), (_, name) in pairs:
+                module.get_parameter(name).copy_(alone.get_parameter(known))
+
+    def _built(self, index: int) -> nn.Module:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             _refuse_lazy(layer, index)
@@ -113,8 +177,13 @@ class ModelSource:
             for (layer, again), ready in zip(sketches, made_again(self._made, self._layers), strict=True):
                 outlines.append(Outline.of(layer))
                 found.append(configuration_of(layer, ready if layer is again else again))
-            self._outlines, self._configurations = tuple(outlines), tuple(found)
+            self._outlines, self._configurations = tuple(map(self._with_ties, count(), outlines)), tuple(found)
         return self._outlines
+
+    def _with_ties(self, index: int, outline: Outline) -> Outline:
+        """A layer whose parameters are tied otherwise is another one."""
+        tied = [f", {name} is {in_words(first)}" for (layer, name), first in self.firsts.items() if layer == index]
+        return replace(outline, text="".join([outline.text, *tied]))
 
     def parameters_like(self) -> list[torch.Tensor]:
         """Parameters to train, one for each dtype and number of dimensions that the model has; without values."""
@@ -152,14 +221,17 @@ class ModelSource:
     def keeps(self, index: int, name: str) -> JobError:
         """The error for a tensor that is the same object each time the layer is built."""
         what = f"layer {index} shares its {name} with every layer that its constructor builds, or with another layer"
-        mend = "make the tensor within the constructor, or clone it there: tied layers are not supported as yet"
+        mend = (
+            "make the tensor within the constructor, or clone it there; if layers are to train one parameter, name it "
+            f'in each: [model] tied = [["{index}.{name}", "LAYER.NAME"]]'
+        )
         return JobError(what, f"model.layers, {self._job.model.layers}", mend)
 
     def groups(self) -> Groups:
         """The model's parameter groups. Raises JobError."""
         if self._groups is None:
             layers = ((index, self.sketch(index)) for index in range(self.layer_count))
-            self._groups = groups_of(layers, self._grouping)
+            self._groups = groups_of(layers, self._grouping, self.firsts)
         return self._groups
 
     def grouped(self, named: Iterable[tuple[int, str, torch.Tensor]]) -> list[torch.Tensor] | list[dict[str, Any]]:

@@ -1,11 +1,12 @@
-"""Which layers share memory. Built on different nodes they would silently come apart, so such models are refused.
+"""Which layers share memory. Built on different nodes they would silently come apart, so such models are refused, but
+for whole parameters (``tied``).
 
 Each node builds the layers that it holds, alone, and again whenever an era begins from the initial state. So a
 constructor must make all that it returns. A tensor that outlives the call is the same one in every layer that uses it,
 and it comes back trained where the initial state is asked for.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,9 +26,14 @@ class Extent(NamedTuple):
     name: str
 
 
-def shared_between(modules: Mapping[int, nn.Module]) -> tuple[Extent, Extent] | None:
-    """Two tensors of different layers that overlap, views of one storage among them; None where there are none."""
-    extents = sorted(e for index, module in modules.items() for e in _extents(index, module))
+def shared_between(
+    modules: Mapping[int, nn.Module], tied: Container[tuple[int, str]] = ()
+) -> tuple[Extent, Extent] | None:
+    """Two tensors of different layers that overlap, views of one storage among them; None where there are none.
+
+    ``tied``: parameters, by layer and name, that an earlier layer has, too: they are passed over.
+    """
+    extents = sorted(e for index, module in modules.items() for e in _extents(index, module, tied))
     furthest: Extent | None = None
     for extent in extents:
         overlaps = furthest is not None and extent.device == furthest.device and extent.start < furthest.end
@@ -53,9 +59,10 @@ def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _extents(index: int, module: nn.Module) -> Iterator[Extent]:
+def _extents(index: int, module: nn.Module, tied: Container[tuple[int, str]]) -> Iterator[Extent]:
+    passed = {id(parameter) for name, parameter in module.named_parameters() if (index, name) in tied}
     for name, tensor in tensors_of(module):
-        if _storage(tensor):
+        if _storage(tensor) and id(tensor) not in passed:
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.data_ptr() if not tensor.is_meta else tensor.untyped_storage()._cdata
             yield Extent(str(tensor.device), start, start + (last + 1) * tensor.element_size(), index, name)

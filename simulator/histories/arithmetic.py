@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from culm.pipeline import tree
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, in_order, mean
 from culm.pipeline.instruction import Duty
+from culm.pipeline.ties import Addend, Ties, addends, numbered
 from culm.pipeline.tree import Block
 
 # The oracle is ``plain_loop``: the same functions, in the order of a loop without nodes. A cluster that computes each
@@ -23,6 +24,8 @@ from culm.pipeline.tree import Block
 #     with another scale       ``apply`` mixes the scale in, exactly, as a fraction
 #
 #     of another pipeline      ``forward`` mixes in the layer's buffer, where layers have some: each forward changes it
+#     of another layer         a layer that uses a parameter of an earlier one adds ``used`` to that one's buckets, and
+#                              applies their sums as well (``culm.pipeline.ties``)
 #
 # With ``uneven`` hardware a node mixes its own number into all that it computes, as if it rounded otherwise. Then there
 # is no oracle, but all holders of a layer have to agree (rules 4 and 20).
@@ -95,8 +98,13 @@ def part_of(total: int, place: int, of: int) -> int:
     return total if of == 1 else (total * (2 * place + 3) + place) % PRIME
 
 
+def used(total: int, bucket: int) -> int:
+    """What a layer's gradient adds to an earlier layer's bucket."""
+    return (total * 5 + 2 * bucket + 11) % PRIME
+
+
 def apply(state: int, gradient: Sequence[Number], scale: float) -> int:
-    """``gradient``: of the layer's buckets."""
+    """``gradient``: of the layer's buckets, and of those of earlier layers that it adds to."""
     if scale == SKIPPED:
         return state
     numerator, denominator = scale.as_integer_ratio()
@@ -117,12 +125,14 @@ def plain_loop(
     steps: int,
     clip_norm: float | None,
     has_buffers: bool = False,
+    ties: Ties = (),
 ) -> tuple[list[float], list[list[int]]]:
     """Losses by step, and states by version and layer, of the undisturbed job: the oracle.
 
     ``cut``: into how many buckets each layer's gradient is cut.
     """
     layers = len(cut)
+    layout = addends(numbered(cut), ties)
     states = [initial(layer) for layer in range(layers)]
     versions = [states]
     losses: list[float] = []
@@ -146,13 +156,18 @@ def plain_loop(
                     gradient = backward(states[layer], gradient)
             each.append(totals)
             kept.append(buffers)
-        sums = [
-            [tree.total([part_of(totals[layer], place, of) for totals in each], add) for place in range(of)]
-            for layer, of in enumerate(cut)
-        ]
-        norms = [in_order(map(squared_norm, parts)) for parts in sums]
+        sums: dict[int, int] = {}  # by bucket
+        for layer, of_layer in enumerate(layout):
+            for place, (bucket, use) in enumerate(of_layer):
+                given = (used(x[layer], bucket) if use else part_of(x[layer], place, cut[layer]) for x in each)
+                total = tree.total(list(given), add)
+                sums[bucket] = add(sums[bucket], total) if use else total
+        norms = [in_order(squared_norm(sums[x.bucket]) for x in of_layer if not x.use) for of_layer in layout]
         scale = SKIPPED if fault_in(dict(enumerate(norms)), step_losses) else clip_scale(norms, clip_norm)
-        reduced = [[Number(x, buffer=buffer) for x in parts] for parts, buffer in zip(sums, kept[0], strict=True)]
+        reduced = [
+            [Number(sums[x.bucket], buffer=buffer) for x in of_layer]
+            for of_layer, buffer in zip(layout, kept[0], strict=True)
+        ]
         states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
         losses.append(mean(step_losses, pipelines))
@@ -162,8 +177,9 @@ def plain_loop(
 class Arithmetic:
     """What ``culm.stage_server.compute.compute`` is to torch: the state of one simulated node."""
 
-    def __init__(self, pipelines: int, has_buffers: bool = False, uneven: int = 0) -> None:
-        """``pipelines``: of the job; ``uneven``: how this node's hardware differs from others."""
+    def __init__(self, pipelines: int, has_buffers: bool = False, uneven: int = 0, ties: Ties = ()) -> None:
+        """``pipelines``, ``ties``: of the job; ``uneven``: how this node's hardware differs from others."""
+        self._shared = {(tie.first, place) for tie in ties for place in tie.places}
         self._pipelines = pipelines
         self.has_buffers = has_buffers
         self.uneven = uneven
@@ -180,20 +196,20 @@ class Arithmetic:
         self._halves: dict[tuple[Duty, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
         self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
         self._buffers: dict[tuple[int, int], int] = {}  # by pipeline and layer: changed by forwards of the step
-        self._buckets: dict[int, range] = {}  # of each layer held
-        # By block of pipelines and layer: what was merged, by bucket.
+        self._addends: dict[int, Sequence[Addend]] = {}  # of each layer held
+        # By block of pipelines and layer: what was merged, by addend.
         self._blocks: dict[tuple[Block, int], tuple[Number, ...]] = {}
         self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
 
     def arrange(
         self,
         layers: Sequence[int],
-        buckets: Sequence[range],
+        each: Sequence[Sequence[Addend]],
         duties: Mapping[Duty, range],
         anew: bool,
         fresh: Sequence[Duty] = (),
     ) -> None:
-        self._buckets = dict(zip(layers, buckets, strict=True))
+        self._addends = dict(zip(layers, each, strict=True))
         if anew:
             self.states.clear()
             self.versions.clear()
@@ -294,8 +310,8 @@ class Arithmetic:
 
     def merge(
         self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int
-    ) -> tuple[tuple[int, Number], ...]:
-        """A layer's gradient over the block's duties of one stage, by bucket. What was merged is taken as it is.
+    ) -> tuple[tuple[Addend, Number], ...]:
+        """A layer's gradient over the block's duties of one stage, by addend. What was merged is taken as it is.
 
         ``last``: the stage is the model's last one, with whose last layer the losses ride.
         """
@@ -304,7 +320,7 @@ class Arithmetic:
         pieces |= {tree.one(p): self._taken(p, layer) for p in missing}
         rides = last and layer == self.ranges[duties[0]].stop - 1
         losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if rides else []
-        numbers = self._buckets[layer]
+        numbers = self._addends[layer]
         first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
         self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
         self._blocks[block, layer] = values = (replace(first, losses=tuple(losses)), *others)
@@ -315,10 +331,15 @@ class Arithmetic:
         return tree.merged(pieces, self._pipelines, added)[block]
 
     def _taken(self, pipeline: int, layer: int) -> tuple[Number, ...]:
-        """What a pipeline has accumulated, by bucket; its buffer rides with the first."""
+        """What a pipeline has accumulated, by addend; its buffer rides with the first."""
         buffer = self._buffers.get(self.buffer_key(0, layer)) if pipeline == 0 and self.has_buffers else None
-        total, of = self._totals.pop((pipeline, layer)), len(self._buckets[layer])
-        return tuple(Number(part_of(total, i, of), buffer=buffer if i == 0 else None) for i in range(of))
+        total, of = self._totals.pop((pipeline, layer)), sum(not x.use for x in self._addends[layer])
+        given = [used(total, x.bucket) if x.use else part_of(total, i, of) for i, x in enumerate(self._addends[layer])]
+        return tuple(Number(number, buffer=buffer if i == 0 else None) for i, number in enumerate(given))
+
+    def is_shared(self, layer: int, addend: Addend) -> bool:
+        """Whether several layers add to the bucket."""
+        return bool(addend.use) or (layer, self._addends[layer].index(addend)) in self._shared
 
     def whole(self, value: Number) -> Number:
         """A sum over all pipelines: it tells its norm."""

@@ -60,7 +60,7 @@ def check_coordinator(world: World, state: co.State) -> None:
             continue  # it has applied a commit, and dropped its gradients, or has one still to apply
         here, plan = {key.index for key in node.worker.post.mailbox.reduced(state.committed)}, node.worker.plan
         assert plan is not None
-        held = {layer for layer, buckets in enumerate(plan.bucket_numbers) if here.issuperset(buckets)}
+        held = {layer for layer, addends in enumerate(plan.addends) if here.issuperset(x.bucket for x in addends)}
         assert layers <= held, f"{name} is on record with gradients of {sorted(layers - held)} that it does not have"
 
 

@@ -12,6 +12,7 @@ from culm.coordinator.decide import advance
 from culm.pipeline import buckets
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number, plain_loop
 from culm.simulator.histories.invariants import check_node
@@ -62,7 +63,8 @@ class Cluster:
 
     ``left_steps``: of checkpoints that another run has left where this one's go. ``hostile`` makes whoever says what no
     node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the
-    history ends there. ``make_worker`` and ``decide`` take variants without a rule.
+    history ends there. ``tied``: pairs of layers with a parameter in common, the first one first. ``make_worker`` and
+    ``decide`` take variants without a rule.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Cluster:
         ship_every: int = 0,
         pipelines: int = 1,
         has_buffers: bool = False,
+        tied: tuple[tuple[int, int], ...] = (),
         uneven: bool = False,
         copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
@@ -111,6 +114,8 @@ class Cluster:
         self.layers = layers
         self.parameters = parameters or (1.0,) * layers
         self.pipelines = pipelines
+        cut = tuple(buckets.count(each, pipelines) for each in self.parameters)
+        self.ties = tuple(Tie(first, layer, (), tuple(range(cut[first]))) for first, layer in tied)
         self.has_buffers = has_buffers
         self._uneven = uneven
         self._agreed: dict[tuple[int, int, int], int] = {}  # by era, version and layer; only on uneven hardware
@@ -163,8 +168,7 @@ class Cluster:
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)
-        cut = tuple(buckets.count(each, pipelines) for each in self.parameters)
-        self.oracle = plain_loop(cut, pipelines, microbatches, steps, clip_norm, has_buffers)
+        self.oracle = plain_loop(cut, pipelines, microbatches, steps, clip_norm, has_buffers, self.ties)
         self.redis = SimulatedRedis(self.clock)
         self.leaders: list[Leader] = []
         self.lead()
@@ -193,7 +197,7 @@ class Cluster:
         """Starts a process under this name: a new incarnation that holds nothing."""
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
-        worker.checkpoint_every = self.checkpoint_every
+        worker.checkpoint_every, worker.at.ties = self.checkpoint_every, self.ties
         worker.runner.eager, worker.runner.ship_every = self.eager, self.ship_every
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node

@@ -1,10 +1,12 @@
 """What a simulated node computes: its pieces of work over the tiny arithmetic, in no time of their own."""
 
+from functools import reduce
 from typing import NamedTuple
 
 from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
-from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.histories.arithmetic import Arithmetic, Number, added
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
 
 # As ``culm.stage_server.compute`` is for a real node. The worker may order work on a stage that a plan has taken away
@@ -15,15 +17,15 @@ class Computed(NamedTuple):
     """What the worker is told once a piece of work is done."""
 
     result: Number | None = None  # an activation or a gradient
-    values: tuple[tuple[int, Number], ...] = ()  # by bucket, of a block of pipelines or of all
+    values: tuple[tuple[Addend, Number], ...] = ()  # of a block of pipelines or of all
     accumulated: Number | None = None  # what the stage's gradients have come to, where it is to be shipped
 
 
 class SimulatedCompute:
     """The state of one node, and what it did."""
 
-    def __init__(self, layers: int, pipelines: int, microbatches: int, has_buffers: bool, uneven: int) -> None:
-        self.arithmetic = Arithmetic(pipelines, has_buffers, uneven)
+    def __init__(self, layers: int, pipelines: int, microbatches: int, arithmetic: Arithmetic) -> None:
+        self.arithmetic = arithmetic
         self.executed: list[tuple[int, Instruction]] = []  # with their steps; redundant forwards are not among them
         self._layers, self._pipelines, self._microbatches = layers, pipelines, microbatches  # of the job
 
@@ -31,7 +33,7 @@ class SimulatedCompute:
         """``splits``: the stage's backwards are in two halves."""
         arithmetic = self.arithmetic
         if isinstance(work, Arrange):
-            arithmetic.arrange(work.layers, work.buckets, dict(work.duties), work.anew, work.fresh)
+            arithmetic.arrange(work.layers, work.addends, dict(work.duties), work.anew, work.fresh)
         elif isinstance(work, Apply):
             for layer, gradient in work.gradients:
                 arithmetic.apply(layer, gradient, work.scale, work.step)
@@ -46,13 +48,13 @@ class SimulatedCompute:
                 found = [value for layer in held if layer not in work.left for value in self._merged(work, layer)]
                 return Computed(values=tuple(found) if work.leaves else ())
         elif isinstance(work, Sum):
-            total = arithmetic.added_up(dict(work.blocks), Block(0, self._pipelines))
-            return Computed(values=((work.bucket, arithmetic.whole(total)),))
+            first, *others = (arithmetic.added_up(dict(x), Block(0, self._pipelines)) for _, x in work.uses)
+            return Computed(values=((Addend(work.bucket), arithmetic.whole(reduce(added, others, first))),))
         elif not isinstance(work, Save) and work.instruction.duty in arithmetic.ranges:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
 
-    def leave(self, run: Run[Number], work: Reduce, layer: int) -> tuple[tuple[int, Number], ...] | None:
+    def leave(self, run: Run[Number], work: Reduce, layer: int) -> tuple[tuple[Addend, Number], ...] | None:
         """The backward that completes the block comes past this layer, which leaves. None: nothing is computed."""
         duty, m = run.instruction.duty, run.instruction.microbatch
         if not self._has_all(work):
@@ -65,10 +67,11 @@ class SimulatedCompute:
     def _has_all(self, work: Reduce) -> bool:
         return all(duty in self.arithmetic.ranges for duty, _ in work.tenures)
 
-    def _merged(self, work: Reduce, layer: int) -> tuple[tuple[int, Number], ...]:
+    def _merged(self, work: Reduce, layer: int) -> tuple[tuple[Addend, Number], ...]:
         duties, whole = [duty for duty, _ in work.tenures], work.block == Block(0, self._pipelines)
-        values = self.arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), self._microbatches)
-        return tuple((bucket, self.arithmetic.whole(x) if whole else x) for bucket, x in values)
+        arithmetic = self.arithmetic
+        values = arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), self._microbatches)
+        return tuple((a, arithmetic.whole(x) if whole and not arithmetic.is_shared(layer, a) else x) for a, x in values)
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
         duty, m = work.instruction.duty, work.instruction.microbatch

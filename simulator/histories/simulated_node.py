@@ -8,7 +8,7 @@ from culm.coordinator import reports
 from culm.pipeline.commit import Commit
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan, PlanOrder
-from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.arithmetic import Arithmetic, Number
 from culm.simulator.histories.simulated_attendance import SimulatedAttendance
 from culm.simulator.histories.simulated_compute import SimulatedCompute
 from culm.simulator.histories.simulated_streams import SimulatedStreams
@@ -63,10 +63,8 @@ class SimulatedNode:
         self.deaf = False  # obeys nobody any more
         self.attendance = SimulatedAttendance(world, self)
         self.streams = SimulatedStreams(world, self)
-        self._compute = SimulatedCompute(
-            world.layers, world.pipelines, world.microbatches, world.has_buffers, world.unevenness(name)
-        )
-        self.arithmetic = self._compute.arithmetic
+        self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties)
+        self._compute = SimulatedCompute(world.layers, world.pipelines, world.microbatches, self.arithmetic)
         self.executed = self._compute.executed
         self.durations = Durations()
         self._spilled: dict[Key, Number] = {}  # on disk

@@ -14,6 +14,7 @@ from culm.coordinator import state as co
 from culm.pipeline.commit import Commit
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.ties import Ties
 from culm.simulator.histories.arithmetic import Arithmetic, Number
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel, Clock
@@ -150,6 +151,7 @@ class World(Protocol):
     pipelines: int
     microbatches: int
     has_buffers: bool
+    ties: Ties
     steps: int
     checkpoint_every: int
     respawn: bool

@@ -6,7 +6,7 @@
 #     Load       takes a microbatch's samples from the dataset, and keeps them for the forward
 #     Run        one instruction of one stage: F, B or W; a B that completes a block gives its layers as it goes
 #     Resume     an heir goes on from gradients that the lost owner has shipped
-#     Reduce     a block of pipelines' gradient of a stage, bucket by bucket
+#     Reduce     a block of pipelines' gradient of a stage, by bucket
 #     Sum        a bucket's gradient over all pipelines, of blocks from here and elsewhere
 #     Apply      the optimizer's step, on layers owned and stood by for alike: the only change of weights
 #     Install    the state of a layer from elsewhere, if it is of the same names, shapes and dtypes
@@ -33,14 +33,14 @@ from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
-from culm.stage_server.compute.blocks import joined
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
-from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.loading import opened, patiently
 from culm.stage_server.compute.loading_ahead import LoadingAhead
 from culm.stage_server.compute.misfit import misfit
@@ -50,7 +50,6 @@ from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce,
 log = logging.getLogger("culm.compute")
 
 Samples = tuple[Pytree, Pytree]  # of a microbatch: input and target
-Values = tuple[tuple[int, Value], ...]  # by bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,7 @@ class Result:
 
     value: Value | None = None
     copied: Event = PASSED  # before it has, nobody may read what an instruction gave: ``value`` and ``accumulated``
-    values: tuple[tuple[int, Value], ...] = ()  # of a block of pipelines or of all, by bucket
+    values: Values = ()  # of a block of pipelines or of all
     copies: tuple[tuple[int, Value], ...] = ()
     kept_bytes: int = 0  # of the graph of a redundant forward
     refused: str = ""  # why a state from elsewhere was not installed
@@ -88,7 +87,7 @@ class Compute:
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
-        # Called within a backward that completes a block, with a layer that is through, its values by bucket, and when
+        # Called within a backward that completes a block, with a layer that is through, its values, and when
         # these are whole. None: layers leave with the Reduce that follows.
         self.leaving: Callable[[Reduce, int, Values, Event], None] | None = None
 
@@ -126,10 +125,9 @@ class Compute:
         if isinstance(work, Sum):
             held = self._layers[work.layer]
             # Here, wherever they are from: a norm that the host's processor takes has other bits.
-            blocks = {block: value_here(self._device, value) for block, value in work.blocks}
-            total = held.sum_up(blocks, self._pipelines)
-            whole = held.whole(total, self._job.train.clip_norm is not None)
-            return Result(values=self._home([(work.bucket, whole)]))
+            uses = [{block: value_here(self._device, value) for block, value in of_use} for _, of_use in work.uses]
+            whole = held.sum_up(uses, self._pipelines, self._job.train.clip_norm is not None)
+            return Result(values=self._home([(Addend(work.bucket), whole)]))
         if isinstance(work, Save):
             return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
         if isinstance(work, Apply):
@@ -138,7 +136,8 @@ class Compute:
                     stage.end_step()
                 self._loaded = {load: found for load, found in self._loaded.items() if load.step > work.step}
             for layer, gradients in work.gradients:
-                self._layers[layer].apply(joined(gradients), work.scale, work.step)
+                held = self._layers[layer]
+                held.apply(held.cut.joined(gradients), work.scale, work.step)
         elif isinstance(work, Install):
             wrong = misfit(self._layers[work.layer].module, work.state)
             if wrong:
@@ -155,8 +154,8 @@ class Compute:
             self._stages.clear()
             self._begun.clear()
         self._layers = {i: self._layers[i] if i in self._layers else self._build(i) for i in work.layers}
-        for i, buckets in zip(work.layers, work.buckets, strict=bool(work.buckets)):
-            self._layers[i].cut_into(buckets)
+        for i, addends in zip(work.layers, work.addends, strict=bool(work.addends)):
+            self._layers[i].cut.arrange(addends)
         ranges = dict(work.duties)
         for duty in [duty for duty in self._stages if ranges.get(duty) != self._ranges[duty]]:
             self._stages.pop(duty).begin_step(work.step)  # drops its graphs and gradients, restores its buffers
@@ -270,7 +269,7 @@ class Compute:
         layer: HeldLayer,
     ) -> None:
         values = merged_layer(stages, layer, work.block, self._pipelines)
-        home = tuple((bucket, value_home(self._device, value)) for bucket, value in values)
+        home = tuple((addend, value_home(self._device, value)) for addend, value in values)
         leaving(work, layer.index, home, self._device.copied())
 
     def _gave(self, work: Run[Value], runner: Stage, value: Value | None, kept_bytes: int = 0) -> Result:
@@ -285,8 +284,8 @@ class Compute:
             copied = PASSED
         return Result(value=value, copied=copied, kept_bytes=kept_bytes, accumulated=accumulated)
 
-    def _home(self, values: Iterable[tuple[int, Value]]) -> tuple[tuple[int, Value], ...]:
+    def _home(self, values: Iterable[tuple[Addend, Value]]) -> Values:
         """Values, whole in the host's memory."""
-        home = tuple((number, value_home(self._device, value)) for number, value in values)
+        home = tuple((addend, value_home(self._device, value)) for addend, value in values)
         self._device.copied().wait()
         return home

@@ -16,15 +16,15 @@
 # So at any moment within a step the state "as at the step's beginning" is there: parameters and optimizer as they are,
 # and the buffers of ``_buffers_before``. That is what ``export`` and ``lend`` give away.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import nn
 
 from culm.pipeline import tree
-from culm.pipeline.buckets import cut
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.checkpoints.layer_file import AVERAGE
 from culm.pipeline.clip import SKIPPED
@@ -32,6 +32,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.bits import same_bits
 from culm.pipeline.tensors.lazy import in_memory
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.buffer_places import places_of_buffers, put
 from culm.pipeline.user_code.entries import entries_of
@@ -44,9 +45,11 @@ from culm.stage_server.compute import blocks, optimizer_state
 from culm.stage_server.compute.average import Average
 from culm.stage_server.compute.changing import ChangingBuffers
 from culm.stage_server.compute.device import Device, value_home
+from culm.stage_server.compute.gradient_cut import GradientCut
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.compute.misfit import misfit
 
+Values = tuple[tuple[Addend, Value], ...]
 BUFFERS_OF = 0  # the pipeline whose buffers are the next step's (rule 21)
 
 
@@ -70,6 +73,7 @@ class HeldLayer:
         options: Sequence[Options] = ({},),
         schedule: LayerSchedule | None = None,
         average: float | None = None,  # the decay of a moving average of the weights
+        cut: GradientCut | None = None,  # None: into one bucket, with no other layer's parameters
     ) -> None:
         """``device``: where the module lies; ``options``: of each of the optimizer's groups, as the job gives them."""
         self.index = index
@@ -92,8 +96,7 @@ class HeldLayer:
         self._aside: dict[int, Workspace] = {}
         # Of the running step: blocks of pipelines whose gradients are merged. Invariant: disjoint.
         self._merged: dict[Block, Value] = {}
-        self._buckets = range(index, index + 1)
-        self._cut = cut([parameter.numel() for _, parameter in self._parameters], 1)  # the slices of each bucket
+        self.cut = cut or GradientCut(index, module)
         self._buffer_places = places_of_buffers(module)
         self.changing = ChangingBuffers(index, module, self._buffer_places)
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
@@ -107,7 +110,8 @@ class HeldLayer:
         """The layer at its initial state, which is the same on every node."""
         module = source.build(index).to(device.place)
         optimizer, options, schedule = source.optimizer_of(index, module)
-        return HeldLayer(index, module, optimizer, device, options, schedule, source.average)
+        cut = GradientCut(index, module, source.shared_with(index), source.shared_places(index))
+        return HeldLayer(index, module, optimizer, device, options, schedule, source.average, cut)
 
     @property
     def is_home(self) -> bool:
@@ -257,20 +261,16 @@ class HeldLayer:
             tensors += [(f"buffer.{name}", buffer.clone()) for name, buffer in changed]
         return Value(tuple(tensors))
 
-    def cut_into(self, buckets: range) -> None:
-        """``buckets``: their numbers, the same in every plan of a run."""
-        if len(buckets) != len(self._cut):
-            self._cut = cut([parameter.numel() for _, parameter in self._parameters], len(buckets))
-        self._buckets = buckets
+    def by_addend(self, block: Block, pipelines: int, losses: tuple[float, ...], norms: bool) -> Values:
+        """A block's gradient as ``merge`` gives it, by addend; over all pipelines it is the reduced gradient."""
+        pieces = enumerate(self.cut.pieces(self.merge(block, pipelines, losses)))
+        is_sum = block == Block(0, pipelines)
+        return tuple((x, self.whole(v, norms) if is_sum and not self.cut.is_shared(i) else v) for i, (x, v) in pieces)
 
-    def in_buckets(self, value: Value) -> tuple[tuple[int, Value], ...]:
-        """A block's gradient by bucket."""
-        values = blocks.in_buckets(value, [name for name, _ in self._parameters], self._cut)
-        return tuple(zip(self._buckets, values, strict=True))
-
-    def sum_up(self, pieces: Mapping[Block, Value], pipelines: int) -> Value:
-        """The gradient over all pipelines, of blocks that cover them."""
-        return blocks.merged(pieces, Block(0, pipelines), pipelines)
+    def sum_up(self, uses: Iterable[Mapping[Block, Value]], pipelines: int, with_norm: bool) -> Value:
+        """A bucket's reduced gradient, of blocks that cover all pipelines, for each layer that adds to it in order."""
+        totals = [blocks.merged(pieces, Block(0, pipelines), pipelines) for pieces in uses]
+        return self.whole(reduce(blocks.added, totals), with_norm)
 
     def whole(self, value: Value, with_norm: bool) -> Value:
         """A value over all pipelines as the reduced gradient."""

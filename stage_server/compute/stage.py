@@ -26,13 +26,14 @@ from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers, in_memory
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, mapped, tensors_in
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.forwards import Forwards, as_within
 from culm.pipeline.user_code.refusals import returned_odd
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
-from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.split import SplitBackward
 from culm.stage_server.compute.untouched import Untouched
 
@@ -287,22 +288,16 @@ def _note(made: dict[int, torch.Tensor], place: int, gradient: torch.Tensor | No
 
 def merged(
     stages: Sequence[Stage], block: Block, pipelines: int, left: Collection[int] = frozenset()
-) -> dict[int, Value]:
-    """A block's gradient of one stage, a value a bucket, but for layers that have left.
+) -> dict[Addend, Value]:
+    """A block's gradient of one stage, by addend, but for layers that have left.
 
     ``stages``: it in every pipeline of the block, in their order. Over all pipelines it is the reduced gradient.
     """
     layers = (layer for layer in stages[0].layers if layer.index not in left)
-    return {bucket: value for x in layers for bucket, value in merged_layer(stages, x, block, pipelines)}
+    return {addend: value for x in layers for addend, value in merged_layer(stages, x, block, pipelines)}
 
 
-def merged_layer(
-    stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int
-) -> tuple[tuple[int, Value], ...]:
+def merged_layer(stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int) -> Values:
     """The same of one layer; the losses ride with the model's last layer."""
-    rides = layer is stages[0].layers[-1]
-    value = layer.merge(block, pipelines, tuple(loss for stage in stages for loss in stage.losses()) if rides else ())
-    values = layer.in_buckets(value)
-    if block != Block(0, pipelines):
-        return values
-    return tuple((bucket, layer.whole(each, stages[0].clips)) for bucket, each in values)
+    losses = tuple(loss for stage in stages for loss in stage.losses()) if layer is stages[0].layers[-1] else ()
+    return layer.by_addend(block, pipelines, losses, stages[0].clips)

@@ -19,7 +19,7 @@ from culm.stage_server.worker.worker import Worker
 def run_of(pipelines: int, microbatches: int, steps: int, source: ModelSource) -> RunShape:
     """What the job says of a run before anything of it is heard."""
     shapes = tuple(LayerShapes.of(source.sketch(index)) for index in range(source.layer_count))
-    return RunShape(pipelines, microbatches, steps, shapes)
+    return RunShape(pipelines, microbatches, steps, shapes, source.ties)
 
 
 # The guard is asked by threads that do not hold the node's lock: taking it for the first chunk of every tensor would

@@ -27,6 +27,7 @@ from culm.pipeline.tensors.pytrees import MOST_TENSORS, of_text
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.tensors.values import CONSTANT, OUTPUT
 from culm.pipeline.terms import LEAP
+from culm.pipeline.ties import Addend, Ties, addends, numbered
 from culm.pipeline.tree import is_block
 from culm.pipeline.user_code.layer_shapes import (
     LayerShapes,
@@ -68,13 +69,22 @@ class RunShape:
     microbatches: int  # of each pipeline
     steps: int
     layers: tuple[LayerShapes, ...]
+    ties: Ties = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_accumulated", accumulated(self.layers))
 
     @cached_property
     def _of_layers(self) -> list[list[Mapping[str, Shape]]]:
-        return [of_buckets(layer, self.pipelines) for layer in self.layers]
+        tied: dict[int, set[str]] = {}
+        for tie in self.ties:
+            tied.setdefault(tie.layer, set()).update(own for own, _ in tie.names)
+        return [of_buckets(layer, self.pipelines, tied.get(i, ())) for i, layer in enumerate(self.layers)]
+
+    @cached_property
+    def uses(self) -> frozenset[Addend]:
+        """What later layers add to earlier ones' buckets."""
+        return frozenset(x for of_layer in addends(numbered(self.counts), self.ties) for x in of_layer if x.use)
 
     @cached_property
     def buckets(self) -> tuple[Mapping[str, Shape], ...]:
@@ -92,7 +102,8 @@ class RunShape:
         # In a step a stage sends for each microbatch an activation, a gradient and what it has accumulated, and for
         # each bucket a reduced gradient and less than twice as many blocks as pipelines. There are no more stages than
         # buckets.
-        return 4 * len(self.buckets) * (self.pipelines * (3 * self.microbatches + 2) + 1)
+        buckets = len(self.buckets) + len(self.uses)
+        return 4 * buckets * (self.pipelines * (3 * self.microbatches + 2) + 1)
 
     def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
         return unknown(header, self._accumulated)  # type: ignore[attr-defined]
@@ -117,6 +128,8 @@ def key_problem(key: Key, run: RunShape) -> str:
         return f"a tensor {key}, which is no block of {run.pipelines} pipelines"
     if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.steps:
         return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
+    if key.use and (key.kind is not PARTIAL or Addend(key.index, key.use) not in run.uses):
+        return f"a tensor {key}, to which layer {key.use} adds nothing"
     most = len(run.buckets) if key.kind in (PARTIAL, REDUCED) else run.microbatches
     return f"a tensor {key}, whose index has to be less than {most}" if key.index >= most else ""
 
@@ -176,7 +189,7 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
         if synced.committed > run.steps:
             return f"it says that {synced.committed} steps are committed, and the run has {run.steps} steps"
         told = [*synced.reduced, *(cover.bucket for cover in synced.covers)]
-        if len(told) > 2 * buckets or max(told, default=0) >= buckets:
+        if len(told) > 2 * buckets + len(run.uses) or max(told, default=0) >= buckets:
             return f"it tells of {len(told)} buckets, or of one that does not exist; there are {buckets}"
         for cover in synced.covers:
             if len(cover.pipelines) > run.pipelines or max(cover.pipelines, default=0) >= run.pipelines:

@@ -56,7 +56,7 @@ class Applying(Generic[V]):
         gradients = []
         holdings.give_up(plan.layers_of(at.node))
         for stage, layer in plan.held_layers(at.node):
-            keys = (at.reduced(stage, bucket) for bucket in plan.buckets_of(stage, layer))
+            keys = [at.reduced(x.bucket) for x in plan.addends[layer]]
             values = tuple(mailbox.get(key) if key in mailbox else None for key in keys)
             followup = Followup(commit.step, commit.scale, values)
             gradient = followup.whole

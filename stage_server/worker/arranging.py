@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from culm.pipeline.instruction import Duty
 from culm.pipeline.plan import Plan
+from culm.pipeline.ties import Addend
 from culm.stage_server.worker.work import Arrange
 
 # The worker's holdings and duties change with an event; compute follows later, with its next piece of work. Several
@@ -31,7 +32,7 @@ class Arranging:
         self.layers: tuple[int, ...] = ()  # of the last order
         self._ranges: Ranges = ()
         self._stages = 0  # of the plan
-        self._buckets: Sequence[range] = ()  # of each layer of the model; the same in every plan of a run
+        self._addends: Sequence[Sequence[Addend]] = ()  # of each layer of the model; the same in every plan of a run
 
     def order(
         self,
@@ -47,7 +48,7 @@ class Arranging:
         self.layers = tuple(layers)
         self._ranges = self._ranges if ranges is None else ranges
         if plan is not None:
-            self._stages, self._buckets = len(plan.stages), plan.bucket_numbers
+            self._stages, self._addends = len(plan.stages), plan.addends
         if self.due is not None:
             known = {duty for duty, _ in self._ranges}
             anew, fresh = anew or self.due.anew, known.intersection((*fresh, *self.due.fresh))
@@ -61,7 +62,7 @@ class Arranging:
             anew=anew,
             fresh=tuple(sorted(fresh)),
             initial=built,
-            buckets=tuple(self._buckets[layer] for layer in self.layers),
+            addends=tuple(tuple(self._addends[layer]) for layer in self.layers),
         )
 
     def restart(self, duty: Duty, step: int) -> None:

@@ -19,7 +19,7 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
     for known in (plan, at.commits[0].next_plan):
         if known is not None and any(at.node in stage.required() for stage in known.stages):
             return False
-    held = [at.reduced(stage, bucket) for stage, bucket in plan.held_buckets(at.node)]
+    held = [at.reduced(bucket) for _, bucket in plan.held_buckets(at.node)]
     missing = [key for key in held if key not in post.mailbox]
     # Under a plan with another sender nothing of this step comes any more, whichever of the queued commits brings it.
     # Until this node obeys that plan the new sender, a reducer named anew, waits for its answer, and sends nothing.
@@ -41,5 +41,4 @@ def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
 
 def _sender(plan: Plan, node: str, bucket: int) -> str:
     """Who sends the node the bucket's gradient; empty: nobody does."""
-    stage = next(s for s in range(len(plan.stages)) if bucket in plan.buckets(s))
-    return plan.reducer_of(stage, bucket) if node in plan.receivers(stage, plan.layer_of(bucket)) else ""
+    return plan.reducer_of(plan.stage_of(bucket), bucket) if node in plan.receivers(bucket) else ""

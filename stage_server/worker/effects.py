@@ -7,6 +7,7 @@ from typing import Protocol, assert_never
 from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.ties import Addend
 
 # Effects are carried out in the order in which the worker's parts asked for them. Some of it is protocol:
 #
@@ -53,7 +54,7 @@ class Standing:
     era: int
     committed: int  # steps, as far as it knows, applied there or not yet; what follows is of the step after these
     # Of buckets that it reduces, for an owner that may have inherited work of these: the pipelines in what has come.
-    covers: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    covers: Mapping[Addend, frozenset[int]] = field(default_factory=dict)
     # Buckets whose whole sum it has, of those that the asking node reduces.
     reduced: frozenset[int] = frozenset()
 

@@ -62,7 +62,7 @@ class Facts(Generic[V]):
         """Of every part whose reduced gradient and state are here."""
         for stage, layers in plan.parts_of(self._at.node):
             part = (stage, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
-            keys = [[self._at.reduced(stage, bucket) for bucket in plan.buckets_of(stage, x)] for x in layers]
+            keys = [[self._at.reduced(x.bucket) for x in plan.addends[layer]] for layer in layers]
             if part in self.ready or any(key not in self._post.mailbox for of_layer in keys for key in of_layer):
                 continue
             # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
@@ -70,7 +70,8 @@ class Facts(Generic[V]):
             if not self._at_version(layers):
                 continue
             # The last layer's first value carries the losses, so a standby of the last stage can report them as well.
-            values = [[self._post.mailbox.get(key) for key in of_layer] for of_layer in keys]
+            # What it has of an earlier layer's bucket tells its norm there (rule 22).
+            values = [[self._post.mailbox.get(self._at.reduced(b)) for b in plan.buckets_of(stage, x)] for x in layers]
             losses = values[-1][0].losses if flow.takes_targets(stage, len(plan.stages)) else ()
             report = ReportReady(
                 era=self._at.era,

@@ -22,8 +22,9 @@ class Mailbox(Generic[V]):
     def __init__(self) -> None:
         # Invariant: of ACCUMULATED at most one a duty and step, the longest prefix; no PARTIAL beside its REDUCED.
         self._values: dict[Key, V] = {}
-        # By the REDUCED that they are to become: the blocks whose PARTIAL is here. Asked before every instruction.
-        self._blocks: dict[Key, set[Block]] = {}
+        # By the REDUCED that they are to become, and by use: the blocks whose PARTIAL is here. Asked before every
+        # instruction.
+        self._blocks: dict[Key, dict[int, set[Block]]] = {}
 
     def put(self, key: Key, value: V) -> bool:
         """Takes a value; False if the key was here already, in which case the first one stays (rule 4)."""
@@ -33,7 +34,7 @@ class Mailbox(Generic[V]):
         for old in superseded(key, self._values):
             del self._values[old]
         if key.kind is PARTIAL:
-            self._blocks.setdefault(_whole(key), set()).add(key.block)
+            self._blocks.setdefault(_whole(key), {}).setdefault(key.use, set()).add(key.block)
         elif key.kind is REDUCED:
             self._blocks.pop(key, None)
         return True
@@ -50,15 +51,19 @@ class Mailbox(Generic[V]):
         """The keys of the reduced gradients of a step."""
         return {key for key in self._values if key.kind is REDUCED and key.step == step}
 
-    def partials(self, step: int) -> list[tuple[Key, tuple[Block, ...]]]:
-        """By the REDUCED that it is to become: the outermost blocks that have come of a bucket, ascending."""
-        return [(whole, outermost(blocks)) for whole, blocks in self._blocks.items() if whole.step == step]
+    def partials(self, step: int) -> list[tuple[Key, dict[int, tuple[Block, ...]]]]:
+        """By the REDUCED that it is to become: the outermost blocks that have come of a bucket, by use, ascending."""
+        return [
+            (whole, {use: outermost(blocks) for use, blocks in by_use.items()})
+            for whole, by_use in self._blocks.items()
+            if whole.step == step
+        ]
 
-    def covers(self, whole: Key, pipelines: int) -> frozenset[int]:
-        """The pipelines in what has come of a bucket's gradient."""
+    def covers(self, whole: Key, use: int, pipelines: int) -> frozenset[int]:
+        """The pipelines in what has come of one use of a bucket."""
         if whole in self._values:
             return frozenset(range(pipelines))
-        return frozenset(p for block in self._blocks.get(whole, ()) for p in block.pipelines)
+        return frozenset(p for block in self._blocks.get(whole, {}).get(use, ()) for p in block.pipelines)
 
     def accumulated(self, step: int, duty: Duty) -> Key | None:
         """The key of what the duty's gradients have come to, as far as its owner has told."""

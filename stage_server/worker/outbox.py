@@ -84,17 +84,21 @@ class Outbox(Generic[V]):
         late = key.kind is REDUCED and key.step >= step - COMMITS_TO_WAIT
         return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
 
-    def forget_duty(self, duty: Duty) -> None:
-        """Drops what a duty produced: it is another node's now. The whole sum of a layer is nobody's."""
-        self._values = {k: v for k, v in self._values.items() if not _is_of(k, duty)}
-        self._acknowledged = {k: v for k, v in self._acknowledged.items() if not _is_of(k, duty)}
+    def forget_duty(self, duty: Duty, layers: range) -> None:
+        """Drops what a duty produced: it is another node's now. The whole sum of a layer is nobody's.
+
+        ``layers``: those of the duty's stage.
+        """
+        self._values = {k: v for k, v in self._values.items() if not _is_of(k, duty, layers)}
+        self._acknowledged = {k: v for k, v in self._acknowledged.items() if not _is_of(k, duty, layers)}
 
     def clear(self) -> None:
         self._values.clear()
         self._acknowledged.clear()
 
 
-def _is_of(key: Key, duty: Duty) -> bool:
+def _is_of(key: Key, duty: Duty, layers: range) -> bool:
     if key.kind is PARTIAL:
-        return key.stage == duty.stage and duty.pipeline in key.block.pipelines
+        is_its = key.use in layers if key.use else key.stage == duty.stage
+        return is_its and duty.pipeline in key.block.pipelines
     return key.duty == duty and key.kind is not REDUCED

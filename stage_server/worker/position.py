@@ -9,6 +9,7 @@ from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import ACCUMULATED, Key
 from culm.pipeline.plan import Plan
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.ties import Addend, Ties
 from culm.pipeline.tree import Block
 
 # Steps beyond the first uncommitted one of which this node remembers who has their tensors. A peer that waits for this
@@ -27,6 +28,7 @@ class Position:
     incarnation: int
     schedule: Schedule
     steps: int  # of the run
+    ties: Ties = ()  # the model's, which no plan tells
 
     term: int = 0  # the highest heard of; it never falls (rule 12)
     era: int = 0  # of the plan; part of every key, so that nothing of the era before fits (rule 1)
@@ -51,10 +53,10 @@ class Position:
         """A pipeline's, in a step."""
         return self.schedule.microbatches
 
-    def place_of(self, bucket: int) -> tuple[int, int]:
-        """The bucket's layer, and its place in that."""
+    def places_of(self, bucket: int) -> list[tuple[int, int]]:
+        """Each layer that the bucket's gradient is applied to, and its place there."""
         assert self.plan is not None
-        return self.plan.place_of(bucket)
+        return self.plan.places_of(bucket)
 
     def order(self, duty: Duty) -> tuple[Instruction, ...]:
         """All that the duty is in a step."""
@@ -65,13 +67,16 @@ class Position:
         """The key of what the instruction gives in the running step."""
         return flow.result_of(instruction, self.era, self.version)
 
-    def reduced(self, stage: int, bucket: int) -> Key:
+    def reduced(self, bucket: int) -> Key:
         """The key of a bucket's reduced gradient of the running step."""
-        return keys.reduced(self.era, self.version, stage, bucket)
+        assert self.plan is not None
+        return keys.reduced(self.era, self.version, self.plan.stage_of(bucket), bucket)
 
-    def partial(self, stage: int, bucket: int, block: Block) -> Key:
-        """The key of a block's gradient of a bucket, of the running step."""
-        return keys.partial(self.era, self.version, stage, bucket, block)
+    def partial(self, addend: Addend, block: Block) -> Key:
+        """The key of what a block's gradient adds to a bucket, of the running step."""
+        assert self.plan is not None
+        bucket, use = addend
+        return keys.partial(self.era, self.version, self.plan.stage_of(bucket), bucket, block, use)
 
     def accumulated(self, duty: Duty, count: int) -> Key:
         """The key of what the duty's gradients have come to after so many microbatches of the running step."""

@@ -33,6 +33,7 @@ from culm.pipeline.flow import consumers
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import GRADIENT, REDUCED, Key, reduced
 from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.ties import Addend
 from culm.stage_server.worker.early import Arrival, Early
 from culm.stage_server.worker.effects import Acknowledge, AnswerHello, Effect, Send, Standing
 from culm.stage_server.worker.mailbox import Mailbox
@@ -100,8 +101,10 @@ class Post(Generic[V]):
         covers, whole = {}, set()
         for s, bucket in plan.held_buckets(at.node):
             reducer, key = plan.reducer_of(s, bucket), reduced(at.era, step, s, bucket)
-            if reducer == at.node and peer in plan.stages[s].owners:
-                covers[bucket] = self.mailbox.covers(key, plan.pipelines)
+            if reducer == at.node:
+                for use in plan.uses_of(bucket):
+                    if peer in plan.stages[plan.stage_with(use) if use else s].owners:
+                        covers[Addend(bucket, use)] = self.mailbox.covers(key, use, plan.pipelines)
             elif reducer == peer and key in self.mailbox:
                 whole.add(bucket)
         return Standing(order=order, era=at.era, committed=step, covers=covers, reduced=frozenset(whole))
@@ -205,7 +208,8 @@ class Post(Generic[V]):
 
     def _reduced(self, stage: int) -> Iterator[Key]:
         assert self._at.plan is not None
-        return (self._at.reduced(stage, bucket) for bucket in self._at.plan.buckets(stage))
+        layers = self._at.plan.stages[stage].layers
+        return (self._at.reduced(x.bucket) for layer in layers for x in self._at.plan.addends[layer])
 
     def holds_whole(self, stage: int) -> bool:
         """Whether the stage's whole reduced gradient of the running step is here."""
@@ -246,9 +250,9 @@ class Post(Generic[V]):
         self.mailbox.forget_before(step)
         self.outbox.forget_before(step, plan)
 
-    def forget_duty(self, duty: Duty) -> None:
-        """What the duty produced is another node's to send."""
-        self.outbox.forget_duty(duty)
+    def forget_duty(self, duty: Duty, layers: range) -> None:
+        """What the duty produced is another node's to send. ``layers``: of its stage."""
+        self.outbox.forget_duty(duty, layers)
 
     def end_era(self) -> None:
         self.mailbox.clear()

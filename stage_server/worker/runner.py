@@ -95,7 +95,9 @@ class Runner(Generic[V]):
                         fresh.append(other)
                 self.duties[duty].give_up()
                 self.resumes = [resume for resume in self.resumes if resume.duty != duty]
-                self._post.forget_duty(duty)  # the new owner's values count: consumers drop this node's (rule 3)
+                assert before is not None
+                # The new owner's values count: consumers drop this node's (rule 3).
+                self._post.forget_duty(duty, before.stages[duty.stage].layers)
         for duty in owned:
             step = self.duties[duty]
             if step.tenure is None:

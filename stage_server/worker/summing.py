@@ -33,6 +33,7 @@ from typing import Generic
 from culm.pipeline import flow
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.plan import Plan
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.stage_server.worker import reduction
 from culm.stage_server.worker.duty import Duties
@@ -133,67 +134,68 @@ class Summing(Generic[V]):
             for duty, _ in work.tenures:
                 self._duties[duty].left |= {layer}
 
-    def has_left(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
-        """The values of such a layer's buckets."""
+    def has_left(self, work: Reduce, values: Iterable[tuple[Addend, V]]) -> None:
+        """The values of such a layer."""
         if self._is_current(work):
-            for bucket, value in values:
-                self._put(work, bucket, value)
+            for addend, value in values:
+                self._put(work, addend, value)
 
-    def reduced(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
-        """Takes a block's gradient, a value a bucket. Of duties that are no longer this node's it is dropped."""
+    def reduced(self, work: Reduce, values: Iterable[tuple[Addend, V]]) -> None:
+        """Takes a block's gradient, a value an addend. Of duties that are no longer this node's it is dropped."""
         if not self._is_current(work):
             return
         for duty, _ in work.tenures:
             self._duties[duty].sent = work.leaves
-        for bucket, value in values:
-            self._put(work, bucket, value)
+        for addend, value in values:
+            self._put(work, addend, value)
 
     def _is_current(self, work: Reduce) -> bool:
         return work.step == self._at.version and all(self._duties.is_current(*each) for each in work.tenures)
 
-    def _put(self, work: Reduce, bucket: int, value: V) -> None:
-        if work.block == Block(0, self._pipelines) and self._may_sum(work.stage, bucket):
-            self._put_whole(work.stage, bucket, value)
-        elif self._at.reduced(work.stage, bucket) not in self._post.mailbox:
-            self._post.put_out(self._at.partial(work.stage, bucket, work.block), value)
+    def _put(self, work: Reduce, addend: Addend, value: V) -> None:
+        assert self._at.plan is not None
+        is_sum = work.block == Block(0, self._pipelines) and not self._at.plan.is_shared(addend.bucket)
+        if is_sum and self._may_sum(addend.bucket):
+            self._put_whole(addend.bucket, value)
+        elif self._at.reduced(addend.bucket) not in self._post.mailbox:
+            self._post.put_out(self._at.partial(addend, work.block), value)
 
     # ---- what this node adds up -------------------------------------------------------------------------------------
 
     def next_sum(self) -> Sum[V] | None:
-        """A bucket of which every pipeline is here, and the whole sum is not."""
-        mailbox = self._post.mailbox
+        """A bucket of which every pipeline is here, of each use, and the whole sum is not."""
+        mailbox, plan = self._post.mailbox, self._at.plan
         for whole, blocks in mailbox.partials(self._at.version):
-            there = sum(len(block.pipelines) for block in blocks)
-            if there == self._pipelines and self._may_sum(whole.stage, whole.index):
-                values = tuple((b, mailbox.get(self._at.partial(whole.stage, whole.index, b))) for b in blocks)
-                assert self._at.plan is not None
-                layer = self._at.plan.layer_of(whole.index)
-                return Sum(whole.stage, layer, whole.index, self._at.version, values)
+            assert plan is not None
+            bucket, uses = whole.index, plan.uses_of(whole.index)
+            there = [sum(len(block.pipelines) for block in blocks.get(use, ())) for use in uses]
+            if all(count == self._pipelines for count in there) and self._may_sum(bucket):
+                keys = ((use, [(b, self._at.partial(Addend(bucket, use), b)) for b in blocks[use]]) for use in uses)
+                values = tuple((use, tuple((b, mailbox.get(key)) for b, key in of_use)) for use, of_use in keys)
+                return Sum(whole.stage, plan.layer_of(bucket), bucket, self._at.version, values)
         return None
 
     def summed(self, work: Sum[V], value: V) -> None:
         """Takes a bucket's whole gradient, if it is still this node's to sum up."""
         # An era may have begun since, from a checkpoint of this very step: then its blocks are here no more (rule 1).
-        blocks = (self._at.partial(work.stage, work.bucket, block) for block, _ in work.blocks)
-        here = work.step == self._at.version and all(key in self._post.mailbox for key in blocks)
-        if here and self._may_sum(work.stage, work.bucket):
-            self._put_whole(work.stage, work.bucket, value)
+        blocks = ((Addend(work.bucket, use), block) for use, of_use in work.uses for block, _ in of_use)
+        here = work.step == self._at.version and all(self._at.partial(*x) in self._post.mailbox for x in blocks)
+        if here and self._may_sum(work.bucket):
+            self._put_whole(work.bucket, value)
 
-    def _may_sum(self, stage: int, bucket: int) -> bool:
+    def _may_sum(self, bucket: int) -> bool:
         """Whether this node is the bucket's reducer, and no holder has a sum of another one."""
         at, plan = self._at, self._at.plan
-        if plan is None or stage >= len(plan.stages) or bucket not in plan.buckets(stage):
-            return False
-        if plan.reducer_of(stage, bucket) != at.node:
+        if plan is None or plan.reducer_of(plan.stage_of(bucket), bucket) != at.node:
             return False
         if self._named.get(bucket) != at.version:
             return True
-        told = [self._post.told(peer) for peer in plan.receivers(stage, plan.layer_of(bucket)) if peer != at.node]
+        told = [self._post.told(peer) for peer in plan.receivers(bucket) if peer != at.node]
         # One that is steps ahead knows that this step is committed: then the sum is with whoever was required for it.
         return all(x is not None and bucket not in x.reduced and x.committed <= at.version for x in told)
 
-    def _put_whole(self, stage: int, bucket: int, value: V) -> None:
-        key = self._at.reduced(stage, bucket)
+    def _put_whole(self, bucket: int, value: V) -> None:
+        key = self._at.reduced(bucket)
         self._post.mailbox.put(key, value)
         self._post.pass_on(key)
 
@@ -204,18 +206,18 @@ class Summing(Generic[V]):
         at, plan = self._at, self._at.plan
         assert plan is not None
         unknown = False
-        for bucket in plan.buckets(duty.stage):
-            key = at.reduced(duty.stage, bucket)
+        for addend in (x for layer in plan.stages[duty.stage].layers for x in plan.addends[layer]):
+            key = at.reduced(addend.bucket)
             if key in self._post.mailbox:
                 continue
-            reducer = plan.reducer_of(duty.stage, bucket)
+            reducer = plan.reducer_of(key.stage, addend.bucket)
             if reducer == at.node:
-                covered = duty.pipeline in self._post.mailbox.covers(key, self._pipelines)
+                covered = duty.pipeline in self._post.mailbox.covers(key, addend.use, self._pipelines)
             elif (told := self._post.told(reducer)) is None:
                 unknown = True
                 continue
             else:
-                covered = told.committed > at.version or duty.pipeline in told.covers.get(bucket, ())
+                covered = told.committed > at.version or duty.pipeline in told.covers.get(addend, ())
             if not covered:
                 return True
         return None if unknown else False

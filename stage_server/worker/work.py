@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 
 
@@ -33,7 +34,7 @@ class Arrange:
     anew: bool
     fresh: tuple[Duty, ...] = ()  # that begin the step again: what was run ahead for them does not count
     initial: tuple[int, ...] = ()  # layers whose initial state is what the run goes on from
-    buckets: tuple[range, ...] = ()  # of each of the layers: the numbers of its buckets; empty: one, its own number
+    addends: tuple[tuple[Addend, ...], ...] = ()  # of each of the layers; empty: one bucket, with the layer's number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class Reduce:
     stage: int
     step: int
     block: Block
-    leaves: bool  # give the block's gradient, a value a bucket; else it stays, to be merged into a larger one
+    leaves: bool  # give the block's gradient, a value an addend; else it stays, to be merged into a larger one
     tenures: tuple[tuple[Duty, int], ...]  # of the block's duties, ascending; see Run
     left: frozenset[int] = frozenset()  # layers that were merged and given while the last backward ran
 
@@ -79,13 +80,13 @@ class Resume(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class Sum(Generic[V]):
-    """What has come of a bucket of the layer covers all pipelines: add it up the tree."""
+    """What has come of a bucket of the layer covers all pipelines: add each use up the tree, then the uses."""
 
     stage: int
     layer: int
     bucket: int
     step: int
-    blocks: tuple[tuple[Block, V], ...]  # disjoint, ascending
+    uses: tuple[tuple[int, tuple[tuple[Block, V], ...]], ...]  # ascending; the blocks of each too, and disjoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Apply(Generic[V]):
 
     step: int
     scale: float
-    gradients: tuple[tuple[int, tuple[V, ...]], ...]  # (layer, reduced gradients of its buckets)
+    gradients: tuple[tuple[int, tuple[V, ...]], ...]  # (layer, reduced gradients, as ``Plan.addends`` has them)
     catch_up: bool = False  # for one layer that was seeded at an older version
 
 

@@ -22,9 +22,8 @@
 #     _skip_to      to a later step: commits were missed, and every layer is fetched again
 #     _begin_era    to where the plan's era stands: a rollback, or the node's first plan
 #
-# Events come while a piece of work runs, and may void it. So ``finish`` looks whether the work still counts: a Run or
-# Reduce by its step and tenure, a Sum by its reducer, an Install or a catch-up by ``Holdings``, an Apply by the commit
-# at the queue's head.
+# Events may void a piece of work while it runs. ``finish`` looks whether it still counts: a Run or Reduce by step and
+# tenure, a Sum by its reducer, an Install or a catch-up by ``Holdings``, an Apply by the commit at the queue's head.
 
 from collections import deque
 from collections.abc import Iterable
@@ -35,6 +34,7 @@ from culm.pipeline.flow import peers_of
 from culm.pipeline.keys import REDUCED, Key
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.ties import Addend
 from culm.stage_server.worker.applying import Applying
 from culm.stage_server.worker.arranging import Arranging
 from culm.stage_server.worker.early import Arrival
@@ -117,7 +117,7 @@ class Worker(Generic[V]):
 
     def take_plan(self, plan: Plan, at_commit: bool = False) -> None:
         """Adopts a newer plan at once; an older one is refused (rule 3). ``at_commit``: its step begins."""
-        at, before = self.at, self.at.plan
+        at, before, plan = self.at, self.at.plan, plan.with_ties(self.at.ties)
         ahead = before is not None and plan.era == at.era and plan.step > at.committed
         if ahead and any(at.node in stage.required() for stage in plan.stages):
             # The plan counts on this node, so the commit that leads to its step is still to come, and brings the plan.
@@ -164,7 +164,7 @@ class Worker(Generic[V]):
 
     def take_commit(self, commit: Commit) -> None:
         """Queues a commit; it is applied by the next piece of work (rule 2)."""
-        at = self.at
+        at, commit = self.at, commit.with_ties(self.at.ties)
         if commit.term < at.term or commit.era != at.era:
             return
         at.term = commit.term
@@ -262,12 +262,12 @@ class Worker(Generic[V]):
     def _arrive(self, arrival: Arrival[V]) -> None:
         key, value = arrival.key, arrival.value
         if self.post.arrive(arrival) and key is not None and value is not None and key.kind is REDUCED:
-            layer, place = self.at.place_of(key.index)
-            # Also of the running step: an Apply that was made without this gradient may be out. The layer waits for the
-            # gradient as a follow-up; after the last step no later one would show the gap (rule 17).
-            self.holdings.late(layer, place, key.step, value)
-            if key.step >= self.at.version:
-                self.holdings.passed(layer, place, key.step)
+            for layer, place in self.at.places_of(key.index):
+                # Also of the running step: an Apply that was made without this gradient may be out. The layer waits for
+                # the gradient as a follow-up; after the last step no later one would show the gap (rule 17).
+                self.holdings.late(layer, place, key.step, value)
+                if key.step >= self.at.version:
+                    self.holdings.passed(layer, place, key.step)
 
     def _take_early(self) -> None:
         for arrival in self.post.early.take():
@@ -328,10 +328,10 @@ class Worker(Generic[V]):
         self,
         work: Work[V],
         result: V | None = None,
-        values: tuple[tuple[int, V], ...] = (),
+        values: tuple[tuple[Addend, V], ...] = (),
         accumulated: V | None = None,
     ) -> None:
-        """Takes a Run's ``result``, a Reduce's or Sum's ``values`` by bucket. Of work that is void they are dropped."""
+        """Takes a Run's ``result``, a Reduce's or Sum's ``values``. Of work that is void they are dropped."""
         at = self.at
         if isinstance(work, Run):
             self.runner.ran(work, result, accumulated)
@@ -351,7 +351,7 @@ class Worker(Generic[V]):
             self._applied(at.commits.popleft(), work)
         self.facts.progress()
 
-    def has_left(self, work: Reduce, values: Iterable[tuple[int, V]]) -> None:
+    def has_left(self, work: Reduce, values: Iterable[tuple[Addend, V]]) -> None:
         """Takes what a layer gave that left while the last backward of its block runs."""
         self.runner.summing.has_left(work, values)
         self.facts.progress()
@@ -380,7 +380,8 @@ class Worker(Generic[V]):
     def _look_for_gaps(self) -> None:
         """Gradients that came before a state or a commit may show a gap in what is to follow it (rule 11)."""
         for key in (key for key in self.post.mailbox if key.kind is REDUCED):
-            self.holdings.passed(*self.at.place_of(key.index), key.step)
+            for layer, place in self.at.places_of(key.index):
+                self.holdings.passed(layer, place, key.step)
 
     # ---- facts ------------------------------------------------------------------------------------------------------
 

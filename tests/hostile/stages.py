@@ -9,6 +9,7 @@ import torch
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.tensors.pytrees import mapped, tensors_in
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
@@ -79,9 +80,9 @@ def train(job: Job, cuts: tuple[int, ...], splits: bool, passed: Pass = as_it_is
                     stage.backward_of_parameters(m)
         kept_whole = all(torch.equal(gradient, kept) for gradient, kept in given)
         assert kept_whole, "a later backward wrote into a gradient that the stage had given away"
-        reduced: dict[int, Any] = {}
+        reduced: dict[Addend, Any] = {}
         for stage in stages:
             reduced |= merged([stage], Block(0, 1), 1)
         for layer in held:
-            layer.apply(reduced[layer.index], 1.0, 0)
+            layer.apply(reduced[Addend(layer.index)], 1.0, 0)
     return weights_sha256([(layer.index, layer.module.state_dict()) for layer in held])

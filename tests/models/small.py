@@ -1,5 +1,6 @@
 """Small sizes of transformers' architectures, and lines of tokens to train them with."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -38,13 +39,14 @@ SIZES: dict[str, Any] = {
 }
 
 
-def settings_of(architecture: str) -> dict[str, Any]:
+def settings_of(architecture: str, ties: Mapping[str, Any] = UNTIED) -> dict[str, Any]:
+    """``ties``: none, or ``{}`` for those that the architecture has by itself."""
     config = transformers.AutoConfig.for_model(architecture)
     known = config.to_dict()
     found = {name: size for name, size in SIZES.items() if name in known and name not in config.attribute_map}
     if kinds := getattr(config, "layer_types", None):
         found["layer_types"] = (list(dict.fromkeys(kinds)) * 3)[:3]
-    return found | UNTIED
+    return {**found, **ties}
 
 
 class Lines(Dataset[Any]):

@@ -118,7 +118,7 @@ def survives_and_ends_exact(job: Job, folder: Path) -> None:
 
 
 def hugging_face(architecture: str, seed: int, loss: str, **args: Any) -> Job:
-    args = {"model": architecture, **settings_of(architecture), **args}
+    args = {"model": architecture, **settings_of(architecture, {}), **args}  # with the architecture's own ties
     return job_of(
         architecture, seed, "culm.models.hf:layers", "tests.models.small:Lines", f"culm.models.hf:{loss}", args
     )

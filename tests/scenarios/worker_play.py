@@ -10,6 +10,7 @@ from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, PARTIAL, REDUC
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Buckets, Member, Plan, Redundancy, StagePlan, Standby
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.ties import Addend
 from culm.simulator.histories.arithmetic import Number
 from culm.stage_server.worker import effects
 from culm.stage_server.worker.validate import validate
@@ -123,7 +124,11 @@ class WorkerPlay:
         more += f", and the whole sum of {layers_of(reduced)}" if reduced else ""
         self._say(f"{peer} has told all that it holds of this node's{more}")
         standing = effects.Standing(
-            order=at.plan.order, era=at.era, committed=at.version, covers=covers, reduced=frozenset(reduced)
+            order=at.plan.order,
+            era=at.era,
+            committed=at.version,
+            covers={Addend(layer): pipelines for layer, pipelines in covers.items()},
+            reduced=frozenset(reduced),
         )
         self.worker.synced(peer, standing)
         self._after()
@@ -180,7 +185,7 @@ class WorkerPlay:
         self._note(f"is through with layer {layer}")
         self.worker.runner.summing.leaves(self._running.completes, layer)
         value = Number(1, squared_norms=(1.0,))
-        self.worker.has_left(self._running.completes, [(layer, value)])
+        self.worker.has_left(self._running.completes, [(Addend(layer), value)])
         self._after()
 
     def ends(self) -> None:
@@ -201,13 +206,16 @@ class WorkerPlay:
     def _compute(self, work: Work[Number]) -> None:
         self._note(_said(work))
         result = Number(1) if isinstance(work, Run) else None
-        values: tuple[tuple[int, Number], ...] = ()
+        values: tuple[tuple[Addend, Number], ...] = ()
         if isinstance(work, Reduce | Sum):
-            first = work.stage * self._width
-            layers = [work.layer] if isinstance(work, Sum) else sorted({*range(first, first + self._width)} - work.left)
-            values = tuple((layer, Number(1, squared_norms=(1.0,), losses=(1.0, 1.0))) for layer in layers)
+            layers = [work.layer] if isinstance(work, Sum) else self._merged(work)
+            values = tuple((Addend(layer), Number(1, squared_norms=(1.0,), losses=(1.0, 1.0))) for layer in layers)
         self.worker.finish(work, result, values)
         self._after()
+
+    def _merged(self, work: Reduce) -> list[int]:
+        first = work.stage * self._width
+        return sorted({*range(first, first + self._width)} - work.left)
 
     # ---- the text ---------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import Key
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.hostile_peer import Checks, speaking
@@ -50,11 +51,11 @@ class EraLess(Position):
     def result_of(self, instruction: Instruction) -> Key:
         return super().result_of(instruction)._replace(era=0)
 
-    def reduced(self, stage: int, layer: int) -> Key:
-        return super().reduced(stage, layer)._replace(era=0)
+    def reduced(self, bucket: int) -> Key:
+        return super().reduced(bucket)._replace(era=0)
 
-    def partial(self, stage: int, layer: int, block: Block) -> Key:
-        return super().partial(stage, layer, block)._replace(era=0)
+    def partial(self, addend: Addend, block: Block) -> Key:
+        return super().partial(addend, block)._replace(era=0)
 
 
 class TakesOfAnyEra(Post[Number]):

@@ -66,8 +66,9 @@ class SharesBuffers(Arithmetic):
 
 
 class CountsBlocks(Mailbox[Number]):
-    def partials(self, step: int) -> list[tuple[Key, tuple[Block, ...]]]:
-        return [(whole, tuple(sorted(blocks))) for whole, blocks in self._blocks.items() if whole.step == step]
+    def partials(self, step: int) -> list[tuple[Key, dict[int, tuple[Block, ...]]]]:
+        here = [(whole, by_use) for whole, by_use in self._blocks.items() if whole.step == step]
+        return [(whole, {use: tuple(sorted(blocks)) for use, blocks in by_use.items()}) for whole, by_use in here]
 
 
 class WithoutCover(Worker[Number]):
@@ -94,8 +95,8 @@ class WaitsForItsOwn(Worker[Number]):
 class TellsByLayer(Post[Number]):
     def _standing(self, peer: str, order: PlanOrder, plan: Plan) -> Standing:
         standing = super()._standing(peer, order, plan)
-        first = {bucket: plan.bucket_numbers[plan.layer_of(bucket)].start for bucket in standing.covers}
-        covers = {bucket: standing.covers.get(first[bucket], own) for bucket, own in standing.covers.items()}
+        first = {x: x._replace(bucket=plan.bucket_numbers[plan.layer_of(x.bucket)].start) for x in standing.covers}
+        covers = {x: standing.covers.get(first[x], own) for x, own in standing.covers.items()}
         return replace(standing, covers=covers)
 
 

@@ -23,6 +23,7 @@ from culm.pipeline.plan import Buckets, Plan, StagePlan
 from culm.pipeline.plan_bounds import plan_problem
 from culm.pipeline.plan_codec import plan_from_proto, plan_to_proto
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.layer_shapes import LayerShapes, of_buckets
@@ -106,7 +107,7 @@ def test_buckets_have_the_same_numbers_however_the_model_is_cut() -> None:
     one, three = (plan_of(place(nodes, LARGE, count, copies=2, pipelines=8)) for count in (1, 3))
     assert one.bucket_numbers == three.bucket_numbers == (range(8), range(8, 9), range(9, 13))
     assert [three.buckets(s) for s in range(3)] == [*three.bucket_numbers]
-    assert [one.place_of(bucket) for bucket in (0, 7, 8, 12)] == [(0, 0), (0, 7), (1, 0), (2, 3)]
+    assert [one.places_of(bucket) for bucket in (0, 7, 8, 12)] == [[(0, 0)], [(0, 7)], [(1, 0)], [(2, 3)]]
     assert all(three.reducer_of(2, bucket) in three.stages[2].owners for bucket in three.buckets(2))
     assert plan_from_proto(plan_to_proto(three)).stages == three.stages
 
@@ -157,20 +158,20 @@ def gives_the_plain_loops_bits(job: Job, numbers: list[range]) -> None:
     stages = [Stage(job, p, held, True, True, source.loss) for p, held in enumerate(nodes)]
     for held in nodes:
         for layer, mine in zip(held, numbers, strict=True):
-            layer.cut_into(mine)
+            layer.cut.arrange([Addend(bucket) for bucket in mine])
     for step in range(job.job.steps):
         for p, stage in enumerate(stages):
             stage.begin_step(step)
             stage.forward(0, *data.microbatch(step, p, 0))
             stage.backward(0, {})
         parts = [merged([stage], Block(p, p + 1), 2) for p, stage in enumerate(stages)]
-        assert sorted(parts[0]) == list(range(last))
+        assert sorted(parts[0]) == [Addend(bucket) for bucket in range(last)]
         reduced: dict[int, Value] = {}
         for layer, mine in zip(nodes[0], numbers, strict=True):
             whole = []
             for bucket in mine:
-                total = layer.sum_up({Block(p, p + 1): part[bucket] for p, part in enumerate(parts)}, 2)
-                whole.append(layer.whole(total, job.train.clip_norm is not None))
+                use = {Block(p, p + 1): part[Addend(bucket)] for p, part in enumerate(parts)}
+                whole.append(layer.sum_up([use], 2, job.train.clip_norm is not None))
             norms = tuple(norm for value in whole for norm in value.squared_norms)
             reduced[layer.index] = replace(joined(whole), squared_norms=norms)
         scale = clip_scale(norms_of(reduced), job.train.clip_norm)

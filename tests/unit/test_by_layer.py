@@ -16,12 +16,13 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
-from culm.stage_server.compute.compute import Compute, Values
+from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import CPU, Device, Event
-from culm.stage_server.compute.layer import HeldLayer
+from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Arrange, Reduce, Run
 from tests.late_device import Late
@@ -98,7 +99,7 @@ class OneNode:
         self._data = Microbatches(job, source.dataset())
 
     def step(self, step: int) -> None:
-        block, values = Block(0, self._pipelines), dict[int, Value]()
+        block, values = Block(0, self._pipelines), dict[Addend, Value]()
 
         def through(layer: HeldLayer) -> None:
             values.update(merged_layer(self._stages, layer, block, self._pipelines))
@@ -112,18 +113,19 @@ class OneNode:
             for m in range(last + 1):
                 completes = p == self._pipelines - 1 and m == last
                 stage.backward(m, {}, through=through if completes else None)
-        self.left = list(values)
-        values |= merged(self._stages, block, self._pipelines, set(values))
-        scale = clip_scale(norms_of(values), self.job.train.clip_norm)
+        self.left = [layer for layer, _ in values]
+        values |= merged(self._stages, block, self._pipelines, set(self.left))
+        reduced = {layer: value for (layer, _), value in values.items()}
+        scale = clip_scale(norms_of(reduced), self.job.train.clip_norm)
         for layer in self.held:
-            layer.apply(values[layer.index], scale, 0)
+            layer.apply(reduced[layer.index], scale, 0)
 
 
-def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[int, Value]:
+def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[Addend, Value]:
     """The gradient of the first two of three pipelines, by layer, whole; ``by_layer``: while their last backward runs,
     where the device does that.
     """
-    compute, values = Compute(job, ModelSource(job), device), dict[int, Value]()
+    compute, values = Compute(job, ModelSource(job), device), dict[Addend, Value]()
     duties = [Duty(p, 0) for p in range(2)]
     tenures = tuple((duty, 1) for duty in duties)
     ranges = tuple((duty, range(6)) for duty in duties)
@@ -139,8 +141,9 @@ def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[int, Value]:
         for instruction in job.schedule.order(duty, 1):
             completes = work if by_layer and instruction == Instruction(duties[1], "B", 1) else None
             compute.do(Run(instruction=instruction, step=0, tenure=1, operand=None, completes=completes))
-    assert sorted(values) == ([1, 2, 3, 4, 5] if by_layer else [])
-    return values | dict(compute.do(replace(work, left=frozenset(values))).values)
+    left = [layer for layer, _ in values]
+    assert sorted(left) == ([1, 2, 3, 4, 5] if by_layer else [])
+    return values | dict(compute.do(replace(work, left=frozenset(left))).values)
 
 
 HERE, THERE = "tests.unit.test_by_layer", "tests.unit.test_exactness"
@@ -173,10 +176,10 @@ def test_layers_that_leave_early_have_the_plain_loops_bits(
 def test_a_layer_that_leaves_is_whole_once_its_event_has_passed(device: Device) -> None:
     job = job_of(f"{THERE}:layers", 3, 2)
     early, after = (blocks_of(job, device, by_layer) for by_layer in (True, False))
-    assert sorted(early) == sorted(after) == list(range(6))
-    for layer, value in after.items():
-        assert early[layer].losses == value.losses
-        for (name, one), (other, another) in zip(early[layer].tensors, value.tensors, strict=True):
+    assert sorted(early) == sorted(after) == [Addend(layer) for layer in range(6)]
+    for addend, value in after.items():
+        assert early[addend].losses == value.losses
+        for (name, one), (other, another) in zip(early[addend].tensors, value.tensors, strict=True):
             assert name == other
             assert torch.equal(one, another)
 

@@ -1,7 +1,7 @@
 """Stages run one after the other, as a pipeline runs them, give the plain loop's bits."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from culm.pipeline.job import Job, parse_job
 from culm.pipeline.partition import partition
 from culm.pipeline.schedule import timetable
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.ties import Addend, addends
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
@@ -27,9 +28,22 @@ from culm.stage_server.compute.stage import Stage, merged
 from tests.unit.test_wire import through_the_wire
 
 
-def gradient_of(stages: Sequence[Stage]) -> dict[int, Value]:
+def gradient_of(stages: Sequence[Stage]) -> dict[Addend, Value]:
     """Of one stage in all pipelines."""
     return merged(stages, tree.Block(0, len(stages)), len(stages))
+
+
+def whole_sums(held: Sequence[HeldLayer], stages: Iterable[Sequence[Stage]], clips: bool) -> dict[int, Value]:
+    """By bucket, which is a layer. ``stages``: each in all pipelines."""
+    given: dict[Addend, Value] = {}
+    for each in stages:
+        given |= gradient_of(each)
+        block = tree.Block(0, len(each))
+    found = {}
+    for layer in held:
+        uses = [{block: given[addend]} for addend in sorted(given) if addend.bucket == layer.index]
+        found[layer.index] = layer.sum_up(uses, len(block.pipelines), clips) if len(uses) > 1 else uses[0][block]
+    return found
 
 
 def norms_of(values: Mapping[int, Value]) -> list[float]:
@@ -171,6 +185,9 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
         Stage(job, 0, held[first:end], first == 0, end == source.layer_count, source.loss, job.schedule.splits_at(s))
         for s, (first, end) in enumerate(ranges)
     ]
+    layout = addends([range(i, i + 1) for i in range(source.layer_count)], source.ties)
+    for layer, own in zip(held, layout, strict=True):
+        layer.cut.arrange(own)
     data = Microbatches(job, source.dataset())
     losses = []
     for step in steps:
@@ -190,14 +207,12 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
             else:
                 made = Value.gradients(stages[s].backward(m, gradients.get((s + 1, m), {})))
                 gradients[s, m] = through_the_wire(made, 1 << 10).by_place()
-        reduced: dict[int, Value] = {}
-        for stage in stages:
-            reduced |= gradient_of([stage])
+        reduced = whole_sums(held, [[stage] for stage in stages], job.train.clip_norm is not None)
         scale = clip_scale(norms_of(reduced), job.train.clip_norm)
         step_losses = reduced[source.layer_count - 1].losses
         losses.append(sum(step_losses) / len(step_losses))
         for layer in held:
-            layer.apply(reduced[layer.index], scale, step)
+            layer.apply(layer.cut.joined([reduced[x.bucket] for x in layout[layer.index]]), scale, step)
     return losses
 
 
@@ -395,7 +410,7 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
                 stages[p].forward(m, *data.microbatch(step, p, m))
             else:
                 stages[p].backward(m, {})
-        values = gradient_of(stages)
+        values = whole_sums(held, [stages], job.train.clip_norm is not None)
         scale = clip_scale(norms_of(values), job.train.clip_norm)
         for layer in held:
             layer.apply(values[layer.index], scale, 0)

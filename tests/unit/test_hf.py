@@ -1,5 +1,6 @@
 """Models of transformers, cut into layers: each computes the bits of the whole model, and a stage those of the loop."""
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -178,12 +179,53 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
         hf.layers(str(tmp_path), vocab_size=77)[0]()
 
 
+# ---- ties -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("architecture", "head", "names"),
+    [
+        ("gpt2", "CausalLM", [["0.model.transformer.wte.weight", "4.model.lm_head.weight"]]),
+        ("gemma3_text", "CausalLM", [["0.model.model.embed_tokens.weight", "4.model.lm_head.weight"]]),
+        (
+            "bert",
+            "MaskedLM",
+            [["0.model.bert.embeddings.word_embeddings.weight", "4.model.cls.predictions.decoder.weight"]],
+        ),
+    ],
+)
+def test_the_ties_of_an_architecture_are_found(architecture: str, head: str, names: list[list[str]]) -> None:
+    torch.manual_seed(0)
+    layers = hf.layers(architecture, head, **settings_of(architecture, {}))
+    assert layers.tied == names
+    embed, last = dict(layers[0]().named_parameters()), dict(layers[4]().named_parameters())
+    assert names[0][0].partition(".")[2] in embed
+    assert names[0][1].partition(".")[2] in last
+
+
+def test_a_tied_model_gives_the_logits_of_the_whole_one(tmp_path: Path) -> None:
+    torch.manual_seed(8)
+    config = transformers.AutoConfig.for_model("gpt2", **settings_of("gpt2", {}))
+    tied: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    tied.save_pretrained(tmp_path)
+    tokens = torch.randint(3, TOKENS, (2, 7), generator=torch.Generator().manual_seed(1))
+    expected = tied.eval()(tokens, use_cache=False).logits
+    assert torch.equal(through([make() for make in hf.layers(str(tmp_path))], tokens), expected)
+
+
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def job_of(architecture: str, stages: int, splits: bool = False, loss: str = "next_token", **args: Any) -> Job:
+def job_of(
+    architecture: str,
+    stages: int,
+    splits: bool = False,
+    loss: str = "next_token",
+    ties: Mapping[str, Any] = UNTIED,
+    **args: Any,
+) -> Job:
     job = make_job(stages, 3, ADAMW, True, count=2)
-    args = {"model": architecture, **settings_of(architecture), **args}
+    args = {"model": architecture, **settings_of(architecture, ties), **args}
     changes = {
         "model": job.model.model_copy(update={"layers": "culm.models.hf:layers", "args": args}),
         "data": job.data.model_copy(update={"dataset": "tests.models.small:Lines", "args": {}}),
@@ -203,8 +245,17 @@ def test_every_cut_gives_the_plain_loops_bits(architecture: str, stages: int, sp
     gives_the_plain_loops_bits(job)
 
 
-def test_bert_learns_masked_tokens() -> None:
-    job = job_of("bert", 3, loss="each_token", head="MaskedLM")
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma3_text"])
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_every_cut_of_a_tied_model_gives_the_plain_loops_bits(architecture: str, stages: int) -> None:
+    job = job_of(architecture, stages, ties={})
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+@pytest.mark.parametrize("ties", [{}, UNTIED], ids=["tied", "untied"])
+def test_bert_learns_masked_tokens(ties: Mapping[str, Any]) -> None:
+    job = job_of("bert", 3, loss="each_token", head="MaskedLM", ties=ties)
     check_job(job)
     gives_the_plain_loops_bits(job)
 
@@ -215,7 +266,6 @@ def test_bert_learns_masked_tokens() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ({"model": "gpt2"}, "add tie_word_embeddings = false to args"),
         ({"model": "no/such/folder"}, "no model at 'no/such/folder'"),
         ({"model": "llama", "head": "Nothing"}, "transformers has no AutoModelForNothing"),
         ({"model": "llama", "dtype": "float99"}, "torch has no dtype 'float99'"),

@@ -16,7 +16,7 @@ SMALL = st.integers(0, 2**32 - 1)
 LARGE = st.integers(0, 2**64 - 1)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
-keys = st.builds(Key, SMALL, LARGE, SMALL, st.sampled_from(Kind), SMALL, SMALL, SMALL)
+keys = st.builds(Key, SMALL, LARGE, SMALL, st.sampled_from(Kind), SMALL, SMALL, SMALL, SMALL)
 stages = st.builds(
     StagePlan,
     SMALL,

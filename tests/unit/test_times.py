@@ -7,6 +7,7 @@ import pytest
 from culm.pipeline.messages import times_from_proto, times_to_proto
 from culm.pipeline.plan import Member, Plan, StagePlan
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.ties import Addend
 from culm.pipeline.times import TimeSplit
 from culm.pipeline.tree import Block
 from culm.stage_server.watching.time_split import Phase, Times, phase_of, redundant_share
@@ -122,5 +123,5 @@ def test_waiting_for_a_tensor_of_the_step_is_a_bubble_and_nothing_else_is() -> N
         worker.finish(work, Nothing())
     reduce = worker.next_work()
     assert isinstance(reduce, Reduce)
-    worker.finish(reduce, values=((1, Nothing()),))
+    worker.finish(reduce, values=((Addend(1), Nothing()),))
     assert not waits_for_input(worker), "only the commit is missing"
