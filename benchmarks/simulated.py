@@ -198,10 +198,10 @@ class Herd:
         self._await(COMMIT)
         said = []
         for s, stage in reversed(list(enumerate(self.plan.stages))):
-            losses = self._losses if s == len(self.plan.stages) - 1 else []
+            tallies = self._losses if s == len(self.plan.stages) - 1 else []
             where = {"era": self.plan.era, "step": self.committed, "stage": s, "first_layer": stage.first_layer}
             norms = [1.0] * (stage.end_layer - stage.first_layer)
-            ready = pb.AttendRequest(ready=pb.Ready(**where, squared_norms=norms, losses=losses))
+            ready = pb.AttendRequest(ready=pb.Ready(**where, squared_norms=norms, tallies=tallies))
             said += [(node, ready) for node in (*(b.node for b in stage.standbys), *dict.fromkeys(stage.owners))]
         for node, ready in said[:-1]:
             await self.nodes[node].say(ready)

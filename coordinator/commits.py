@@ -33,8 +33,9 @@ from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.coordinator.step_cost import Situation
+from culm.pipeline import tally
 from culm.pipeline.checkpoints.manifest import folder_of
-from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, mean, stop_in_words
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, Stages
@@ -88,12 +89,14 @@ def commit_if_ready(state: State, now: float) -> Decision:
         return state, ()
     settings = state.settings
     step = state.committed
-    fault = fault_in(state.norms, state.losses)
+    fault = fault_in(state.norms, tally.losses(state.tallies, settings.tally_size))
     if fault and settings.nonfinite == "stop":
         return _stopped(state, fault)
     norms = [state.norms[layer] for layer in sorted(state.norms)]
-    scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm)
-    loss = mean(state.losses, settings.pipelines)
+    count = tally.counted(state.tallies, settings.tally_size, settings.pipelines)
+    fault = fault or ("" if count else "nothing counts in any of its microbatches")
+    scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm, count)
+    loss = tally.loss(state.tallies, settings.tally_size, settings.pipelines)
     recovered = tuple(_recovered(state, lost, now) for lost in state.lost_owners)
     # Before the facts go: a copy is hot by the same facts that make the step count. Owners are among these as well;
     # ``settle`` asks for standbys alone.
@@ -106,7 +109,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     state = links.carried(state, plan, now)  # by the plan of the step that is over, not by the next one
     before = state  # its facts are about the step that is committed now; what follows begins without any
     state = replace(
-        state, committed=step + 1, facts={}, norms={}, losses=(), lost_owners=(), detail="training", waits={}
+        state, committed=step + 1, facts={}, norms={}, tallies=(), lost_owners=(), detail="training", waits={}
     )
     state = replace(state, failures=failures.committed(state.failures, step), checkpoints=_not_written_over(state))
     next_plan = None

@@ -199,7 +199,7 @@ def _ready(state: State, report: Ready, now: float) -> Decision:
         return replace(state, following=_with_layers(state.following, report.node, report.layers)), ()
     # First value wins: a fact is kept by key, never added up twice. An heir reports a stage that its owner had reported
     # already (rule 7).
-    losses = state.losses or report.losses
+    tallies = state.tallies or report.tallies
     norms = {**dict(zip(report.layers, report.squared_norms, strict=True)), **state.norms}
     lost_owners = tuple(
         replace(x, redone=report.redone) if (x.stage, x.heir) == (report.stage, report.node) else x
@@ -209,7 +209,7 @@ def _ready(state: State, report: Ready, now: float) -> Decision:
         state,
         facts=_with_layers(state.facts, report.node, report.layers),
         norms=norms,
-        losses=losses,
+        tallies=tallies,
         lost_owners=lost_owners,
         nodes={**state.nodes, report.node: replace(node, heard_at=now)},
     )

@@ -17,6 +17,7 @@
 # coordinator; a squared norm of -1 ended it.
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from culm.coordinator.state import State
@@ -212,9 +213,11 @@ def _ready(state: State, said: pb.Ready) -> str:
     # A NaN is not below zero: it passes, as the job's own fault.
     if any(norm < 0.0 for norm in said.squared_norms):
         return f"a squared norm is {min(said.squared_norms)}, which is negative"
-    microbatches = state.settings.microbatches_of_step
-    if len(said.losses) not in (0, microbatches):
-        return f"it tells {len(said.losses)} losses for {microbatches} microbatches"
+    microbatches, size = state.settings.microbatches_of_step, state.settings.tally_size
+    if len(said.tallies) not in (0, microbatches * size):
+        return f"it tells {len(said.tallies)} tallies for {microbatches} microbatches of {size}"
+    if size > 1 and any(not isfinite(count) or count < 0.0 for count in said.tallies[1::size]):
+        return "a count is negative, or not finite"
     # An heir may run each microbatch's forward, backward and, with zb-h1, the backward's second half again.
     most = 3 * microbatches
     return f"it has redone {said.redone} instructions of a stage with at most {most}" if said.redone > most else ""

@@ -128,7 +128,7 @@ class Ready:
     # Of the layers from first_layer on. Whoever holds the gradient has the same norms, to the last bit: they came with
     # it (rule 4). One that is not finite says that the gradient is not (rule 18).
     squared_norms: tuple[float, ...]
-    losses: tuple[float, ...] = ()  # of every microbatch, in order, from holders of the last stage; else empty
+    tallies: tuple[float, ...] = ()  # of every microbatch, in order, from holders of the last stage; else empty
     redone: int = 0  # instructions that an heir ran though the lost owner had finished them
 
     @property

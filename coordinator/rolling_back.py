@@ -60,7 +60,7 @@ def roll_back(state: State, why: str) -> Decision:
         facts={},
         following={},
         norms={},
-        losses=(),
+        tallies=(),
         saved={},
         storage=replace(state.storage, unread={}, examined=False, fault="", fault_step=0),
         last_commit=None,

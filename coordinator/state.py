@@ -62,6 +62,7 @@ class Settings:
     by_value: bool = False  # whether a shape is chosen by dollars for a step, in place of its length
     measured: bool = False  # whether the model is cut by times that nodes measure
     clip_norm: float | None = None
+    tally_size: int = 1  # numbers that the loss tells of a microbatch: see ``culm.pipeline.tally``
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     bulks_before: BulksBefore = NOTHING_BEFORE
@@ -268,10 +269,10 @@ class State:
     facts: Layers = field(default_factory=dict)
     # Who, being seeded, reported so for an earlier step: it has caught up, and commits wait for it from now on.
     following: Layers = field(default_factory=dict)
-    # Layer -> squared norm, and the losses of the step's microbatches. The first report of each counts: an heir reports
-    # what its owner had reported already, and to add that up would count it twice (rule 7).
+    # Layer -> squared norm, and the tallies of the step's microbatches. The first report of each counts: an heir
+    # reports what its owner had reported already, and to add that up would count it twice (rule 7).
     norms: Mapping[int, float] = field(default_factory=dict)
-    losses: tuple[float, ...] = ()
+    tallies: tuple[float, ...] = ()
     last_commit: Commit | None = None
     # Invariant: empty after every commit, and added to only while the run is RUNNING.
     lost_owners: tuple[LostOwner, ...] = ()

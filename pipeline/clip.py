@@ -1,10 +1,9 @@
 """The factor that a commit puts on a step's gradients: from clip_norm, or SKIPPED where a number is not finite."""
 
 import math
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from culm.pipeline import tree
+from culm.pipeline.tally import in_order
 
 # These functions see facts alone, and add them up in one fixed order. So every coordinator comes to the same commit
 # (rule 7), and the plain loop to the same step.
@@ -18,35 +17,20 @@ SKIPPED = 0.0
 NORM_CHUNK = 1 << 18
 
 
-def mean(losses: Sequence[float], pipelines: int = 1) -> float:
-    """The mean of a step's losses, pipeline by pipeline; 0.0 of no losses.
-
-    They are added as gradients are: those of a pipeline one after the other, then the tree (rule 19).
-    """
-    each = len(losses) // pipelines
-    sums = [in_order(losses[p * each : (p + 1) * each]) for p in range(pipelines)]
-    return tree.total(sums, operator.add) / len(losses) if losses else 0.0
-
-
-def in_order(numbers: Iterable[float]) -> float:
-    """Their sum, one after the other: Python's ``sum`` rounds differently from 3.12 on."""
-    total = 0.0
-    for number in numbers:
-        total += number
-    return total
-
-
-def clip_scale(squared_norms: Sequence[float], clip_norm: float | None) -> float:
-    """``min(1, clip_norm / (norm + 1e-6))`` of the whole gradient; 1.0 without ``clip_norm``. Never ``SKIPPED``.
+def clip_scale(squared_norms: Sequence[float], clip_norm: float | None, count: float = 1.0) -> float:
+    """``min(1, clip_norm / (norm + 1e-6)) / count`` of the whole gradient; ``1 / count`` without ``clip_norm``.
 
     ``squared_norms`` are the layers' squared L2 norms in order of layer index: the order of summation is part of
-    the result's bits.
+    the result's bits. ``count``: by what the gradient is to be divided, and its norm too. SKIPPED of a count of 0, and
+    of no other.
     """
+    if not count:
+        return SKIPPED
     if clip_norm is None:
-        return 1.0
-    total = in_order(squared_norms)
+        return 1.0 / count
+    norm = math.sqrt(in_order(squared_norms)) / count
     # 1e-6 as in torch's clip_grad_norm_. A huge norm may divide down to 0.0, which holders would read as SKIPPED.
-    return min(1.0, clip_norm / (math.sqrt(total) + 1e-6)) or math.ulp(0.0)
+    return min(1.0, clip_norm / (norm + 1e-6)) / count or math.ulp(0.0)
 
 
 def fault_in(squared_norms: Mapping[int, float], losses: Sequence[float]) -> str:

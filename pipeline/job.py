@@ -111,7 +111,12 @@ class DataSection(_Section):
 class TrainSection(_Section):
     """Loss and optimizer."""
 
-    loss: Annotated[Factory, "called with (output, target); a mean over the microbatch"]
+    loss: Annotated[Factory, "called with (output, target); a mean over the microbatch, or as `reduction` says"]
+    reduction: Annotated[
+        Literal["mean", "sum"],
+        '"mean": a step\'s loss is the mean of its microbatches\'. "sum": the loss returns a pair, the sum over a '
+        "microbatch and over how many it is, such as tokens; the step's is the whole sum divided by the whole count",
+    ] = "mean"
     optimizer: Annotated[Factory, "a torch.optim.Optimizer"]
     optimizer_args: Annotated[Arguments, "what it is made with, beside the parameters"] = {}
     groups: Annotated[
@@ -143,6 +148,11 @@ class TrainSection(_Section):
         'what becomes of a step whose loss or gradient is NaN or infinite: "stop" ends the run there, with the weights '
         'of the step before; "skip" commits it, and neither weights nor buffers nor the optimizer\'s state change',
     ] = "stop"
+
+    @property
+    def tally_size(self) -> int:
+        """Numbers that the loss tells of a microbatch: see ``culm.pipeline.tally``."""
+        return 2 if self.reduction == "sum" else 1
 
 
 class PipelineSection(_Section):

@@ -416,7 +416,7 @@ class Ready(_message.Message):
     STAGE_FIELD_NUMBER: _builtins.int
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
     SQUARED_NORMS_FIELD_NUMBER: _builtins.int
-    LOSSES_FIELD_NUMBER: _builtins.int
+    TALLIES_FIELD_NUMBER: _builtins.int
     REDONE_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
@@ -428,8 +428,8 @@ class Ready(_message.Message):
     @_builtins.property
     def squared_norms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     @_builtins.property
-    def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The last stage only: the loss of each microbatch, in order."""
+    def tallies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The last stage only: what the loss told of each microbatch, in order (pipeline/tally.py)."""
 
     def __init__(
         self,
@@ -439,12 +439,12 @@ class Ready(_message.Message):
         stage: _builtins.int = ...,
         first_layer: _builtins.int = ...,
         squared_norms: _abc.Iterable[_builtins.float] | None = ...,
-        losses: _abc.Iterable[_builtins.float] | None = ...,
+        tallies: _abc.Iterable[_builtins.float] | None = ...,
         redone: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "first_layer", b"first_layer", "losses", b"losses", "redone", b"redone", "squared_norms", b"squared_norms", "stage", b"stage", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "first_layer", b"first_layer", "redone", b"redone", "squared_norms", b"squared_norms", "stage", b"stage", "step", b"step", "tallies", b"tallies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

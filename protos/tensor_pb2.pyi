@@ -155,7 +155,7 @@ class ValueHeader(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     SQUARED_NORMS_FIELD_NUMBER: _builtins.int
-    LOSSES_FIELD_NUMBER: _builtins.int
+    TALLIES_FIELD_NUMBER: _builtins.int
     STRUCTURE_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
@@ -172,9 +172,9 @@ class ValueHeader(_message.Message):
         """
 
     @_builtins.property
-    def losses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Of the model's last layer only, in REDUCED, PARTIAL (of its first bucket) and ACCUMULATED: the loss of each microbatch
-        in it, in order.
+    def tallies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Of the model's last layer only, in REDUCED, PARTIAL (of its first bucket) and ACCUMULATED: what the loss told of each
+        microbatch in it, in order (pipeline/tally.py).
         """
 
     def __init__(
@@ -183,12 +183,12 @@ class ValueHeader(_message.Message):
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
         total_bytes: _builtins.int = ...,
         squared_norms: _abc.Iterable[_builtins.float] | None = ...,
-        losses: _abc.Iterable[_builtins.float] | None = ...,
+        tallies: _abc.Iterable[_builtins.float] | None = ...,
         structure: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["losses", b"losses", "squared_norms", b"squared_norms", "structure", b"structure", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["squared_norms", b"squared_norms", "structure", b"structure", "tallies", b"tallies", "tensors", b"tensors", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -216,7 +216,7 @@ class StageServer:
         available = availability(job, source, device, welcome, memory, spill, compute.told_samples)
         worker.at.term, worker.at.ties = welcome.term, source.ties
         patience = Patience(welcome.patience_seconds or self._settings.patience)
-        run = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
+        run = run_of(job, source)
         faults = Faults(self._settings.kill_at)
         allowance = allowance_for(available, device, self._settings.spill_folder)
         node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run, allowance)

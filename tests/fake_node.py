@@ -27,9 +27,9 @@ class FakeNode:
         return order
 
     async def ready(self, stage: int, step: int = 0) -> None:
-        losses = [0.5, 0.25, 0.5, 0.25] if stage == 1 else []  # of four microbatches
+        tallies = [0.5, 0.25, 0.5, 0.25] if stage == 1 else []  # of four microbatches
         norms = [1.0] if stage == 0 else [1.0, 2.0, 3.0]  # four layers cost 4, 3, 2, 1: the first is a stage
-        ready = pb.Ready(step=step, stage=stage, first_layer=stage, squared_norms=norms, losses=losses)
+        ready = pb.Ready(step=step, stage=stage, first_layer=stage, squared_norms=norms, tallies=tallies)
         await self.say(ready=ready)
 
     async def ended(self) -> bool:

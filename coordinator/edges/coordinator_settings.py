@@ -54,6 +54,7 @@ class CoordinatorSettings:
             samples_per_step=job.samples_per_step,
             tokens_per_step=job.samples_per_step * (job.data.tokens_per_sample or 0),
             clip_norm=job.train.clip_norm,
+            tally_size=job.train.tally_size,
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,

@@ -162,7 +162,7 @@ def without_volatile(state: State) -> State:
         facts={},
         following={},
         norms={},
-        losses=(),
+        tallies=(),
         lost_owners=(),
         storage=Storage(),
         review=None,

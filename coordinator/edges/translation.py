@@ -131,7 +131,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
         )
     if body == "ready":
         r = request.ready
-        norms, losses = tuple(r.squared_norms), tuple(r.losses)
+        norms, tallies = tuple(r.squared_norms), tuple(r.tallies)
         return reports.Ready(
             node=node,
             incarnation=incarnation,
@@ -140,7 +140,7 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             stage=r.stage,
             first_layer=r.first_layer,
             squared_norms=norms,
-            losses=losses,
+            tallies=tallies,
             redone=r.redone,
         )
     if body == "resumed":

@@ -95,6 +95,18 @@ def next_token(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return each_token(logits[:, :-1], tokens[:, 1:])
 
 
+def next_token_sum(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as a sum, and over how many tokens it is: for ``reduction = "sum"``, where samples differ in length."""
+    return each_token_sum(logits[:, :-1], tokens[:, 1:])
+
+
+def each_token_sum(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``each_token`` as a sum, and over how many labels it is."""
+    flat, counts = logits.flatten(0, 1).float(), labels != IGNORED
+    total = nn.functional.cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total, counts.sum()
+
+
 def each_token(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The mean cross-entropy of the labels, such as of masked tokens.
 

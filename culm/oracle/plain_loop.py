@@ -24,9 +24,10 @@ from culm.pipeline.user_code.streams import seed_all, stream_seed
 #
 # - every layer's forward draws from its own seed, and every microbatch's samples from theirs;
 # - what a layer gives, and its gradient, is numbers in memory, no conjugate that torch puts off;
-# - a loss is divided by the number of the step's microbatches before its backward, and gradients add up in microbatch
-#   order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``, then the uses of a parameter that several
-#   layers have, in order of layers (rule 22);
+# - a loss that is a mean is divided by the number of the step's microbatches before its backward; of sums the whole
+#   gradient is divided by the whole count, in one product with what clipping asks for;
+# - gradients add up in microbatch order within a pipeline, pipelines as the tree of ``culm.pipeline.tree``, then the
+#   uses of a parameter that several layers have, in order of layers (rule 22);
 # - every pipeline starts a step from the same buffers, and those of the next step are pipeline 0's (rule 21);
 # - squared norms are taken in float64, parameter by parameter in chunks of ``NORM_CHUNK``, and added up by layer;
 # - the mean loss is a sum in microbatch order within a pipeline, then the tree, divided once.
@@ -64,6 +65,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     precision = precision_of(job)
     data = Microbatches(job, source.dataset())
     pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
+    sums_up = job.train.reduction == "sum"
     losses: list[float] = []
     traced: list[list[str]] = []
     begun = time.perf_counter()
@@ -71,27 +73,32 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         before = _buffers(model)
         of_step: list[float] = []
         sums: list[float] = []
+        counts: list[float] = []
         gradients: list[list[torch.Tensor | None]] = []
         after: list[list[list[torch.Tensor]]] = []
         for pipeline in range(pipelines):
             _put_back(model, before)
             for parameter in parameters:
                 parameter.grad = None
-            total = 0.0
+            total = number = 0.0
             for index in range(microbatches):
                 found = data.microbatch(step, pipeline, index)
                 x, target = (mapped(lambda tensor: tensor.to(device), part) for part in found)
                 with precision():
-                    for number, layer in enumerate(model):
-                        seed_all(stream_seed(job.job.seed, step, pipeline, index, number))
+                    for place, layer in enumerate(model):
+                        seed_all(stream_seed(job.job.seed, step, pipeline, index, place))
                         x = between_layers(layer(x))
-                    loss = source.loss(x, target)
+                    returned = source.loss(x, target)
                 fresh = [parameter for parameter in parameters if parameter.grad is None]
-                (loss / (pipelines * microbatches)).backward()
+                # A sum is divided once, by the step's whole count; means are each microbatch's part of the step.
+                loss, counted = returned if sums_up else (returned, 0.0)
+                (loss if sums_up else loss / (pipelines * microbatches)).backward()
                 own_gradients(fresh)
                 of_step.append(loss.item())
                 total += of_step[-1]
+                number += float(counted)
             sums.append(total)
+            counts.append(number)
             gradients.append([parameter.grad for parameter in parameters])
             after.append(_buffers(model))
         _put_back(model, after[0])
@@ -105,15 +112,16 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         fault = fault_in(dict(enumerate(squared)), of_step)
         if fault and job.train.nonfinite != "skip":
             raise Stopped(stop_in_words(step, fault))
-        if fault:
+        count = _tree(counts) if sums_up else 1.0
+        if fault or not count:
             _put_back(model, before)
         else:
-            if job.train.clip_norm is not None:
-                _clip(model, squared, job.train.clip_norm)
+            _scale(model, squared, job.train.clip_norm, count)
             optimizer.step()
         if scheduler is not None:
             scheduler.step()  # a step that is skipped counts
-        losses.append(_tree(sums) / (pipelines * microbatches))
+        of = count if sums_up else pipelines * microbatches
+        losses.append(_tree(sums) / of if of else 0.0)
         if trace:
             traced.append([hash_layer(i, layer.state_dict()) for i, layer in enumerate(model)])
         if on_step is not None:
@@ -187,12 +195,15 @@ def _put_back(model: list[torch.nn.Module], before: list[list[torch.Tensor]]) ->
                 buffer.copy_(old)
 
 
-def _clip(model: list[torch.nn.Module], squared: list[float], clip_norm: float) -> None:
-    """Scales all gradients so that their norm is at most ``clip_norm``, by the formula of ``clip.clip_scale``."""
+def _scale(model: list[torch.nn.Module], squared: list[float], clip_norm: float | None, count: float) -> None:
+    """Divides all gradients by the count, and scales them so that their norm is at most ``clip_norm``: in one product,
+    by the formula of ``clip.clip_scale``.
+    """
     total = 0.0
     for of_layer in squared:
         total += of_layer
-    scale = min(1.0, clip_norm / (math.sqrt(total) + 1e-6))
+    scale = 1.0 if clip_norm is None else min(1.0, clip_norm / (math.sqrt(total) / count + 1e-6))
+    scale = scale / count
     if scale != 1.0:
         for layer in model:
             for parameter in layer.parameters():

@@ -16,14 +16,14 @@ OUTPUT, CONSTANT = "output", "constant"
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """Named tensors in order. ``squared_norms`` and ``losses`` belong to reduced gradients (see tensor.proto).
+    """Named tensors in order. ``squared_norms`` and ``tallies`` belong to reduced gradients (see tensor.proto).
 
     ``structure``: of an activation, as text; empty where it is one tensor without a container.
     """
 
     tensors: tuple[tuple[str, torch.Tensor], ...]
     squared_norms: tuple[float, ...] = ()
-    losses: tuple[float, ...] = ()
+    tallies: tuple[float, ...] = ()
     structure: str = ""
 
     @staticmethod

@@ -17,7 +17,7 @@ from culm.protos import tensor_pb2
 
 # A value of three tensors of 3 MiB, 8 bytes and 8 bytes:
 #
-#     header    names, dtypes, shapes, strides; total_bytes; squared norms, losses. It comes with the piece at offset 0.
+#     header    names, dtypes, shapes, strides; total_bytes; squared norms, tallies. It comes with the first piece.
 #     bytes     | tensor 0 ------------------------------------ | tensor 1 | tensor 2 |
 #     pieces    | at 0: 2 MiB --------- | at 2 MiB: the rest of tensor 0, and both others |
 #
@@ -48,9 +48,9 @@ def header_of(value: Value) -> tensor_pb2.ValueHeader:
     """The header. Nobody may change it: another value's header may be the same message."""
     kinds = tuple([(name, tensor.dtype, tensor.shape, tensor.stride()) for name, tensor in value.tensors])
     specs = _specs(kinds, value.structure)
-    if not value.squared_norms and not value.losses:
+    if not value.squared_norms and not value.tallies:
         return specs
-    header = tensor_pb2.ValueHeader(squared_norms=value.squared_norms, losses=value.losses)
+    header = tensor_pb2.ValueHeader(squared_norms=value.squared_norms, tallies=value.tallies)
     header.MergeFrom(specs)
     return header
 
@@ -167,7 +167,7 @@ class Assembler(Passing):
             tensors.append((spec.name, laid_out(tensor, tuple(spec.strides)) if spec.strides else tensor))
             start += count * dtype.itemsize
         header = self._header
-        return Value(tuple(tensors), tuple(header.squared_norms), tuple(header.losses), header.structure)
+        return Value(tuple(tensors), tuple(header.squared_norms), tuple(header.tallies), header.structure)
 
     def _tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...], count: int) -> torch.Tensor:
         if not count:

@@ -39,6 +39,7 @@ from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.refusals import changes_parameter, reads_late, writes_into_buffer, writes_into_overlapping
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
@@ -207,11 +208,12 @@ def _loss_forward(
     inputs = Written(given)
     try:
         with precision_of(job)():
-            loss = source.loss(given, mapped(torch.clone, sample.target))
+            loss, counts = taken(source.loss(given, mapped(torch.clone, sample.target)), job)
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error
     refuse_loss(loss, output)
+    tally_of(loss, counts)
     if (kept or overlaps) and inputs.since(output):
         where = "train.loss"
         raise writes_into_buffer("the loss", kept, where) if kept else writes_into_overlapping("the loss", where)

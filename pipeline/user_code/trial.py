@@ -237,7 +237,8 @@ def refuse_loss(loss: Any, output: Pytree) -> None:
     ``output``: of the last layer. If it has no graph nothing trains; one process alone would raise as well.
     """
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise JobError("the loss is not a single number", "train.loss", "return the mean over the microbatch")
+        mend = 'return the mean over the microbatch, or set train.reduction to "sum" and return (sum, count)'
+        raise JobError("the loss is not a single number", "train.loss", mend)
     if not loss.is_floating_point():
         raise JobError(f"the loss has dtype {loss.dtype}", "train.loss", "return a floating point number")
     # A layer passes a gradient on now and then, or ``check_job`` would have refused it.

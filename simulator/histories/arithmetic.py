@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from culm.pipeline import tree
-from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, in_order, mean
+from culm.pipeline import tally, tree
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
 from culm.pipeline.instruction import Duty
+from culm.pipeline.tally import in_order
 from culm.pipeline.ties import Addend, Ties, addends, numbered
 from culm.pipeline.tree import Block
 
@@ -43,7 +44,7 @@ class Number:
 
     number: int
     squared_norms: tuple[float, ...] = ()
-    losses: tuple[float, ...] = ()
+    tallies: tuple[float, ...] = ()
     totals: tuple[int, ...] = ()  # by layer, of what a stage's gradients have come to
     buffer: int | None = None  # of a gradient with pipeline 0 in it: the layer's buffer from the next step on
 
@@ -85,7 +86,7 @@ def add(left: int, right: int) -> int:
 
 def added(left: Number, right: Number) -> Number:
     """The same of what keys stand for."""
-    return Number(add(left.number, right.number), losses=(*left.losses, *right.losses), buffer=left.buffer)
+    return Number(add(left.number, right.number), tallies=(*left.tallies, *right.tallies), buffer=left.buffer)
 
 
 def squared_norm(total: int) -> float:
@@ -170,7 +171,7 @@ def plain_loop(
         ]
         states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
-        losses.append(mean(step_losses, pipelines))
+        losses.append(tally.loss(step_losses, 1, pipelines))
     return losses, versions
 
 
@@ -299,13 +300,13 @@ class Arithmetic:
     def accumulated(self, duty: Duty, losses: int) -> Number:
         """What the duty's gradients have come to, with so many losses. Not of layers with buffers: those are ahead."""
         totals = tuple(self._totals.get((duty.pipeline, layer), 0) for layer in self.ranges[duty])
-        return Number(0, losses=tuple(self._losses[duty.pipeline, m] for m in range(losses)), totals=totals)
+        return Number(0, tallies=tuple(self._losses[duty.pipeline, m] for m in range(losses)), totals=totals)
 
     def resume(self, duty: Duty, step: int, accumulated: Number) -> None:
         self._begin(duty, step)
         for layer, total in zip(self.ranges[duty], accumulated.totals, strict=True):
             self._totals[duty.pipeline, layer] = total
-        for m, loss in enumerate(accumulated.losses):
+        for m, loss in enumerate(accumulated.tallies):
             self._losses[duty.pipeline, m] = loss
 
     def merge(
@@ -323,7 +324,7 @@ class Arithmetic:
         numbers = self._addends[layer]
         first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
         self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
-        self._blocks[block, layer] = values = (replace(first, losses=tuple(losses)), *others)
+        self._blocks[block, layer] = values = (replace(first, tallies=tuple(losses)), *others)
         return tuple(zip(numbers, values, strict=True))
 
     def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:

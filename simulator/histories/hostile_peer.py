@@ -52,7 +52,11 @@ class HostilePeer:
         self._random = random.Random(world.seed)
         self._checks = checks
         self._run = RunShape(
-            world.pipelines, world.microbatches, world.steps, (LayerShapes({}, {}, {}),) * world.layers
+            pipelines=world.pipelines,
+            microbatches=world.microbatches,
+            steps=world.steps,
+            layers=(LayerShapes({}, {}, {}),) * world.layers,
+            ties=world.ties,
         )
         self.refused = 0
         for _ in range(times):
@@ -99,7 +103,7 @@ class HostilePeer:
                 pb.AttendRequest(heartbeat=pb.Heartbeat(version=beyond, slowness=draw.choice(NUMBERS[1:]))),
                 pb.AttendRequest(ready=pb.Ready(step=0, stage=first, first_layer=first, squared_norms=[1.0])),
                 pb.AttendRequest(ready=pb.Ready(step=0, squared_norms=[-1.0])),
-                pb.AttendRequest(ready=pb.Ready(step=0, squared_norms=[1.0], losses=[1.0] * 7)),
+                pb.AttendRequest(ready=pb.Ready(step=0, squared_norms=[1.0], tallies=[1.0] * 7)),
                 pb.AttendRequest(resumed=pb.Resumed(generation=wide, stage=first)),
                 pb.AttendRequest(draining=pb.Draining(why="", seconds_left=-1.0)),
                 pb.AttendRequest(saved=pb.Saved(step=beyond, files=[pb.SavedFile(layer=first, name="../x")])),

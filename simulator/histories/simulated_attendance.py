@@ -144,7 +144,7 @@ class SimulatedAttendance:
                     stage=fact.stage,
                     first_layer=fact.first_layer,
                     squared_norms=fact.squared_norms,
-                    losses=fact.losses,
+                    tallies=fact.tallies,
                     redone=fact.redone,
                 )
             )

@@ -89,7 +89,7 @@ class MarketNodes:
                 stage=s,
                 first_layer=layers.start,
                 squared_norms=(0.0,) * len(layers),
-                losses=(0.0,) * plan.pipelines,
+                tallies=(0.0,) * plan.pipelines,
             )
             for name, node in self.here.items()
             if node.held

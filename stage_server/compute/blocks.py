@@ -13,8 +13,8 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
 
 # A value of a block has a tensor "grad.NAME" for each parameter that got a gradient in one of its pipelines,
-# "buffer.NAME" for each buffer that forwards of pipeline 0 changed, and the losses of its microbatches, in order. Where
-# a layer is cut into buckets each has a value of its own, with slices of the gradients.
+# "buffer.NAME" for each buffer that forwards of pipeline 0 changed, and the tallies of its microbatches, in order.
+# Where a layer is cut into buckets each has a value of its own, with slices of the gradients.
 
 
 def merged(pieces: Mapping[Block, Value], block: Block, pipelines: int) -> Value:
@@ -29,7 +29,7 @@ def added(left: Value, right: Value) -> Value:
     for name, tensor in left.tensors:
         other = others.pop(name, None)
         tensors.append((name, tensor if other is None else tensor + other))
-    return Value((*tensors, *others.items()), losses=(*left.losses, *right.losses))
+    return Value((*tensors, *others.items()), tallies=(*left.tallies, *right.tallies))
 
 
 def whole(value: Value, names: tuple[str, ...], with_norm: bool) -> Value:

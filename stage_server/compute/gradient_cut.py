@@ -3,7 +3,7 @@
 # The values of one layer, in the order of ``Plan.addends``:
 #
 #     its own buckets                       all parameters that no earlier layer has, cut by ``culm.pipeline.buckets``;
-#                                           buffers and losses ride with the first
+#                                           buffers and tallies ride with the first
 #     for each earlier layer, in order      of each of that layer's buckets the slices of tied parameters, under that
 #                                           layer's names, so that they can be added to its own gradient
 #

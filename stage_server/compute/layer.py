@@ -231,16 +231,16 @@ class HeldLayer:
                 raise self._changes_buffer(name)
         return [(name, buffer) for name, buffer in now.items() if not same_bits(buffer, before[name])]
 
-    def merge(self, block: Block, pipelines: int, losses: tuple[float, ...] = ()) -> Value:
+    def merge(self, block: Block, pipelines: int, tallies: tuple[float, ...] = ()) -> Value:
         """A block's gradient: what its pipelines accumulated, as the tree adds it, and pipeline 0's buffers (rule 21).
 
-        ``pipelines``: how many the tree is over; ``losses``: those of the block, which ride with it. The value is kept,
-        to be merged into a larger block; what it was made of is not.
+        ``pipelines``: how many the tree is over; ``tallies``: those of the block, which ride with it. The value is
+        kept, to be merged into a larger block; what it was made of is not.
         """
         pieces = {piece: value for piece, value in self._merged.items() if block.holds(piece)}
         merged_already = {p for piece in pieces for p in piece.pipelines}
         pieces |= {tree.one(p): self._taken(p) for p in block.pipelines if p not in merged_already}
-        value = replace(blocks.merged(pieces, block, pipelines), losses=losses)
+        value = replace(blocks.merged(pieces, block, pipelines), tallies=tallies)
         self._merged = {piece: x for piece, x in self._merged.items() if not block.holds(piece)} | {block: value}
         return value
 
@@ -261,9 +261,9 @@ class HeldLayer:
             tensors += [(f"buffer.{name}", buffer.clone()) for name, buffer in changed]
         return Value(tuple(tensors))
 
-    def by_addend(self, block: Block, pipelines: int, losses: tuple[float, ...], norms: bool) -> Values:
+    def by_addend(self, block: Block, pipelines: int, tallies: tuple[float, ...], norms: bool) -> Values:
         """A block's gradient as ``merge`` gives it, by addend; over all pipelines it is the reduced gradient."""
-        pieces = enumerate(self.cut.pieces(self.merge(block, pipelines, losses)))
+        pieces = enumerate(self.cut.pieces(self.merge(block, pipelines, tallies)))
         is_sum = block == Block(0, pipelines)
         return tuple((x, self.whole(v, norms) if is_sum and not self.cut.is_shared(i) else v) for i, (x, v) in pieces)
 

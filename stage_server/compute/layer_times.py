@@ -23,6 +23,7 @@ from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.losses import taken
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import leaf_of
@@ -78,7 +79,7 @@ def _sweep(job: Job, source: ModelSource, device: Device, x: Pytree, target: Pyt
         last = index == source.layer_count - 1
         timed = _Timed(layer, stream_seed(job.job.seed, 0, 0, 0, index), index > 0, device, Forwards(job))
         try:
-            seconds, x = timed.fastest(x, (lambda y: source.loss(y, target)) if last else None)
+            seconds, x = timed.fastest(x, (lambda y: taken(source.loss(y, target), job)[0]) if last else None)
         except RAISED as error:
             what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error

@@ -4,7 +4,7 @@
 #
 #     random numbers   each layer's generators are seeded before it, by (seed, step, pipeline, microbatch, layer)
 #     gradients        are accumulated in the order of microbatches, which the program keeps on every node
-#     losses           are kept by microbatch and given in its order, whatever the order in which they came (rule 7)
+#     tallies          are kept by microbatch and given in its order, whatever the order in which they came (rule 7)
 #     buffers          begin a step with what the step before left, also when it is run again; a graph has those of
 #                      its own forward (``changing.py``)
 #     inputs           require a gradient where the output of the stage before does, as if no cut lay between them:
@@ -15,6 +15,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 
@@ -29,6 +30,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.forwards import Forwards, as_within
+from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.refusals import returned_odd
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
@@ -66,7 +68,7 @@ class Stage:
         # By microbatch, as all that follows: the tensors of the input, and those of the output, or the loss.
         self._graphs: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         self._boundaries: list[Boundary] = []  # between the layers of the last microbatch's graph
-        self._losses: dict[int, float] = {}  # of the last stage alone
+        self._tallies: dict[int, tuple[float, ...]] = {}  # of the last stage alone
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
         self._parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
         self._split = SplitBackward(self._parameters) if splits else None
@@ -74,19 +76,19 @@ class Stage:
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
         self._writes_input: bool | None = None
 
-    def losses(self) -> tuple[float, ...]:
-        """The step's so far, in order of microbatch; none but at the last stage."""
-        return tuple(self._losses[m] for m in sorted(self._losses)) if self._last else ()
+    def tallies(self, count: int | None = None) -> tuple[float, ...]:
+        """Of the step's first ``count`` microbatches, or all so far, in order; none but at the last stage."""
+        return tuple(chain.from_iterable(self._tallies[m] for m in sorted(self._tallies)[:count])) if self._last else ()
 
     def _enter(self) -> None:
         for layer in self.layers:
             layer.enter(self._pipeline)
 
     def begin_step(self, step: int) -> None:
-        """Starts a step from its beginning: graphs, gradients, losses and changes to buffers are dropped."""
+        """Starts a step from its beginning: graphs, gradients, tallies and changes to buffers are dropped."""
         self._step = step
         self.end_step()
-        self._losses.clear()
+        self._tallies.clear()
         for layer in self.layers:
             layer.begin_step(self._pipeline)
         self._untouched.begin_step()
@@ -139,9 +141,9 @@ class Stage:
             raise self._writes_now(self.layers[0])
         if self._last:
             with self._forwards.precision():
-                output, h = h, self._loss(h, target)
+                output, (h, counts) = h, taken(self._loss(h, target), self._job)
             refuse_loss(h, output)
-            self._losses[microbatch] = h.item()  # a repeat gives the same number, and counts once
+            self._tallies[microbatch] = tally_of(h, counts)  # a repeat gives the same numbers, and counts once
         self._untouched.refuse_after_forward()
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:
@@ -237,7 +239,9 @@ class Stage:
     def _share_of(self, loss: torch.Tensor) -> torch.Tensor:
         """What one microbatch's loss is of the step's: the gradient that ``loss / parts`` would pass on, made once."""
         if self._share is None:
-            self._share = torch.ones_like(loss) / self._microbatches_of_step
+            self._share = torch.ones_like(loss)
+            if self._job.train.reduction == "mean":
+                self._share = self._share / self._microbatches_of_step
         return self._share
 
     def backward_of_parameters(self, microbatch: int) -> None:
@@ -251,7 +255,7 @@ class Stage:
             self._untouched.refuse_after_last_backward()
 
     def accumulated(self, count: int) -> Value | None:
-        """A copy of what the gradients have come to after so many microbatches, with the losses of these.
+        """A copy of what the gradients have come to after so many microbatches, with the tallies of these.
 
         None if the stage's forwards change buffers: those are ahead of its backwards.
         """
@@ -264,8 +268,7 @@ class Stage:
             for name, parameter in layer.module.named_parameters()
             if parameter.grad is not None
         )
-        losses = tuple(loss for m, loss in sorted(self._losses.items()) if m < count)
-        return Value(tensors, losses=losses if self._last else ())
+        return Value(tensors, tallies=self.tallies(count))
 
     def resume(self, count: int, accumulated: Value) -> None:
         """Goes on from what another copy of the stage gave after so many microbatches."""
@@ -277,7 +280,8 @@ class Stage:
                 if gradient is not None:  # a copy: backwards add to it in place, and the value came from a mailbox
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
         for m in range(count if self._last else 0):
-            self._losses[m] = accumulated.losses[m]
+            size = self._job.train.tally_size
+            self._tallies[m] = accumulated.tallies[m * size : (m + 1) * size]
 
 
 def _note(made: dict[int, torch.Tensor], place: int, gradient: torch.Tensor | None) -> None:
@@ -298,6 +302,6 @@ def merged(
 
 
 def merged_layer(stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int) -> Values:
-    """The same of one layer; the losses ride with the model's last layer."""
-    losses = tuple(loss for stage in stages for loss in stage.losses()) if layer is stages[0].layers[-1] else ()
-    return layer.by_addend(block, pipelines, losses, stages[0].clips)
+    """The same of one layer; the tallies ride with the model's last layer."""
+    tallies = tuple(number for stage in stages for number in stage.tallies()) if layer is stages[0].layers[-1] else ()
+    return layer.by_addend(block, pipelines, tallies, stages[0].clips)

@@ -34,7 +34,7 @@ def ready(fact: ReportReady) -> pb.AttendRequest:
         stage=fact.stage,
         first_layer=fact.first_layer,
         squared_norms=fact.squared_norms,
-        losses=fact.losses,
+        tallies=fact.tallies,
         redone=fact.redone,
     )
     return pb.AttendRequest(ready=message)

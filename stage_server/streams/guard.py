@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
+from culm.pipeline.job import Job
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import PlanOrder
 from culm.pipeline.plan_bounds import order_problem
@@ -16,10 +17,18 @@ from culm.stage_server.streams.unfit import Unfit, refuse
 from culm.stage_server.worker.worker import Worker
 
 
-def run_of(pipelines: int, microbatches: int, steps: int, source: ModelSource) -> RunShape:
+def run_of(job: Job, source: ModelSource) -> RunShape:
     """What the job says of a run before anything of it is heard."""
     shapes = tuple(LayerShapes.of(source.sketch(index)) for index in range(source.layer_count))
-    return RunShape(pipelines, microbatches, steps, shapes, source.ties)
+    pipeline = job.pipeline
+    return RunShape(
+        pipelines=pipeline.pipelines,
+        microbatches=pipeline.microbatches,
+        steps=job.job.steps,
+        layers=shapes,
+        ties=source.ties,
+        tally_size=job.train.tally_size,
+    )
 
 
 # The guard is asked by threads that do not hold the node's lock: taking it for the first chunk of every tensor would

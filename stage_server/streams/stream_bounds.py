@@ -61,7 +61,7 @@ MOST_PATIENCE_SECONDS = 1e6
 OUTPUTS = {f"{OUTPUT}.{i}": i for i in range(MOST_TENSORS)}  # names of gradients
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunShape:
     """What a node knows of its run from the job alone."""
 
@@ -70,6 +70,7 @@ class RunShape:
     steps: int
     layers: tuple[LayerShapes, ...]
     ties: Ties = ()
+    tally_size: int = 1  # numbers that the loss tells of a microbatch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_accumulated", accumulated(self.layers))
@@ -142,18 +143,19 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
     if key.kind in (PARTIAL, REDUCED):
         wrong = unknown(header, run.buckets[key.index])  # a layer without a gradient in this step names less
         pipelines = key.end - key.pipeline if key.kind is PARTIAL else run.pipelines
-        with_losses = key.index == len(run.buckets) - run.counts[-1]
-        fits = len(header.losses) in ((0, pipelines * run.microbatches) if with_losses else (0,))
+        with_tallies = key.index == len(run.buckets) - run.counts[-1]
+        told = pipelines * run.microbatches * run.tally_size
+        fits = len(header.tallies) in ((0, told) if with_tallies else (0,))
     elif key.kind is ACCUMULATED:
         wrong = run.problem_of_accumulated(header)
-        fits = len(header.losses) in (0, key.index)
+        fits = len(header.tallies) in (0, key.index * run.tally_size)
     else:
-        fits = not header.losses
+        fits = not header.tallies
         wrong = boundary_problem(header, key.kind is ACTIVATION)
     if header.structure and key.kind is not ACTIVATION:
         wrong = wrong or "a structure"
     if not fits:
-        wrong = f"{len(header.losses)} losses"
+        wrong = f"{len(header.tallies)} tallies"
     return f"{key} with {wrong}" if wrong else ""
 
 

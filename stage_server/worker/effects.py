@@ -87,14 +87,14 @@ class FetchLayers:
 class ReportReady:
     """A fact for the coordinator (rule 6): the whole reduced gradient of these layers is here, for this step."""
 
-    # The coordinator derives the commit from these: the clip scale from the norms, the loss from the losses. They are
+    # The coordinator derives the commit from these: the clip scale from the norms, the loss from the tallies. They are
     # told one by one and never summed up here, so that it adds them in one order, whoever reports (rule 7).
     era: int
     step: int
     stage: int
     first_layer: int
     squared_norms: tuple[float, ...]  # a layer's each, from ``first_layer`` on
-    losses: tuple[float, ...]  # a microbatch's each; of the last stage alone
+    tallies: tuple[float, ...]  # of every microbatch, in order; of the last stage alone
     redone: int  # instructions that this node did again for a lost owner
 
 

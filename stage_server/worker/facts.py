@@ -14,8 +14,9 @@ whatever plan follows, so it is said once a step, and repeated as it was said.
 
 from typing import Generic
 
-from culm.pipeline import clip, flow
+from culm.pipeline import flow
 from culm.pipeline.plan import Plan
+from culm.pipeline.tally import in_order
 from culm.stage_server.worker.effects import Effect, ReportCaughtUp, ReportReady
 from culm.stage_server.worker.holdings import Holdings
 from culm.stage_server.worker.position import Position
@@ -69,17 +70,17 @@ class Facts(Generic[V]):
             # state could become an owner (rule 6).
             if not self._at_version(layers):
                 continue
-            # The last layer's first value carries the losses, so a standby of the last stage can report them as well.
+            # The last layer's first value carries the tallies, so a standby of the last stage can report them as well.
             # What it has of an earlier layer's bucket tells its norm there (rule 22).
             values = [[self._post.mailbox.get(self._at.reduced(b)) for b in plan.buckets_of(stage, x)] for x in layers]
-            losses = values[-1][0].losses if flow.takes_targets(stage, len(plan.stages)) else ()
+            tallies = values[-1][0].tallies if flow.takes_targets(stage, len(plan.stages)) else ()
             report = ReportReady(
                 era=self._at.era,
                 step=self._at.version,
                 stage=stage,
                 first_layer=layers.start,
-                squared_norms=tuple(clip.in_order(n for v in of_layer for n in v.squared_norms) for of_layer in values),
-                losses=losses,
+                squared_norms=tuple(in_order(n for v in of_layer for n in v.squared_norms) for of_layer in values),
+                tallies=tallies,
                 redone=self._runner.redone(stage),
             )
             self.ready[part] = report

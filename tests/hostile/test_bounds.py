@@ -31,7 +31,7 @@ from culm.stage_server.streams.stream_bounds import RunShape
 
 STEPS, MICROBATCHES = 20, 4
 LAYERS = tuple(LayerShapes.of(nn.Linear(3, 3)) for _ in range(4))
-RUN = RunShape(1, MICROBATCHES, STEPS, LAYERS)
+RUN = RunShape(pipelines=1, microbatches=MICROBATCHES, steps=STEPS, layers=LAYERS)
 TERM = 1
 FULL = ("n0", "n1")
 
@@ -130,8 +130,8 @@ def test_what_nodes_send_is_taken() -> None:
         (key(), header("float64", (3, 3), 72, "grad.weight")),
         (key(), header("float32", (9,), 36, "grad.weight")),
         (key(), header_of(Value((("grad.bias", torch.zeros(3)), ("grad.bias", torch.zeros(3)))))),
-        (key(), header_of(Value((), losses=(1.0,)))),
-        (key(index=3), header_of(Value((), losses=(1.0,)))),
+        (key(), header_of(Value((), tallies=(1.0,)))),
+        (key(index=3), header_of(Value((), tallies=(1.0,)))),
         (key(Kind.ACCUMULATED), header_of(Value((("1.weight", torch.zeros(3)),)))),
     ],
 )
@@ -281,7 +281,7 @@ WRONG = [
     pb.AttendRequest(ready=pb.Ready(first_layer=3, squared_norms=[1.0, 1.0])),
     pb.AttendRequest(ready=pb.Ready(stage=4, squared_norms=[1.0])),
     pb.AttendRequest(ready=pb.Ready(squared_norms=[-1.0])),  # its square root ended the coordinator
-    pb.AttendRequest(ready=pb.Ready(squared_norms=[1.0], losses=[1.0])),
+    pb.AttendRequest(ready=pb.Ready(squared_norms=[1.0], tallies=[1.0])),
     pb.AttendRequest(ready=pb.Ready()),
     pb.AttendRequest(caught_up=pb.CaughtUp(end_layer=(1 << 32) - 1)),  # eight bytes that took 17 GB
     pb.AttendRequest(caught_up=pb.CaughtUp(first_layer=2, end_layer=1)),
@@ -315,7 +315,7 @@ def test_what_nodes_report_is_taken(state: State) -> None:
         pb.AttendRequest(available=pb.Available(layer_parameters=[1], fingerprint="other")),  # told why, by advance
         pb.AttendRequest(heartbeat=pb.Heartbeat(slowness=1.0, sent_bytes={"n1": 5})),
         pb.AttendRequest(heartbeat=pb.Heartbeat()),
-        pb.AttendRequest(ready=pb.Ready(squared_norms=[math.nan, math.inf], losses=[math.nan] * MICROBATCHES)),
+        pb.AttendRequest(ready=pb.Ready(squared_norms=[math.nan, math.inf], tallies=[math.nan] * MICROBATCHES)),
         pb.AttendRequest(caught_up=pb.CaughtUp(first_layer=2, end_layer=4)),
         pb.AttendRequest(saved=pb.Saved(step=5, files=[pb.SavedFile(name="layer-00000.safetensors", sha256=SHA)])),
         pb.AttendRequest(leave=pb.Leave(why="it was told to stop")),

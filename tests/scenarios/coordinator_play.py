@@ -83,7 +83,7 @@ class CoordinatorPlay:
         assert plan is not None
         for node in nodes:
             for s in plan.held_by(node):
-                losses = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
+                tallies = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
                 layers = plan.stages[s].layers
                 norms = (0.0,) * len(layers)
                 ready = reports.Ready(
@@ -94,7 +94,7 @@ class CoordinatorPlay:
                     stage=s,
                     first_layer=layers.start,
                     squared_norms=norms,
-                    losses=losses,
+                    tallies=tallies,
                 )
                 self.report(f"{node} is ready with stage {s} of step {step}", ready)
 

@@ -208,7 +208,7 @@ def test_a_checkpoint_that_nodes_now_write_over_is_off_the_record(every: int) ->
             stage=s,
             first_layer=stage.first_layer,
             squared_norms=(1.0,),
-            losses=(1.0,),
+            tallies=(1.0,),
         )
         for s, stage in enumerate(plan.stages)
         for node in stage.required()

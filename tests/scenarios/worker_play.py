@@ -105,7 +105,7 @@ class WorkerPlay:
         order = self.worker.at.plan.order if self.worker.at.plan is not None else (1, 1)
         under = f", under plan {generation}" if generation is not None else ""
         self._say(f"{peer} sends {named(key)}{under}")
-        value = Number(1, squared_norms=(1.0,), losses=(1.0, 1.0) if key.kind is REDUCED else ())
+        value = Number(1, squared_norms=(1.0,), tallies=(1.0, 1.0) if key.kind is REDUCED else ())
         self.worker.deliver(peer, 1, order if generation is None else (order[0], generation), key, value)
         self._after()
 
@@ -209,7 +209,7 @@ class WorkerPlay:
         values: tuple[tuple[Addend, Number], ...] = ()
         if isinstance(work, Reduce | Sum):
             layers = [work.layer] if isinstance(work, Sum) else self._merged(work)
-            values = tuple((Addend(layer), Number(1, squared_norms=(1.0,), losses=(1.0, 1.0))) for layer in layers)
+            values = tuple((Addend(layer), Number(1, squared_norms=(1.0,), tallies=(1.0, 1.0))) for layer in layers)
         self.worker.finish(work, result, values)
         self._after()
 

@@ -144,8 +144,8 @@ def without_facts(state: co.State, report: reports.Report, now: float) -> Decide
 
 def without_determinism(state: co.State, report: reports.Report, now: float) -> Decided:
     """Rule 7 off: losses are added up as reports come in, a repeated one twice."""
-    if isinstance(report, reports.Ready) and report.losses and state.losses and report.step == state.committed:
-        state = replace(state, losses=state.losses + report.losses[:1])
+    if isinstance(report, reports.Ready) and report.tallies and state.tallies and report.step == state.committed:
+        state = replace(state, tallies=state.tallies + report.tallies[:1])
     return advance(state, report, now)
 
 

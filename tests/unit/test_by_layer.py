@@ -178,7 +178,7 @@ def test_a_layer_that_leaves_is_whole_once_its_event_has_passed(device: Device) 
     early, after = (blocks_of(job, device, by_layer) for by_layer in (True, False))
     assert sorted(early) == sorted(after) == [Addend(layer) for layer in range(6)]
     for addend, value in after.items():
-        assert early[addend].losses == value.losses
+        assert early[addend].tallies == value.tallies
         for (name, one), (other, another) in zip(early[addend].tensors, value.tensors, strict=True):
             assert name == other
             assert torch.equal(one, another)

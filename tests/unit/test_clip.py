@@ -5,7 +5,9 @@ import math
 import pytest
 import torch
 
-from culm.pipeline.clip import NORM_CHUNK, SKIPPED, clip_scale, fault_in, in_order, mean
+from culm.pipeline import tally
+from culm.pipeline.clip import NORM_CHUNK, SKIPPED, clip_scale, fault_in
+from culm.pipeline.tally import in_order
 from culm.stage_server.compute.blocks import all_finite, squared_norms
 
 NAN, INF = math.nan, math.inf
@@ -36,7 +38,23 @@ def test_no_scale_is_taken_for_a_step_that_is_skipped() -> None:
 
 
 def test_losses_are_added_one_after_the_other() -> None:
-    assert mean([1.0, 1e100, 1.0, -1e100]) == 0.0, "a compensated sum gives another mean"
+    assert tally.loss([1.0, 1e100, 1.0, -1e100], 1, 1) == 0.0, "a compensated sum gives another mean"
+
+
+def test_a_sum_is_divided_by_the_whole_count() -> None:
+    tallies = [6.0, 2.0, 3.0, 1.0, 1.0, 5.0, 0.0, 0.0]  # a sum and a count each
+    assert tally.losses(tallies, 2) == [6.0, 3.0, 1.0, 0.0]
+    assert tally.counted(tallies, 2, 2) == 8.0
+    assert tally.loss(tallies, 2, 2) == 1.25
+    assert (tally.counted([0.0, 0.0], 2, 1), tally.loss([0.0, 0.0], 2, 1)) == (0.0, 0.0)
+    assert (tally.counted([], 2, 1), tally.loss([], 2, 1), tally.loss([], 1, 1)) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 100.0])
+def test_a_count_divides_the_gradient_and_its_norm(clip: float | None) -> None:
+    assert clip_scale([16.0, 9.0], clip, 4.0) == (0.25 if clip != 0.5 else 0.5 / (5.0 / 4.0 + 1e-6) / 4.0)
+    assert clip_scale([16.0, 9.0], clip, 0.0) == SKIPPED
+    assert clip_scale([1e300], clip, 1e300) != SKIPPED
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])

@@ -93,11 +93,11 @@ def test_an_event_is_of_what_was_given_before_it(device: Device) -> None:
 
 @every_device
 def test_a_value_keeps_its_names_and_facts_on_the_way(device: Device) -> None:
-    value = Value((("grad.a", torch.ones(2)), ("grad.b", torch.zeros(3))), squared_norms=(2.0,), losses=(0.5,))
+    value = Value((("grad.a", torch.ones(2)), ("grad.b", torch.zeros(3))), squared_norms=(2.0,), tallies=(0.5,))
     back = value_home(device, value_here(device, value))
     device.copied().wait()
     assert [(name, tensor.tolist()) for name, tensor in back.tensors] == [("grad.a", [1, 1]), ("grad.b", [0, 0, 0])]
-    assert (back.squared_norms, back.losses) == ((2.0,), (0.5,))
+    assert (back.squared_norms, back.tallies) == ((2.0,), (0.5,))
 
 
 @every_device

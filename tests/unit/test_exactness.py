@@ -12,12 +12,13 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline import tree
+from culm.pipeline import tally, tree
 from culm.pipeline.checkpoints.digest import weights_sha256
-from culm.pipeline.clip import NORM_CHUNK, clip_scale, in_order
+from culm.pipeline.clip import NORM_CHUNK, clip_scale
 from culm.pipeline.job import Job, parse_job
 from culm.pipeline.partition import partition
 from culm.pipeline.schedule import timetable
+from culm.pipeline.tally import in_order
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend, addends
 from culm.pipeline.user_code.data import Microbatches
@@ -208,9 +209,9 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
                 made = Value.gradients(stages[s].backward(m, gradients.get((s + 1, m), {})))
                 gradients[s, m] = through_the_wire(made, 1 << 10).by_place()
         reduced = whole_sums(held, [[stage] for stage in stages], job.train.clip_norm is not None)
-        scale = clip_scale(norms_of(reduced), job.train.clip_norm)
-        step_losses = reduced[source.layer_count - 1].losses
-        losses.append(sum(step_losses) / len(step_losses))
+        tallies, size = reduced[source.layer_count - 1].tallies, job.train.tally_size
+        scale = clip_scale(norms_of(reduced), job.train.clip_norm, tally.counted(tallies, size, 1))
+        losses.append(tally.loss(tallies, size, 1))
         for layer in held:
             layer.apply(layer.cut.joined([reduced[x.bucket] for x in layout[layer.index]]), scale, step)
     return losses
@@ -319,7 +320,7 @@ def test_an_heir_goes_on_from_shipped_gradients() -> None:
             heir.backward(1, {}, accumulates=False)
     for index, value in gradient_of([whole]).items():
         mine = gradient_of([heir])[index]
-        assert mine.losses == value.losses
+        assert mine.tallies == value.tallies
         assert mine.squared_norms == value.squared_norms
         for (name, a), (other, b) in zip(mine.tensors, value.tensors, strict=True):
             assert name == other

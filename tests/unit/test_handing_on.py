@@ -175,7 +175,7 @@ def weights_after(job: Job, device: Device, allowance: Allowance = ALL) -> tuple
     compute.warm_up()
     worker: Worker[Value] = Worker("n0", 1, job.schedule, job.job.steps)
     faults, broken = StopsAfter(job.job.steps), list[BaseException]()
-    shape = run_of(job.pipeline.pipelines, job.pipeline.microbatches, job.job.steps, source)
+    shape = run_of(job, source)
     node = faults.node = Node(worker, compute, faults, job, Patience(), pytest.fail, broken.append, shape, allowance)
     ranges = partition([1.0] * source.layer_count, job.pipeline.stages)
     stages = tuple(StagePlan(first, end, ("n0",) * job.pipeline.pipelines) for first, end in ranges)

@@ -260,6 +260,13 @@ def test_bert_learns_masked_tokens(ties: Mapping[str, Any]) -> None:
     gives_the_plain_loops_bits(job)
 
 
+def test_every_token_weighs_the_same_where_the_loss_is_a_sum() -> None:
+    job = job_of("gpt2", 2, loss="next_token_sum", ties={})
+    job = job.model_copy(update={"train": job.train.model_copy(update={"reduction": "sum"})})
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 

@@ -52,7 +52,7 @@ def step(number: int, loss: float) -> list[Report]:
     norms = ((loss,), (loss / 7, loss / 9, loss / 11))  # stage 0 has one layer, stage 1 three
     for stage in (0, 1):
         for node in ("n0", "n1"):
-            losses = (loss, loss / 3) if stage == 1 else ()
+            tallies = (loss, loss / 3) if stage == 1 else ()
             facts.append(
                 Ready(
                     node=node,
@@ -62,7 +62,7 @@ def step(number: int, loss: float) -> list[Report]:
                     stage=stage,
                     first_layer=stage,
                     squared_norms=norms[stage],
-                    losses=losses,
+                    tallies=tallies,
                 )
             )
     return facts

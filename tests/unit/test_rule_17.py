@@ -48,7 +48,7 @@ def done(settings: Settings = SETTINGS) -> State:
     assert state.plan is not None
     for s, stage in enumerate(state.plan.stages):
         for node in stage.holders():
-            losses = (1.0, 1.0) if s == 1 else ()
+            tallies = (1.0, 1.0) if s == 1 else ()
             state, _ = after(
                 state,
                 Ready(
@@ -59,7 +59,7 @@ def done(settings: Settings = SETTINGS) -> State:
                     stage=s,
                     first_layer=stage.first_layer,
                     squared_norms=(1.0, 1.0),
-                    losses=losses,
+                    tallies=tallies,
                 ),
             )
     assert state.phase is Phase.DONE

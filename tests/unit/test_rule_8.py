@@ -39,7 +39,7 @@ def facts_of(node: str) -> tuple[Report, ...]:
             stage=s,
             first_layer=s,
             squared_norms=(4.0,),
-            losses=(0.5,) if s else (),
+            tallies=(0.5,) if s else (),
             redone=0,
         )
         for s in range(2)

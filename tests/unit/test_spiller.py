@@ -36,11 +36,11 @@ def test_what_is_read_back_is_what_was_written(tmp_path: Path) -> None:
         ("e", torch.tensor(float("nan"))),
         ("f", torch.arange(9)),
     )
-    value = Value(tensors, squared_norms=(2.0,), losses=(1.0,))
+    value = Value(tensors, squared_norms=(2.0,), tallies=(1.0,))
     with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as file:
         same = written(value, file)
     assert list(tmp_path.iterdir()) == [], "the file has no name"
-    assert (same.squared_norms, same.losses, same.size) == ((2.0,), (1.0,), value.size)
+    assert (same.squared_norms, same.tallies, same.size) == ((2.0,), (1.0,), value.size)
     for (name, before), (other, after) in zip(value.tensors, same.tensors, strict=True):
         assert (name, before.shape, before.dtype) == (other, after.shape, after.dtype)
         assert bytes(bytes_of(before)) == bytes(bytes_of(after))

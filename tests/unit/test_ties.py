@@ -168,11 +168,11 @@ def test_a_tied_parameter_is_cut_as_in_its_first_layer() -> None:
         layer.cut.arrange(own)
     names = ("table", "weight", "bias")
     given = {name: torch.randn_like(last.module.get_parameter(name)) for name in names}
-    value = Value(tuple((f"grad.{name}", tensor) for name, tensor in given.items()), losses=(1.0, 2.0))
+    value = Value(tuple((f"grad.{name}", tensor) for name, tensor in given.items()), tallies=(1.0, 2.0))
     pieces = dict(last.cut.pieces(value))
     assert list(pieces) == [Addend(2), Addend(0, 1), Addend(1, 1)]
     assert [name for name, _ in pieces[Addend(2)].tensors] == ["grad.weight", "grad.bias"]
-    assert pieces[Addend(2)].losses == (1.0, 2.0)
+    assert pieces[Addend(2)].tallies == (1.0, 2.0)
     whole = {"grad.weight": torch.zeros_like(given["table"]), "grad.scale": torch.ones(5)}
     given_first = dict(first.cut.pieces(Value(tuple(whole.items()))))
     sums = {2: pieces[Addend(2)]}

@@ -20,7 +20,7 @@ from tests.short import activation, duty, unit
 @dataclass(frozen=True)
 class Nothing:
     squared_norms: tuple[float, ...] = ()
-    losses: tuple[float, ...] = ()
+    tallies: tuple[float, ...] = ()
 
 
 WORKS: list[tuple[Work[Nothing], Phase]] = [

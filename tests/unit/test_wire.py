@@ -32,7 +32,7 @@ def test_every_dtype_and_shape(chunk_bytes: int) -> None:
     tensors = tuple((f"{dtype}{shape}", (torch.rand(shape) * 100).to(dtype)) for dtype in DTYPES for shape in shapes)
     sent = Value(tensors, (1.25, 2.0), (0.1, 0.2))
     got = through_the_wire(sent, chunk_bytes)
-    assert (got.squared_norms, got.losses) == ((1.25, 2.0), (0.1, 0.2))
+    assert (got.squared_norms, got.tallies) == ((1.25, 2.0), (0.1, 0.2))
     for (name, a), (other, b) in zip(sent.tensors, got.tensors, strict=True):
         assert (name, a.dtype, a.shape) == (other, b.dtype, b.shape)
         assert torch.equal(a, b), name
@@ -55,8 +55,8 @@ def test_a_piece_out_of_order_is_refused() -> None:
 
 def test_a_header_that_is_known_serves_the_next_value_of_that_shape_and_no_other() -> None:
     first = header_of(Value.single(torch.zeros(2, 3)))
-    with_facts = header_of(Value((("output", torch.zeros(2, 3)),), squared_norms=(2.0,), losses=(1.0,)))
-    assert (list(with_facts.squared_norms), list(with_facts.losses)) == ([2.0], [1.0])
+    with_facts = header_of(Value((("output", torch.zeros(2, 3)),), squared_norms=(2.0,), tallies=(1.0,)))
+    assert (list(with_facts.squared_norms), list(with_facts.tallies)) == ([2.0], [1.0])
     again = header_of(Value.single(torch.ones(2, 3)))
-    assert (again, list(again.squared_norms), list(again.losses)) == (first, [], [])
+    assert (again, list(again.squared_norms), list(again.tallies)) == (first, [], [])
     assert header_of(Value.single(torch.zeros(3, 2))).tensors[0].shape == [3, 2]

@@ -18,7 +18,7 @@ from tests.short import activation, gradient, reduced_gradient, unit
 @dataclass(frozen=True)
 class Nothing:
     squared_norms: tuple[float, ...] = ()
-    losses: tuple[float, ...] = ()
+    tallies: tuple[float, ...] = ()
 
 
 NAMES = ("n0", "n1", "n2")

@@ -1,0 +1,35 @@
+"""What the job's loss returns: where the backward begins, and the numbers that are told of the microbatch."""
+
+import math
+from typing import Any
+
+import torch
+
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+
+
+def taken(returned: Any, job: Job) -> tuple[Any, tuple[Any, ...]]:
+    """The loss, and what it is a sum over if the job says that it is one: ``(sum, count)``. Raises JobError."""
+    if job.train.reduction == "mean":
+        return returned, ()
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        what = f'the loss returned a {type(returned).__name__}, and train.reduction is "sum"'
+        raise JobError(what, "train.loss", "return a pair: the sum over the microbatch, and over how many it is")
+    return returned[0], (returned[1],)
+
+
+def tally_of(loss: torch.Tensor, counts: tuple[Any, ...]) -> tuple[float, ...]:
+    """The microbatch's numbers, as ``culm.pipeline.tally`` has them. Raises JobError for a count that is none."""
+    return (loss.item(), *map(_count, counts))
+
+
+def _count(count: Any) -> float:
+    try:
+        number = float(count)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0.0:
+        mend = "return how many summands the loss has, such as the number of tokens that count"
+        raise JobError(f"the loss gives the count {str(count)[:80]}", "train.loss", mend)
+    return number
