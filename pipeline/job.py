@@ -122,7 +122,8 @@ class TrainSection(_Section):
     groups: Annotated[
         Factory | None,
         "called with (layer number, parameter name, parameter); returns the optimizer's options for it, such as "
-        '`{"weight_decay": 0.0}`, or `{}`',
+        '`{"weight_decay": 0.0}`, or `{}`. It may name another optimizer for it, with all options of that one: '
+        '`{"optimizer": "torch.optim:Muon", "lr": 0.02}`',
     ] = None
     schedule: Annotated[
         Factory | None,

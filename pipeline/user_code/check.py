@@ -14,6 +14,7 @@ from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.groups import refuse_unknown
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.optimizers import OWN
 from culm.pipeline.user_code.repeats import Sample, ask_again
 from culm.pipeline.user_code.samples import samples_of
 
@@ -79,20 +80,22 @@ def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[Pytree, Pytree]:
 
 def _check_optimizer(source: ModelSource, job: Job) -> None:
     """Takes a step on nothing, as every node does before it joins."""
-    shapes = [([min(size, 4) for size in p.shape], p.dtype) for p in source.parameters_like()]
-    parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape, dtype in shapes]
-    optimizer = source.optimizer(parameters)
-    refuse_unknown(source.groups(), optimizer)
+    for name in source.optimizers():
+        shapes = [([min(size, 4) for size in p.shape], p.dtype) for p in source.parameters_like(name)]
+        parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape, dtype in shapes]
+        optimizer = source.alone(name, parameters)
+        refuse_unknown(source.groups().options_for(name), optimizer)
+        where, called = ("train.groups", name) if name != OWN else ("train.optimizer", job.train.optimizer)
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            what = f"the step of {called} wants a closure that computes the loss again"
+            raise JobError(what, where, "use an optimizer that needs gradients alone")
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        try:
+            optimizer.step()
+        except RAISED as error:
+            what = f"the first step of {called} raised {described(error)}"
+            raise JobError(what, where, "correct the optimizer or its arguments, or use another") from error
     if (schedule := source.schedule()) is not None:
         schedule.try_all()
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        what = f"the step of {job.train.optimizer} wants a closure that computes the loss again"
-        raise JobError(what, "train.optimizer", "use an optimizer that needs gradients alone")
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    try:
-        optimizer.step()
-    except RAISED as error:
-        what = f"the first step of {job.train.optimizer} raised {described(error)}"
-        raise JobError(what, "train.optimizer", "correct the optimizer or its arguments, or use another") from error

@@ -5,7 +5,8 @@
 #
 # One process alone has one optimizer over the whole model, and a node one for each layer that it holds. So groups are
 # numbered through the model, in the order in which their options come first. A schedule that names a value for each
-# group (``OneCycleLR(max_lr=[...])``) means these numbers, whatever groups a layer has parameters of.
+# group (``OneCycleLR(max_lr=[...])``) means these numbers, whatever groups a layer has parameters of. The options may
+# name another optimizer than the job's (``optimizers``).
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.optimizers import OPTIMIZER, OWN
 
 Options = dict[str, Any]
 WHERE = "train.groups"
@@ -31,6 +33,18 @@ class Groups:
     numbers: Mapping[tuple[int, str], int]  # (layer, name of the parameter) -> the number of its group
     # Of the first parameter in each group: (dtype, dimensions). Some optimizers take matrices alone.
     kinds: Sequence[tuple[torch.dtype, int]]
+    # By optimizer: a shape of each kind of parameter that it has.
+    shapes: Mapping[str, Mapping[tuple[torch.dtype, int], tuple[int, ...]]]
+
+    @property
+    def optimizers(self) -> list[str]:
+        """The names of those that have parameters, the job's own as OWN."""
+        return list(self.shapes) or [OWN]
+
+    def options_for(self, optimizer: str) -> list[Options]:
+        """Those of its groups, without its name."""
+        mine = [own for own in self.options if own.get(OPTIMIZER, OWN) == optimizer]
+        return [{option: value for option, value in own.items() if option != OPTIMIZER} for own in mine]
 
     def number(self, layer: int, name: str) -> int:
         return self.numbers[layer, name]
@@ -52,6 +66,7 @@ def groups_of(
     options: list[Options] = []
     numbers: dict[tuple[int, str], int] = {}
     kinds: list[tuple[torch.dtype, int]] = []
+    shapes: dict[str, dict[tuple[torch.dtype, int], tuple[int, ...]]] = {}
     for index, module in layers:
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
@@ -64,13 +79,14 @@ def groups_of(
                 options.append(own)
                 kinds.append((parameter.dtype, parameter.dim()))
             numbers[index, name] = options.index(own)
-    return Groups(options or ({},), numbers, kinds)
+            shapes.setdefault(own.get(OPTIMIZER, OWN), {})[parameter.dtype, parameter.dim()] = tuple(parameter.shape)
+    return Groups(options or ({},), numbers, kinds, shapes)
 
 
-def refuse_unknown(groups: Groups, optimizer: torch.optim.Optimizer) -> None:
+def refuse_unknown(options: Iterable[Options], optimizer: torch.optim.Optimizer) -> None:
     """Raises JobError for an option that the optimizer does not know: torch keeps it, and nothing ever reads it."""
     known = sorted(optimizer.defaults)
-    for option in dict.fromkeys(name for own in groups.options for name in own):
+    for option in dict.fromkeys(name for own in options for name in own):
         if known and option not in known:
             raise JobError(f"{type(optimizer).__name__} has no option {option!r}", WHERE, closest(option, known))
 
@@ -84,6 +100,9 @@ def _asked(function: Callable[..., Any], layer: int, name: str, parameter: torch
     if not isinstance(own, dict) or not all(isinstance(key, str) for key in own):
         what = f"it returned a {type(own).__name__} for {name} of layer {layer}"
         raise JobError(what, WHERE, 'return a dict of the optimizer\'s options, such as {"weight_decay": 0.0}, or {}')
+    if not isinstance(own.get(OPTIMIZER, OWN), str):
+        what = f"the optimizer of {name} of layer {layer} is a {type(own[OPTIMIZER]).__name__}"
+        raise JobError(what, WHERE, 'name it: {"optimizer": "torch.optim:Muon"}')
     if own != again:
         what = f"it returned other options for {name} of layer {layer} when it was asked again"
         raise JobError(what, WHERE, "let them follow from layer, name and parameter alone")

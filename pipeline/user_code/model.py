@@ -15,16 +15,16 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity
 from culm.pipeline.job import Job, job_to_toml
-from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.ties import Ties
+from culm.pipeline.user_code import optimizers
 from culm.pipeline.user_code.again import made_again
 from culm.pipeline.user_code.configuration import configuration_of, configurations
 from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.devices import settle
-from culm.pipeline.user_code.entries import foreign_entry
 from culm.pipeline.user_code.fingerprint import parts_of
 from culm.pipeline.user_code.groups import Groups, Options, groups_of
-from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
+from culm.pipeline.user_code.imports import RAISED, called, load_callable
+from culm.pipeline.user_code.optimizers import OWN
 from culm.pipeline.user_code.outline import Outline
 from culm.pipeline.user_code.schedules import LayerSchedule, Schedule, scheduler_over
 from culm.pipeline.user_code.sharing import kept_between, shared_between, tensors_of
@@ -41,6 +41,7 @@ from culm.pipeline.user_code.tied import (
     ties_of,
     together,
 )
+from culm.pipeline.user_code.uncopyable import no_copy, refuse_expanded, refuse_lazy, refuse_state
 
 # A layer's initial values must not depend on the node that builds it, nor on what was built before:
 #
@@ -152,18 +153,18 @@ class ModelSource:
     def _built(self, index: int) -> nn.Module:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
-            _refuse_lazy(layer, index)
+            refuse_lazy(layer, index)
             try:
                 return copy.deepcopy(layer).train()
             except RAISED as error:
-                raise _no_copy(layer, index, error) from error
+                raise no_copy(layer, index, error) from error
         seed_all(layer_seed(self._job.job.seed, index))
         module = called(layer, {}, f"model.layers, layer {index}")
         settle(self._job)
         if not isinstance(module, nn.Module):
             what = f"the constructor of layer {index} returned a {type(module).__name__}, not an nn.Module"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "let it return an nn.Module")
-        _refuse_lazy(module, index)
+        refuse_lazy(module, index)
         return module.train()
 
     def outlines(self) -> tuple[Outline, ...]:
@@ -185,9 +186,22 @@ class ModelSource:
         tied = [f", {name} is {in_words(first)}" for (layer, name), first in self.firsts.items() if layer == index]
         return replace(outline, text="".join([outline.text, *tied]))
 
-    def parameters_like(self) -> list[torch.Tensor]:
-        """Parameters to train, one for each dtype and number of dimensions that the model has; without values."""
-        kinds = {(dtype, len(shape)): shape for o in self.outlines() for shape, dtype in o.trained}
+    def optimizers(self) -> list[str]:
+        """The optimizers that train parameters: the job's own as OWN, others by name. Raises JobError."""
+        return self.groups().optimizers if self._grouping is not None else [OWN]
+
+    def alone(self, name: str, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        """One of them, over these parameters, as its first group is made. Raises JobError."""
+        options = self.groups().options_for(name)[0] if name != OWN else {}
+        return self._one(name, [{"params": [*parameters], **options}] if options else [*parameters])
+
+    def parameters_like(self, name: str = OWN) -> list[torch.Tensor]:
+        """Parameters that the optimizer trains, one for each dtype and number of dimensions; without values."""
+        kinds: Mapping[tuple[torch.dtype, int], tuple[int, ...]]
+        if self._grouping is not None:
+            kinds = self.groups().shapes.get(name, {})
+        else:
+            kinds = {(dtype, len(shape)): shape for o in self.outlines() for shape, dtype in o.trained}
         return [torch.empty(shape, dtype=dtype, device="meta") for (dtype, _), shape in sorted(kinds.items(), key=str)]
 
     def parameter_counts(self) -> list[int]:
@@ -202,9 +216,9 @@ class ModelSource:
         """The layer as ``sketch`` gives it, built twice; a ready-made one is the same module both times."""
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
-            _refuse_lazy(layer, index)
-            _refuse_state(layer, index)
-            _refuse_expanded(layer, layer.named_buffers(), index)  # torch copies parameters without that
+            refuse_lazy(layer, index)
+            refuse_state(layer, index)
+            refuse_expanded(layer, layer.named_buffers(), index)  # torch copies parameters without that
             return layer, layer
         try:
             with torch.device("meta"):
@@ -214,8 +228,8 @@ class ModelSource:
         kept = kept_between(module, again)
         if kept:
             raise self.keeps(index, kept)
-        _refuse_state(module, index)
-        _refuse_expanded(module, tensors_of(module), index)
+        refuse_state(module, index)
+        refuse_expanded(module, tensors_of(module), index)
         return module, again
 
     def keeps(self, index: int, name: str) -> JobError:
@@ -285,13 +299,20 @@ class ModelSource:
 
     def optimizer(self, parameters: Iterable[torch.Tensor | dict[str, Any]]) -> torch.optim.Optimizer:
         """The job's optimizer over these parameters, or groups of them."""
-        arguments = {"params": list(parameters), **self._job.train.optimizer_args}
-        made = called(self._optimizer, arguments, "train.optimizer_args")
+        return optimizers.together(list(parameters), self._one)
+
+    def _one(self, name: str, parameters: list[torch.Tensor | dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimizer of this name over them; the job's own with the arguments of the job."""
+        if name == OWN:
+            own, arguments = self._job.train.optimizer, self._job.train.optimizer_args
+            made = called(self._optimizer, {"params": parameters, **arguments}, "train.optimizer_args")
+        else:
+            own = name
+            made = called(load_callable(name, "train.groups"), {"params": parameters}, "train.groups")
         settle(self._job)
         if not isinstance(made, torch.optim.Optimizer):
-            raise JobError(
-                f"{self._job.train.optimizer!r} returns no optimizer", "train.optimizer", "name one that does"
-            )
+            where = "train.optimizer" if name == OWN else "train.groups"
+            raise JobError(f"{own!r} returns no optimizer", where, "name one that does")
         return made
 
     def dataset(self) -> Any:
@@ -319,6 +340,7 @@ class ModelSource:
         named = {name.partition(":")[0] for name in (job.model.layers, job.data.dataset, job.train.loss)}
         for name in (job.train.optimizer, job.train.groups, job.train.schedule, job.data.collate):
             named |= {name.partition(":")[0]} if name else set()
+        named |= {name.partition(":")[0] for name in self.optimizers() if name != OWN}
         named_once = [f for f in (self._grouping, self._scheduler) if f is not None]
         used = [*self._layers, self._factory, self._dataset, self.loss, self._optimizer, *named_once]
         named |= {m for made in used if (m := getattr(getattr(made, "func", made), "__module__", None))}
@@ -335,49 +357,3 @@ def _root(module: str) -> str:
     """The package that is the user's as a whole. Of Culm's own it is the part that a job can name, as culm.examples."""
     parts = module.split(".")
     return ".".join(parts[:2]) if parts[0] == "culm" else parts[0]
-
-
-def _no_copy(layer: nn.Module, index: int, error: BaseException) -> JobError:
-    what = f"layer {index} ({type(layer).__name__}) cannot be copied: {described(error)}"
-    mend = "give a constructor in its place, such as a functools.partial"
-    computed = [key for part in layer.modules() for key, value in vars(part).items() if _is_computed(value)]
-    if computed:  # torch.nn.utils.weight_norm, the old one, keeps such a weight
-        what = f"layer {index} ({type(layer).__name__}) cannot be copied: its {computed[0]} is computed from parameters"
-        mend = f"{mend}; or use torch.nn.utils.parametrizations for weight_norm and spectral_norm"
-    return JobError(what, "model.layers", mend)
-
-
-def _is_computed(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.grad_fn is not None
-
-
-def _refuse_lazy(layer: nn.Module, index: int) -> None:
-    """Raises JobError for a lazy module: before its first forward nobody can seed or count its parameters."""
-    lazy = next((m for m in layer.modules() if any(map(nn.parameter.is_lazy, m.parameters(recurse=False)))), None)
-    if lazy is not None:
-        what = f"layer {index} has a {type(lazy).__name__}, whose parameters have no shape before its first forward"
-        raise JobError(what, "model.layers", "give its input's size, as nn.Linear takes it")
-
-
-def _refuse_state(layer: nn.Module, index: int) -> None:
-    """Raises JobError for a layer with state that no copy of its parameters and buffers takes along."""
-    for name, tensor in tensors_of(layer):
-        if not is_plain(tensor):
-            what = f"layer {index} ({type(layer).__name__}) keeps {name} as a sparse, nested or quantized tensor"
-            raise JobError(what, "model.layers", "keep it dense, and make the other from it in the forward")
-    try:
-        foreign = foreign_entry(layer)
-    except RAISED as error:
-        what = f"the state_dict of layer {index} ({type(layer).__name__}) raised {described(error)}"
-        raise JobError(what, "model.layers", "correct the layer or its hooks") from error
-    if foreign:
-        what = f"the state_dict of layer {index} ({type(layer).__name__}) has {foreign}, no parameter or buffer of it"
-        raise JobError(what, "model.layers", "keep state in parameters and buffers, not in get_extra_state or a hook")
-
-
-def _refuse_expanded(layer: nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], index: int) -> None:
-    """Raises JobError for a tensor that repeats the same memory: nothing can be written into it."""
-    for name, tensor in tensors:
-        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            what = f"layer {index} ({type(layer).__name__}) keeps {name} expanded: several elements are one in memory"
-            raise JobError(what, "model.layers", "call contiguous() after expand()")

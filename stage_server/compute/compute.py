@@ -100,8 +100,9 @@ class Compute:
         self._device.warm_up()
         parameter = torch.nn.Parameter(torch.zeros(1, device=self._device.place))
         parameter.sum().backward()  # type: ignore[no-untyped-call]
-        name = self._job.train.optimizer
-        try_copying(self._source.optimizer, self._source.parameters_like(), name, self._device)
+        for name in self._source.optimizers():
+            make, like = partial(self._source.alone, name), self._source.parameters_like(name)
+            try_copying(make, like, name or self._job.train.optimizer, self._device)
         total, free = (count >> 20 for count in self._device.memory())
         log.info("this node computes on %s, %d of %d MB free", self._device.place, free, total)
 

@@ -28,18 +28,21 @@ def footprint(source: ModelSource) -> list[tuple[int, int]]:
 
 
 def moments(source: ModelSource) -> Mapping[Kind, int]:
-    """What the job's optimizer keeps of each element of a parameter, in bytes, as its first step shows.
+    """What the job's optimizer keeps of each element of a parameter, in bytes, as its first step shows; of several
+    optimizers the one that keeps most.
 
     Tensors of the parameter's own shape alone: all else is small beside it.
     """
     found: dict[Kind, int] = {}
-    for like in source.parameters_like():
-        shape = [ODD[i % len(ODD)] for i in range(like.dim())]
-        parameter = torch.zeros(shape, dtype=like.dtype, requires_grad=True)
-        optimizer = source.optimizer([parameter])
-        parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        state = optimizer.state[optimized(optimizer)[0]].values()
-        tensors = [entry for entry in state if isinstance(entry, torch.Tensor) and entry.shape == parameter.shape]
-        found[like.dtype, like.dim()] = sum(tensor.element_size() for tensor in tensors)
+    for name in source.optimizers():
+        for like in source.parameters_like(name):
+            shape = [ODD[i % len(ODD)] for i in range(like.dim())]
+            parameter = torch.zeros(shape, dtype=like.dtype, requires_grad=True)
+            optimizer = source.alone(name, [parameter])
+            parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            state = optimizer.state[optimized(optimizer)[0]].values()
+            tensors = [entry for entry in state if isinstance(entry, torch.Tensor) and entry.shape == parameter.shape]
+            kept = sum(tensor.element_size() for tensor in tensors)
+            found[like.dtype, like.dim()] = max(kept, found.get((like.dtype, like.dim()), 0))
     return found

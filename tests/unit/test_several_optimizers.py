@@ -1,0 +1,155 @@
+"""Groups that name optimizers: each parameter is stepped by its own, in every cut, in a copy, and under a schedule."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.optimizers import OWN, Several
+from culm.stage_server.compute.copying import try_copying
+from culm.stage_server.compute.device import CPU
+from culm.stage_server.compute.footprint import moments
+from tests.unit.test_exactness import ADAMW, SGD, build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
+
+HERE = "tests.unit.test_several_optimizers"
+MUON = {"optimizer": "torch.optim:Muon", "lr": 0.02, "weight_decay": 0.01}
+STEPS = 6
+
+
+def muon_for_matrices(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    """And no decay for biases, which the job's own steps: layers have one, two or three groups of two optimizers."""
+    return MUON if parameter.dim() == 2 else {"weight_decay": 0.0} if name == "bias" else {}
+
+
+def adamw_for_vectors(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    """The job's own takes matrices alone."""
+    return {"optimizer": "torch.optim:AdamW", "lr": 0.01} if parameter.dim() < 2 else {}
+
+
+def misspelt(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {**MUON, "momentun": 0.9} if parameter.dim() == 2 else {}
+
+
+def unknown(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {"optimizer": "torch.optim:Muom"} if parameter.dim() == 2 else {}
+
+
+def a_class(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {"optimizer": torch.optim.SGD}
+
+
+def needs_a_closure(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {"optimizer": "torch.optim:LBFGS"} if parameter.dim() == 2 else {}
+
+
+def layers() -> list[Any]:
+    block = partial(nn.Sequential, nn.Linear(8, 8), nn.LayerNorm(8))
+    return [block, partial(nn.LayerNorm, 8), partial(nn.Linear, 8, 8, bias=False), partial(nn.Linear, 8, 4)]
+
+
+def made() -> list[nn.Module]:
+    return [make() for make in layers()]
+
+
+def job_of(groups: str, stages: int = 2, optimizer: tuple[str, str] = ADAMW, **train: Any) -> Job:
+    job = make_job(stages, 3, optimizer, True, count=4)
+    changes = {"groups": f"{HERE}:{groups}", **train}
+    return job.model_copy(
+        update={
+            "job": job.job.model_copy(update={"steps": STEPS}),
+            "model": job.model.model_copy(update={"layers": f"{HERE}:made", "args": {}}),
+            "train": job.train.model_copy(update=changes),
+        }
+    )
+
+
+COSINE: dict[str, Any] = {"schedule": "torch.optim.lr_scheduler:CosineAnnealingLR", "schedule_args": {"T_max": STEPS}}
+ONE_CYCLE: dict[str, Any] = {
+    "schedule": "torch.optim.lr_scheduler:OneCycleLR",
+    "schedule_args": {"max_lr": [0.1, 0.2, 0.3], "total_steps": STEPS, "cycle_momentum": False},
+}
+
+
+@pytest.mark.parametrize("schedule", [{}, COSINE, ONE_CYCLE], ids=["none", "cosine", "one value a group"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_every_cut_gives_the_plain_loops_bits(stages: int, schedule: dict[str, Any]) -> None:
+    job = job_of("muon_for_matrices", stages, average=0.9, **schedule)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+def test_the_jobs_own_may_be_the_one_that_takes_matrices_alone() -> None:
+    job = job_of("adamw_for_vectors", optimizer=("torch.optim:Muon", "lr = 1e-2"), **COSINE)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD])
+def test_a_copy_goes_on_with_the_state_of_each(optimizer: tuple[str, str]) -> None:
+    job = job_of("muon_for_matrices", optimizer=optimizer, **COSINE)
+    source = ModelSource(job)
+    for name in source.optimizers():
+        try_copying(partial(source.alone, name), source.parameters_like(name), name, CPU)
+    owners, copies = build_all(source), build_all(ModelSource(job))
+    assert [type(owner.optimizer).__name__ for owner in owners] == [
+        "Several",
+        optimizer[0].partition(":")[2],
+        "Muon",
+        "Several",
+    ], "a layer has what its parameters need"
+    run_stages(job, owners, source, range(3))
+    for owner, copy in zip(owners, copies, strict=True):
+        copy.install(owner.export())
+    run_stages(job, copies, source, range(3, STEPS))
+    assert digest(copies) == run_plain(job).sha256
+
+
+def test_each_steps_its_own_parameters_as_it_would_alone() -> None:
+    matrix, vector = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+    alone = [nn.Parameter(parameter.detach().clone()) for parameter in (matrix, vector)]
+    parts: list[torch.optim.Optimizer] = [torch.optim.AdamW([vector]), torch.optim.Muon([matrix], lr=0.02)]
+    several = Several(parts, [1, 0])
+    others: list[torch.optim.Optimizer] = [torch.optim.Muon(alone[:1], lr=0.02), torch.optim.AdamW(alone[1:])]
+    assert [group["params"] for group in several.param_groups] == [[matrix], [vector]]
+    for _ in range(3):
+        for here, there in zip((matrix, vector), alone, strict=True):
+            here.grad = torch.randn_like(here)
+            there.grad = here.grad.clone()
+        several.param_groups[0]["lr"] *= 0.5
+        others[0].param_groups[0]["lr"] *= 0.5
+        several.step()
+        for other in others:
+            other.step()
+    assert torch.equal(matrix, alone[0])
+    assert torch.equal(vector, alone[1])
+    assert set(several.state) == {matrix, vector}
+    several.state.clear()
+    assert not parts[0].state
+
+
+def test_what_they_keep_is_counted() -> None:
+    source = ModelSource(job_of("muon_for_matrices"))
+    assert source.optimizers() == ["torch.optim:Muon", OWN]
+    assert moments(source) == {(torch.float32, 1): 8, (torch.float32, 2): 4}
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ("misspelt", "Muon has no option 'momentun'; did you mean momentum?"),
+        ("unknown", "module 'torch.optim' has no 'Muom'"),
+        ("a_class", 'the optimizer of 0.weight of layer 0 is a type; name it: {"optimizer": "torch.optim:Muon"}'),
+        ("needs_a_closure", "the step of torch.optim:LBFGS wants a closure"),
+    ],
+)
+def test_mistakes_are_named(groups: str, said: str) -> None:
+    with pytest.raises(JobError, match=r"^train\.groups: ") as error:
+        check_job(job_of(groups))
+    assert said in str(error.value)
