@@ -1,0 +1,115 @@
+"""Hugging Face datasets from local files: ``dataset = "culm.datasets.hf:rows"``, or ``"culm.datasets.hf:text"``.
+
+Nothing is downloaded: a run has the same samples on every node, whatever a hub has by then.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from culm.datasets.tokens import Blocks
+from culm.pipeline.errors import JobError
+from culm.pipeline.text import closest
+
+try:
+    import datasets
+except ImportError as missing:
+    raise JobError("datasets is not installed", "data.dataset", 'pip install "culm[hf]"') from missing
+
+WHERE = "data.args"
+BUILDERS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text", ".arrow": "arrow"}
+Columns = str | Sequence[str]
+
+
+def rows(path: str | Sequence[str], input: Columns, target: Columns, split: str | None = None) -> "Rows":  # noqa: A002
+    """Rows as they are. Raises JobError.
+
+    ``path``: a folder that ``save_to_disk`` wrote, or files of one kind: .json, .jsonl, .csv, .parquet, .arrow, .txt
+    ``input``, ``target``: the column that is one, or a list of columns, which make it a dict
+    ``split``: of a folder that has several
+    """
+    found = _loaded(path, split)
+    wanted = [*_names(input), *_names(target)]
+    if odd := [name for name in wanted if name not in found.column_names]:
+        mend = closest(odd[0], found.column_names) or "name one that it has"
+        raise JobError(f"{path} has no column {odd[0]!r}", WHERE, mend)
+    return Rows(found.with_format("torch", columns=list(dict.fromkeys(wanted))), input, target)
+
+
+def text(
+    path: str | Sequence[str], tokenizer: str, context: int, column: str = "text", split: str | None = None
+) -> Blocks:
+    """A column of text as tokens, end to end, in blocks: see ``culm.datasets.tokens``. Raises JobError.
+
+    ``tokenizer``: a folder that transformers' ``AutoTokenizer`` loads. After each row comes its end-of-sequence token,
+    if it has one. Every node makes the tokens when it opens the dataset; large texts are better written to a file once.
+    """
+    from transformers import AutoTokenizer  # a second's worth of imports, which ``rows`` does without
+
+    if not Path(tokenizer).is_dir():
+        raise JobError(f"no tokenizer at {tokenizer!r}", WHERE, "name a folder that AutoTokenizer loads")
+    found = _loaded(path, split)
+    if column not in found.column_names:
+        raise JobError(f"{path} has no column {column!r}", WHERE, closest(column, found.column_names) or "name one")
+    made: Any = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+    return Blocks([np.fromiter(chain.from_iterable(_tokens(found[column], made)), np.int64)], context)
+
+
+class Rows(Dataset[tuple[Any, Any]]):
+    """Pairs of (input, target), each a tensor, or a dict of tensors by column."""
+
+    def __init__(self, found: Any, input: Columns, target: Columns) -> None:  # noqa: A002
+        """``found``: a dataset that gives torch's tensors."""
+        self._found, self._input, self._target = found, input, target
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = self._found[index]
+        return _part(row, self._input), _part(row, self._target)
+
+
+def _part(row: Mapping[str, torch.Tensor], columns: Columns) -> Any:
+    return row[columns] if isinstance(columns, str) else {name: row[name] for name in columns}
+
+
+def _names(columns: Columns) -> list[str]:
+    return [columns] if isinstance(columns, str) else list(columns)
+
+
+def _tokens(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    for each in texts:
+        yield [*tokenizer(each, verbose=False)["input_ids"], *end]
+
+
+def _loaded(path: str | Sequence[str], split: str | None) -> Any:
+    files = [path] if isinstance(path, str) else list(path)
+    try:
+        if len(files) == 1 and Path(files[0]).is_dir():
+            found: Any = datasets.load_from_disk(files[0])
+        else:
+            if lacking := [file for file in files if not Path(file).is_file()]:
+                raise JobError(f"there is no file {lacking[0]}", WHERE, "name files that every node has")
+            kinds = {BUILDERS.get(Path(file).suffix, "") for file in files}
+            if len(kinds) != 1 or "" in kinds:
+                mend = f"name a folder that save_to_disk wrote, or files of one kind: {', '.join(BUILDERS)}"
+                raise JobError(f"{path} cannot be read", WHERE, mend)
+            found = datasets.load_dataset(kinds.pop(), data_files=files, split="train")
+    except JobError:
+        raise
+    except Exception as error:  # of many kinds, by what is wrong with a file
+        mend = "name a folder that save_to_disk wrote, or files that datasets reads"
+        raise JobError(f"{path} cannot be read: {str(error).splitlines()[0]}", WHERE, mend) from error
+    if isinstance(found, datasets.DatasetDict):
+        if split not in found:
+            said = f"it has the splits {', '.join(found)}"
+            raise JobError(f"{path} has no split {split!r}", WHERE, f"set split: {said}")
+        found = found[split]
+    return found

@@ -1,0 +1,220 @@
+"""The datasets that a job can name: which tokens a block has, and what is wrong with a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from culm.datasets import hf, tokens
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.model import ModelSource
+from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def written(folder: Path, name: str, row: Any, dtype: str = "uint16") -> str:
+    path = folder / name
+    if path.suffix == ".npy":
+        np.save(path, np.asarray(row, dtype))
+    else:
+        np.asarray(row, dtype).tofile(path)
+    return str(path)
+
+
+# ---- tokens in files ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int64"])
+@pytest.mark.parametrize("name", ["train.bin", "train.npy"])
+def test_blocks_are_the_tokens_one_after_the_other(tmp_path: Path, name: str, dtype: str) -> None:
+    found = tokens.blocks(written(tmp_path, name, range(23), dtype), 5, dtype)
+    assert len(found) == 4, "22 tokens have one that follows them"
+    x, y = found[3]
+    assert (x.dtype, y.dtype) == (torch.int64, torch.int64)
+    assert (x.tolist(), y.tolist()) == ([15, 16, 17, 18, 19], [16, 17, 18, 19, 20])
+    with pytest.raises(IndexError):
+        found[4]
+
+
+def test_no_block_has_the_end_of_one_file_and_the_beginning_of_another(tmp_path: Path) -> None:
+    files = [written(tmp_path, f"{i}.bin", range(100 * i, 100 * i + size)) for i, size in enumerate((7, 2, 11))]
+    found = tokens.blocks(files, 3)
+    assert [x.tolist() for x, _ in (found[i] for i in range(len(found)))] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [200, 201, 202],
+        [203, 204, 205],
+        [206, 207, 208],
+    ]
+
+
+def test_a_file_is_mapped_and_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.bin"
+    with path.open("wb") as file:
+        file.truncate(1 << 36)  # 64 GiB
+    x, _ = tokens.blocks(str(path), 1024)[20_000_000]
+    assert not x.any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"files": "no.bin"}, "no.bin cannot be read"),
+        ({"files": []}, "files is empty"),
+        ({"context": 0}, "context is 0; give the number of tokens"),
+        ({"context": 30}, "the files have 23 tokens, and a sample takes 31; name a longer file"),
+        ({"dtype": "float32"}, "dtype is 'float32'; it may be uint8"),
+        ({"dtype": "int64"}, "has 46 bytes, no whole number of int64"),
+        ({"files": "two.npy"}, "two.npy has float64 [2, 2]; write one row of whole numbers"),
+        ({"files": "bad.npy"}, "bad.npy cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_tokens_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, "train.bin", range(23))
+    np.save(tmp_path / "two.npy", np.ones((2, 2)))
+    (tmp_path / "bad.npy").write_text("no array")
+    with pytest.raises(JobError, match=r"^data\.args: ") as error:
+        tokens.blocks(**{"files": "train.bin", "context": 5, **arguments})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# ---- Hugging Face ---------------------------------------------------------------------------------------------------
+
+TABLE = {"x": [[float(i), 1.0] for i in range(6)], "mask": [[1, 0]] * 6, "label": list(range(6)), "name": ["a"] * 6}
+
+
+def saved(folder: Path, kind: str) -> str:
+    found = datasets.Dataset.from_dict(TABLE)
+    path = folder / f"rows.{kind}"
+    if kind == "folder":
+        found.save_to_disk(path)
+    elif kind == "splits":
+        datasets.DatasetDict({"train": found, "test": found.select([5])}).save_to_disk(path)
+    elif kind == "parquet":
+        found.to_parquet(path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "parquet", "jsonl"])
+def test_rows_come_as_tensors_by_column(tmp_path: Path, kind: str) -> None:
+    path = saved(tmp_path, kind)
+    x, label = hf.rows(path, "x", "label")[4]
+    assert (x.tolist(), label.item()) == ([4.0, 1.0], 4)
+    inputs, targets = hf.rows(path, ["x", "mask"], ["label"])[2]
+    assert {name: tensor.tolist() for name, tensor in inputs.items()} == {"x": [2.0, 1.0], "mask": [1, 0]}
+    assert {name: tensor.item() for name, tensor in targets.items()} == {"label": 2}
+
+
+def test_a_split_is_named_where_there_are_several(tmp_path: Path) -> None:
+    path = saved(tmp_path, "splits")
+    assert len(hf.rows(path, "x", "label", split="test")) == 1
+    with pytest.raises(JobError, match=r"has no split None; set split: it has the splits train, test"):
+        hf.rows(path, "x", "label")
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "said"),
+    [
+        ("rows.jsonl", {"input": "y"}, "has no column 'y'"),
+        ("rows.jsonl", {"target": ["label", "lable"]}, "has no column 'lable'; did you mean label?"),
+        ("none.jsonl", {}, "there is no file none.jsonl"),
+        ("rows.odd", {}, "rows.odd cannot be read; name a folder that save_to_disk wrote"),
+        ("folder", {}, "folder cannot be read"),
+        ("torn.parquet", {}, "torn.parquet cannot be read"),
+    ],
+)
+def test_what_is_wrong_with_rows_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, arguments: dict[str, Any], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(tmp_path, "jsonl")
+    (tmp_path / "rows.odd").write_text("")
+    (tmp_path / "torn.parquet").write_text("PAR1")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(JobError, match=r"^data\.args: ") as error:
+        hf.rows(**{"path": path, "input": "x", "target": "label", **arguments})
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def words(folder: Path) -> str:
+    """A tokenizer of four words."""
+    known = {"[END]": 0, "a": 1, "b": 2, "c": 3, "d": 4}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[END]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast: Any = transformers.PreTrainedTokenizerFast
+    fast(tokenizer_object=made, eos_token="[END]").save_pretrained(folder / "words")
+    return str(folder / "words")
+
+
+def test_text_becomes_blocks_of_tokens(tmp_path: Path) -> None:
+    (tmp_path / "text.jsonl").write_text('{"text": "a b c"}\n{"text": "d a"}\n{"text": "b b"}\n')
+    found = hf.text(str(tmp_path / "text.jsonl"), words(tmp_path), 3)
+    assert [x.tolist() for x, _ in (found[i] for i in range(len(found)))] == [[1, 2, 3], [0, 4, 1], [0, 2, 2]]
+    assert found[2][1].tolist() == [2, 2, 0]
+    with pytest.raises(JobError, match="no tokenizer at 'nothing'; name a folder"):
+        hf.text(str(tmp_path / "text.jsonl"), "nothing", 3)
+    with pytest.raises(JobError, match="has no column 'txt'; did you mean text"):
+        hf.text(str(tmp_path / "text.jsonl"), words(tmp_path), 3, column="txt")
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+def layers() -> list[torch.nn.Module]:
+    return [torch.nn.Embedding(23, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 23), Turned()]
+
+
+class Turned(torch.nn.Module):
+    """Scores [B, T, V] as cross_entropy takes them, [B, V, T]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)
+
+
+def job_of(dataset: str, args: dict[str, Any], layers: str = "layers") -> Job:
+    job = make_job(2, 2, ADAMW, True, count=1)
+    model = job.model.model_copy(update={"layers": f"tests.unit.test_datasets:{layers}", "args": {}})
+    data = job.data.model_copy(update={"dataset": dataset, "args": args, "microbatch": 2})
+    return job.model_copy(update={"model": model, "data": data})
+
+
+def test_a_job_trains_on_tokens_whose_file_is_part_of_its_identity(tmp_path: Path) -> None:
+    path = written(tmp_path, "train.bin", [(7 * i) % 23 for i in range(200)])
+    job = job_of("culm.datasets.tokens:blocks", {"files": [path], "context": 5})
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+    before, weights = ModelSource(job).identity().parts["data"], run_plain(job).sha256
+    written(tmp_path, "train.bin", [(5 * i) % 23 for i in range(200)])
+    assert ModelSource(job).identity().parts["data"] != before
+    assert run_plain(job).sha256 != weights
+
+
+def rows_layers() -> list[torch.nn.Module]:
+    return [torch.nn.Linear(2, 8), torch.nn.Linear(8, 6)]
+
+
+def test_a_job_trains_on_rows(tmp_path: Path) -> None:
+    args = {"path": saved(tmp_path, "parquet"), "input": "x", "target": "label"}
+    job = job_of("culm.datasets.hf:rows", args, "rows_layers")
+    check_job(job)
+    gives_the_plain_loops_bits(job)
