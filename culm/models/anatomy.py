@@ -56,6 +56,29 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name)
 
 
+def tied_names(model: nn.Module, anatomy: Anatomy) -> list[list[str]]:
+    """Parameters that several layers use, such as the embeddings in the head: by layer and name there."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    found = []
+    for each in names.values():
+        places: dict[int, str] = {}
+        for name in each:
+            places.setdefault(_layer_with(name, anatomy), name)
+        if len(places) > 1:
+            found.append([f"{layer}.model.{name}" for layer, name in sorted(places.items())])
+    return found
+
+
+def _layer_with(name: str, anatomy: Anatomy) -> int:
+    """The layer that has the parameter."""
+    if name.startswith(f"{anatomy.blocks}."):
+        return int(name.removeprefix(f"{anatomy.blocks}.").partition(".")[0]) + 1
+    is_before = any(name.startswith(f"{module}.") for module in anatomy.before)
+    return 0 if is_before else anatomy.count + 1
+
+
 def _blocks(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
     lists = {name: m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and len(m) == count}
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]

@@ -24,7 +24,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from culm.models.anatomy import WHERE, Anatomy, anatomy_of, module_at
+from culm.models.anatomy import WHERE, Anatomy, anatomy_of, module_at, tied_names
+from culm.models.lora import Settings, adapt, save_adapters
 from culm.models.weights import Weights, weights_at
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
@@ -42,7 +43,12 @@ IGNORED = -100  # a label that counts for nothing, as in all of transformers
 
 
 def layers(
-    model: str, head: str = "CausalLM", dtype: str = "float32", attention: str | None = None, **config: Any
+    model: str,
+    head: str = "CausalLM",
+    dtype: str = "float32",
+    attention: str | None = None,
+    lora: Settings | None = None,
+    **config: Any,
 ) -> TiedLayers:
     """The model's layers, to be built where they are held. Raises JobError.
 
@@ -50,12 +56,13 @@ def layers(
     architecture as transformers knows it ("gpt2", "llama")
     ``head``: as in transformers' AutoModelFor...
     ``attention``: its implementation, if not the one that transformers chooses
+    ``lora``: settings of peft's LoraConfig, such as ``{"r": 8, "target_modules": ["c_attn"]}``: adapters alone train
     ``config``: settings of the config that are to be others
 
     A sample's input is a tensor of tokens [T], or a dict with "input_ids" and what else the model's forward takes, such
     as "attention_mask". The last layer gives logits. Parameters that several layers use are one (rule 22).
     """
-    source = _Source(_config_of(model, config), head, dtype, attention, weights_at(model))
+    source = _Source(_config_of(model, config), head, dtype, attention, weights_at(model), lora)
     count = getattr(source.config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int) or count < 1:
         raise JobError(f"the config of {model} has no number of blocks (num_hidden_layers)", WHERE, MEND)
@@ -63,22 +70,29 @@ def layers(
     blocks = [partial(_build, Block, source, anatomy, number) for number in range(count)]
     made = [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]
     with torch.device("meta"):
-        return TiedLayers(made, _tied(source.make(), anatomy))
+        whole = source.make()
+        if lora is not None:
+            adapt(whole, lora)
+    return TiedLayers(made, tied_names(whole, anatomy))
 
 
 def save_folder(
     folder: str, weights: Mapping[str, torch.Tensor], model: str, head: str = "CausalLM", **args: Any
 ) -> None:
-    """Writes a folder that transformers' ``from_pretrained`` loads.
+    """Writes a folder that transformers' ``from_pretrained`` loads; of a job with ``lora`` one of peft's adapters.
 
     ``weights``: of a run, as ``"{layer}.{name}"``; all else: the job's ``model.args``. Raises JobError.
     """
-    known = {name: args.pop(name) for name in ("dtype", "attention") if name in args}
-    source = _Source(_config_of(model, args), head, known.get("dtype", "float32"), known.get("attention"), None)
+    known = {name: args.pop(name) for name in ("dtype", "attention", "lora") if name in args}
+    lora, config = known.get("lora"), _config_of(model, args)
+    source = _Source(config, head, known.get("dtype", "float32"), known.get("attention"), None, lora)
     whole: Any = source.make()
-    own = set(whole.state_dict())
     # "3.model.lm_head.weight": the layer, its attribute, and the name in the whole model.
     values = {name.split(".", 2)[2]: tensor for name, tensor in weights.items()}
+    if lora is not None:
+        save_adapters(folder, whole, values, lora)
+        return
+    own = set(whole.state_dict())
     odd = sorted(own ^ values.keys())
     if odd:
         what = f"{odd[0]} is in {'the model' if odd[0] in own else 'the checkpoint'} alone"
@@ -113,29 +127,6 @@ def each_token(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     logits: [B, T, V]; labels: [B, T], -100 where none is asked for.
     """
     return nn.functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
-
-
-def _tied(model: nn.Module, anatomy: Anatomy) -> list[list[str]]:
-    """Parameters that several layers use, such as the embeddings in the head: by layer and name there."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    found = []
-    for each in names.values():
-        places: dict[int, str] = {}
-        for name in each:
-            places.setdefault(_layer_with(name, anatomy), name)
-        if len(places) > 1:
-            found.append([f"{layer}.model.{name}" for layer, name in sorted(places.items())])
-    return found
-
-
-def _layer_with(name: str, anatomy: Anatomy) -> int:
-    """The layer that has the parameter."""
-    if name.startswith(f"{anatomy.blocks}."):
-        return int(name.removeprefix(f"{anatomy.blocks}.").partition(".")[0]) + 1
-    is_before = any(name.startswith(f"{module}.") for module in anatomy.before)
-    return 0 if is_before else anatomy.count + 1
 
 
 def _config_of(model: str, changes: Mapping[str, Any]) -> Any:
@@ -176,6 +167,7 @@ class _Source:
     dtype: str
     attention: str | None
     weights: Weights | None
+    lora: Settings | None
 
     def make(self, experts: str = "eager") -> nn.Module:
         """The whole model, on torch's present device. ``experts``: eager, one after the other, or batched_mm, as shapes
@@ -361,6 +353,8 @@ def _build(kind: Any, source: _Source, anatomy: Anatomy, number: int | None) -> 
         _initialize(model)
         if source.weights is not None:
             source.weights.read_into(model)
+    if source.lora is not None:
+        adapt(model, source.lora, everywhere=False)
     layer: nn.Module = kind(model, anatomy, number)
     return layer
 
