@@ -10,7 +10,7 @@ from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.job import Job, parse_job
+from culm.pipeline.job import Job, load_job, parse_job
 from culm.pipeline.user_code.check import check_job
 from tests.models.small import settings_of
 
@@ -141,3 +141,29 @@ def test_layers_that_hand_on_pytrees(tmp_path: Path) -> None:
     survives_and_ends_exact(
         job_of("pytrees", 3, f"{here}:layers", f"{here}:Lines", f"{here}:loss", {"count": 2}), tmp_path / "run"
     )
+
+
+@pytest.mark.parametrize("name", ["resnet", "vgg", "alexnet", "gnmt", "bert", "gpt2"])
+def test_a_workload_of_bamboo(name: str, tmp_path: Path) -> None:
+    changes = [f"job.steps={STEPS}", "pipeline.stages=2"]
+    survives_and_ends_exact(load_job(ROOT / "examples" / "bamboo" / f"{name}_small.toml", changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "llama", "qwen3", "gemma3_text"])
+def test_adapters_on_a_decoder(architecture: str, tmp_path: Path) -> None:
+    lora = {"r": 4, "lora_dropout": 0.1, "target_modules": "all-linear"}
+    survives_and_ends_exact(hugging_face(architecture, 11, "next_token", lora=lora), tmp_path / "run")
+
+
+def test_tokens_that_weigh_the_same_whatever_their_microbatch(tmp_path: Path) -> None:
+    job = hugging_face("llama", 12, "next_token_sum")
+    train = job.train.model_copy(update={"reduction": "sum"})
+    survives_and_ends_exact(job.model_copy(update={"train": train}), tmp_path / "run")
+
+
+def test_muon_for_matrices_and_adamw_for_vectors(tmp_path: Path) -> None:
+    job = hugging_face("gpt2", 13, "next_token")
+    schedule = {"schedule": "torch.optim.lr_scheduler:CosineAnnealingLR", "schedule_args": {"T_max": STEPS}}
+    changes = {"groups": "tests.unit.test_several_optimizers:muon_for_matrices", **schedule}
+    train = job.train.model_copy(update=changes)
+    survives_and_ends_exact(job.model_copy(update={"train": train}), tmp_path / "run")
