@@ -27,7 +27,7 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None, count: f
     if not count:
         return SKIPPED
     if clip_norm is None:
-        return 1.0 / count
+        return 1.0 / count or math.ulp(0.0)
     norm = math.sqrt(in_order(squared_norms)) / count
     # 1e-6 as in torch's clip_grad_norm_. A huge norm may divide down to 0.0, which holders would read as SKIPPED.
     return min(1.0, clip_norm / (norm + 1e-6)) / count or math.ulp(0.0)

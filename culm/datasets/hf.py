@@ -3,6 +3,7 @@
 Nothing is downloaded: a run has the same samples on every node, whatever a hub has by then.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 from culm.datasets.tokens import Blocks
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
+from culm.pipeline.user_code.fingerprint import digest_of_file
 
 try:
     import datasets
@@ -85,8 +87,16 @@ def _names(columns: Columns) -> list[str]:
 
 def _tokens(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    for each in texts:
-        yield [*tokenizer(each, verbose=False)["input_ids"], *end]
+    for place, each in enumerate(texts):
+        if not isinstance(each, str):
+            raise JobError(f"row {place} has {str(each)[:40]!r} in place of text", WHERE, "name a column of text")
+        yield [*tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"], *end]
+
+
+def _cache_of(files: Sequence[str]) -> str:
+    """Where what was read of these files is kept, by their contents: datasets goes by their times and sizes."""
+    digest = hashlib.sha256(b"".join(digest_of_file(Path(file)) for file in files))
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / f"culm-{digest.hexdigest()[:32]}")
 
 
 def _loaded(path: str | Sequence[str], split: str | None) -> Any:
@@ -101,12 +111,15 @@ def _loaded(path: str | Sequence[str], split: str | None) -> Any:
             if len(kinds) != 1 or "" in kinds:
                 mend = f"name a folder that save_to_disk wrote, or files of one kind: {', '.join(BUILDERS)}"
                 raise JobError(f"{path} cannot be read", WHERE, mend)
-            found = datasets.load_dataset(kinds.pop(), data_files=files, split="train")
+            found = datasets.load_dataset(kinds.pop(), data_files=files, split="train", cache_dir=_cache_of(files))
     except JobError:
         raise
     except Exception as error:  # of many kinds, by what is wrong with a file
         mend = "name a folder that save_to_disk wrote, or files that datasets reads"
-        raise JobError(f"{path} cannot be read: {str(error).splitlines()[0]}", WHERE, mend) from error
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise JobError(f"{path} cannot be read: {said}", WHERE, mend) from error
+    if split is not None and not isinstance(found, datasets.DatasetDict):
+        raise JobError(f"{path} has no splits", WHERE, "leave split out, or name a folder that has several")
     if isinstance(found, datasets.DatasetDict):
         if split not in found:
             said = f"it has the splits {', '.join(found)}"

@@ -7,6 +7,7 @@ of one dimension. It is mapped into memory: only what a microbatch takes is read
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def blocks(files: str | Sequence[str], context: int, dtype: str = "uint16") -> "
 
     ``files``: a path, or a list of them; ``dtype``: of the numbers in files other than .npy. Raises JobError.
     """
-    if context < 1:
+    if index(context) < 1:
         raise JobError(f"context is {context}", WHERE, "give the number of tokens in a sample")
     paths = [Path(file) for file in ([files] if isinstance(files, str) else files)]
     if not paths:
@@ -48,11 +49,11 @@ class Blocks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        file = bisect_right(self._ends, index)
-        first = (index - (self._ends[file - 1] if file else 0)) * self._context
+    def __getitem__(self, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if not 0 <= block < len(self):
+            raise IndexError(block)
+        file = bisect_right(self._ends, block)
+        first = (block - (self._ends[file - 1] if file else 0)) * self._context
         found = torch.from_numpy(self._rows[file][first : first + self._context + 1].astype(np.int64))
         return found[:-1], found[1:]
 
@@ -70,6 +71,7 @@ def _mapped(path: Path, dtype: str) -> "np.ndarray[Any, Any]":
             row = np.memmap(path, f"<{np.dtype(dtype).str[1:]}", "r")
     except (OSError, ValueError) as error:
         raise JobError(f"{path} cannot be read: {error}", WHERE, "name a file of tokens that every node has") from error
-    if row.ndim != 1 or row.dtype.kind not in "ui":
-        raise JobError(f"{path} has {row.dtype} {list(row.shape)}", WHERE, "write one row of whole numbers")
+    if row.ndim != 1 or row.dtype.name not in DTYPES:
+        mend = f"write one row of whole numbers: {', '.join(DTYPES)}"
+        raise JobError(f"{path} has {row.dtype} {list(row.shape)}", WHERE, mend)
     return row  # type: ignore[no-any-return]

@@ -56,18 +56,23 @@ def module_at(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name)
 
 
-def tied_names(model: nn.Module, anatomy: Anatomy) -> list[list[str]]:
-    """Parameters that several layers use, such as the embeddings in the head: by layer and name there."""
+def shared_names(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter, in the model's order; of one that is used in several places there are several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
-    found = []
-    for each in names.values():
+    return list(names.values())
+
+
+def tied_names(model: nn.Module, anatomy: Anatomy) -> dict[int, dict[str, str]]:
+    """By layer, its parameters that other layers use as well: the name in the layer, and one that all of them have."""
+    found: dict[int, dict[str, str]] = {}
+    for names in shared_names(model):
         places: dict[int, str] = {}
-        for name in each:
+        for name in names:
             places.setdefault(_layer_with(name, anatomy), name)
-        if len(places) > 1:
-            found.append([f"{layer}.model.{name}" for layer, name in sorted(places.items())])
+        for layer, name in places.items() if len(places) > 1 else ():
+            found.setdefault(layer, {})[f"model.{name}"] = names[0]
     return found
 
 

@@ -11,8 +11,8 @@ theirs.
 #     Block    runs the model with what it was given in place of the block's input, and gives the block's output
 #     Head     runs the model with what it was given in place of the last block's output, and gives the logits
 #
-# In place of other blocks are ``_Passing`` modules, which hand on what they are given; in place of embeddings and norms
-# outside of the layer are ``_Blank`` ones, whose output nobody uses. A parameter has the name that it has in the whole
+# In place of other blocks are ``Passing`` modules, which hand on what they are given; in place of embeddings and norms
+# outside of the layer are ``Blank`` ones, whose output nobody uses. A parameter has the name that it has in the whole
 # model, so a layer's state is a part of the model's.
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,12 +24,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from culm.models.anatomy import WHERE, Anatomy, anatomy_of, module_at, tied_names
+from culm.models.anatomy import WHERE, Anatomy, anatomy_of, module_at, shared_names, tied_names
 from culm.models.lora import Settings, adapt, save_adapters
+from culm.models.placeholders import Blank, Passing
 from culm.models.weights import Weights, weights_at
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
-from culm.pipeline.user_code.tied import TiedLayers
+from culm.pipeline.user_code.tied import tied
 
 try:
     import transformers
@@ -49,7 +50,7 @@ def layers(
     attention: str | None = None,
     lora: Settings | None = None,
     **config: Any,
-) -> TiedLayers:
+) -> list[Callable[[], nn.Module]]:
     """The model's layers, to be built where they are held. Raises JobError.
 
     ``model``: a folder with a config.json, and the weights to start from if they are there too, or the name of an
@@ -62,18 +63,29 @@ def layers(
     A sample's input is a tensor of tokens [T], or a dict with "input_ids" and what else the model's forward takes, such
     as "attention_mask". The last layer gives logits. Parameters that several layers use are one (rule 22).
     """
-    source = _Source(_config_of(model, config), head, dtype, attention, weights_at(model), lora)
+    source = _Source(
+        config=_config_of(model, config),
+        head=head,
+        dtype=dtype,
+        attention=attention,
+        weights=weights_at(model),
+        lora=lora,
+    )
     count = getattr(source.config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int) or count < 1:
         raise JobError(f"the config of {model} has no number of blocks (num_hidden_layers)", WHERE, MEND)
     anatomy = anatomy_of(partial(source.make, experts="batched_mm"), count)
     blocks = [partial(_build, Block, source, anatomy, number) for number in range(count)]
-    made = [partial(_build, Embed, source, anatomy, None), *blocks, partial(_build, Head, source, anatomy, None)]
+    first, last = (partial(_build, kind, source, anatomy, None) for kind in (Embed, Head))
+    made: list[Callable[[], nn.Module]] = [first, *blocks, last]
     with torch.device("meta"):
         whole = source.make()
         if lora is not None:
             adapt(whole, lora)
-    return TiedLayers(made, tied_names(whole, anatomy))
+    this = object()  # another call makes another model
+    for layer, names in tied_names(whole, anatomy).items():
+        made[layer] = tied(made[layer], {name: (this, label) for name, label in names.items()})
+    return made
 
 
 def save_folder(
@@ -84,8 +96,15 @@ def save_folder(
     ``weights``: of a run, as ``"{layer}.{name}"``; all else: the job's ``model.args``. Raises JobError.
     """
     known = {name: args.pop(name) for name in ("dtype", "attention", "lora") if name in args}
-    lora, config = known.get("lora"), _config_of(model, args)
-    source = _Source(config, head, known.get("dtype", "float32"), known.get("attention"), None, lora)
+    lora = known.get("lora")
+    source = _Source(
+        config=_config_of(model, args),
+        head=head,
+        dtype=known.get("dtype", "float32"),
+        attention=known.get("attention"),
+        weights=None,
+        lora=lora,
+    )
     whole: Any = source.make()
     # "3.model.lm_head.weight": the layer, its attribute, and the name in the whole model.
     values = {name.split(".", 2)[2]: tensor for name, tensor in weights.items()}
@@ -158,7 +177,7 @@ def _first_line(error: Exception) -> str:
     return " ".join(lines[:2]) if lines else type(error).__name__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Source:
     """What the whole model is made of."""
 
@@ -196,43 +215,6 @@ class _Stopped(Exception):
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden
-
-
-class _Passing(nn.Module):
-    """In place of a block. Hands on what it is given; the model may read the block's settings."""
-
-    def __init__(self, block: nn.Module, returns_tuple: bool) -> None:
-        super().__init__()
-        self._returns_tuple = returns_tuple
-        self.at: Callable[[torch.Tensor], torch.Tensor] | None = None  # what becomes of the input
-        for name, value in vars(block).items():
-            if not name.startswith("_") and name != "training":
-                setattr(self, name, value)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        hidden = self.at(hidden) if self.at is not None else hidden
-        return (hidden,) if self._returns_tuple else hidden
-
-
-class _Blank(nn.Module):
-    """In place of an embedding, a norm or a product outside of the blocks: of the same shape."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._width = 0  # of what it gives; 0: as wide as what it is given
-        if isinstance(module, nn.Embedding):
-            self._width = module.embedding_dim
-        elif isinstance(module, nn.Linear):
-            self._width = module.out_features
-        self._is_table = isinstance(module, nn.Embedding)
-        self._dtype = next(module.parameters()).dtype
-
-    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        if not self._width:
-            return x
-        shape = x.shape if self._is_table else x.shape[:-1]
-        return torch.zeros(*shape, self._width, dtype=self._dtype, device=x.device)
 
 
 class _Layer(nn.Module):
@@ -342,13 +324,18 @@ def _build(kind: Any, source: _Source, anatomy: Anatomy, number: int | None) -> 
     own = set(kind.modules_of(anatomy, number))
     for block in range(anatomy.count):
         if (name := f"{anatomy.blocks}.{block}") not in own:
-            _replace(model, name, _Passing(module_at(model, name), block in anatomy.tuples))
+            _replace(model, name, Passing(module_at(model, name), block in anatomy.tuples))
     for name in _outermost((anatomy.before | anatomy.after) - own):
-        _replace(model, name, _Blank(module_at(model, name)))
+        _replace(model, name, Blank(module_at(model, name)))
     if kind is Block:
         for name in [n for n, m in model.named_modules() if isinstance(m, nn.Dropout) and not n.startswith((*own,))]:
             _replace(model, name, nn.Identity())
-    model.to_empty(device=device)
+    shared = [names for names in shared_names(model) if len(names) > 1]
+    model.to_empty(device=device)  # which gives each name memory of its own
+    for first, *others in shared:
+        for name in others:
+            parent, _, last = name.rpartition(".")
+            setattr(module_at(model, parent), last, model.get_parameter(first))
     if device.type != "meta":
         _initialize(model)
         if source.weights is not None:

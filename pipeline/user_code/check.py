@@ -84,7 +84,10 @@ def _check_optimizer(source: ModelSource, job: Job) -> None:
         shapes = [([min(size, 4) for size in p.shape], p.dtype) for p in source.parameters_like(name)]
         parameters = [torch.zeros(shape, dtype=dtype, requires_grad=True) for shape, dtype in shapes]
         optimizer = source.alone(name, parameters)
-        refuse_unknown(source.groups().options_for(name), optimizer)
+        options = source.groups().options_for(name)
+        refuse_unknown(options, optimizer)
+        for group in range(len(options) if name != OWN else 0):
+            source.alone(name, parameters, group)  # it may refuse a value
         where, called = ("train.groups", name) if name != OWN else ("train.optimizer", job.train.optimizer)
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:

@@ -15,19 +15,21 @@ from culm.pipeline.user_code.hardware import hardware_of
 # each layer that is built from the file shows it (rule 23).
 WHOLE_BYTES = 1 << 28
 SAMPLES, SAMPLE_BYTES = 64, 1 << 20
+MOST_FILES = 256  # of a folder whose contents are read: a folder of a million pictures has to be opened in no time
 
 
 def parts_of(job: Job, sources: Iterable[tuple[str, Path]]) -> dict[str, str]:
     """By part. ``sources``: (module, file) of the user's code.
 
-    Of model, data and train only the files are hashed that their arguments name. Their keys come with the job, and are
-    compared one by one where two jobs meet.
+    Of model, data and train only the files and folders are hashed that their arguments name. Their keys come with the
+    job, and are compared one by one where two jobs meet.
     """
     out = {}
     for part, named in (("model", job.model.args), ("data", job.data.args), ("train", job.train.optimizer_args)):
-        files = [_digest(file) for file in _files_in(named)]
-        if files:
-            out[part] = hashlib.sha256(b"".join(files)).hexdigest()
+        files = [digest_of_file(file) for file in _files_in(named)]
+        folders = [_digest_of_folder(folder) for folder in _files_in(named, folders=True)]
+        if files or folders:
+            out[part] = hashlib.sha256(b"".join([*files, *folders])).hexdigest()
     digest = hashlib.sha256()
     for name, path in sorted(sources):
         digest.update(name.encode())
@@ -46,23 +48,38 @@ def versions() -> str:
     return f"Python {platform.python_version()}, torch {torch.__version__} ({build})"
 
 
-def _files_in(args: Any) -> Iterator[Path]:
-    """What in the arguments is the path of a file, in their order."""
+def _files_in(args: Any, folders: bool = False) -> Iterator[Path]:
+    """What in the arguments is the path of a file, or of a folder, in their order."""
     if isinstance(args, Mapping):
         args = [value for _, value in sorted(args.items())]
     if isinstance(args, list | tuple):
         for value in args:
-            yield from _files_in(value)
+            yield from _files_in(value, folders)
     elif isinstance(args, str) and args and "\0" not in args:
         path = Path(args)
         try:
-            if path.is_file():
+            if path.is_dir() if folders else path.is_file():
                 yield path
         except OSError:  # the name is too long, or may not be read: a constructor could not read it either
             return
 
 
-def _digest(path: Path) -> bytes:
+def _digest_of_folder(folder: Path) -> bytes:
+    """Of all names and sizes in it, and of the contents of up to MOST_FILES files, spread over the names in order."""
+    found = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder))
+    digest = hashlib.sha256()
+    for path in found:
+        digest.update(f"{path.relative_to(folder)} {path.stat().st_size}\n".encode())
+    for path in found[:: max(1, -(-len(found) // MOST_FILES))]:
+        digest.update(digest_of_file(path))
+    return digest.digest()
+
+
+def _is_hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
+
+
+def digest_of_file(path: Path) -> bytes:
     """Of the whole file, or of its size and of pieces spread over it, the first and the last among them."""
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -103,7 +103,19 @@ def _asked(function: Callable[..., Any], layer: int, name: str, parameter: torch
     if not isinstance(own.get(OPTIMIZER, OWN), str):
         what = f"the optimizer of {name} of layer {layer} is a {type(own[OPTIMIZER]).__name__}"
         raise JobError(what, WHERE, 'name it: {"optimizer": "torch.optim:Muon"}')
+    if odd := [option for option, value in own.items() if not is_plain_data(value)]:
+        what = f"it returned {odd[0]} = {own[odd[0]]!r} for {name} of layer {layer}, which no checkpoint can hold"
+        raise JobError(what, WHERE, "return Python's own numbers and words, such as float(x)")
     if own != again:
         what = f"it returned other options for {name} of layer {layer} when it was asked again"
         raise JobError(what, WHERE, "let them follow from layer, name and parameter alone")
     return own
+
+
+def is_plain_data(entry: Any) -> bool:
+    """None, bool, int, float, str, and tuples, lists and dicts of these: what a copy of a layer can carry as text."""
+    if type(entry) in (list, tuple):
+        return all(map(is_plain_data, entry))
+    if type(entry) is dict:
+        return all(is_plain_data(key) and is_plain_data(value) for key, value in entry.items())
+    return entry is None or type(entry) in (bool, int, float, str)

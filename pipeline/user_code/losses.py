@@ -8,6 +8,8 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 
+MOST_COUNTED = 1e15  # in a microbatch: far above any, and sums of them stay exact
+
 
 def taken(returned: Any, job: Job) -> tuple[Any, tuple[Any, ...]]:
     """The loss, and what it is a sum over if the job says that it is one: ``(sum, count)``. Raises JobError."""
@@ -29,7 +31,7 @@ def _count(count: Any) -> float:
         number = float(count)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
-    if not math.isfinite(number) or number < 0.0:
+    if not 0.0 <= number <= MOST_COUNTED:
         mend = "return how many summands the loss has, such as the number of tokens that count"
         raise JobError(f"the loss gives the count {str(count)[:80]}", "train.loss", mend)
     return number

@@ -33,8 +33,8 @@ from culm.pipeline.user_code.tied import (
     Group,
     Place,
     Shared,
-    TiedLayers,
     by_identity,
+    by_label,
     by_name,
     in_words,
     refuse_unlike,
@@ -100,13 +100,11 @@ class ModelSource:
         if not isinstance(made, nn.Sequential | list | tuple):
             what = f"the callable returned a {type(made).__name__}, not a list of layers"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "return an nn.Sequential or a list")
-        return made if isinstance(made, TiedLayers) else list(made)
+        return list(made)
 
     def _tied(self, made: list[Any], ready: Mapping[int, nn.Module]) -> tuple[Group, ...]:
         """The parameters that several layers use. Raises JobError."""
-        where, said = f"model.layers, {self._job.model.layers}", made.tied if isinstance(made, TiedLayers) else ()
-        named = [*by_name(said, len(made), where), *by_name(self._job.model.tied, len(made))]
-        return together([*by_identity(ready), *named])
+        return together([*by_identity(ready), *by_label(made), *by_name(self._job.model.tied, len(made))])
 
     @property
     def ties(self) -> Ties:
@@ -148,7 +146,9 @@ class ModelSource:
         refuse_unlike(pairs, {first: alone, index: module})
         with torch.no_grad():
             for (_, known), (_, name) in pairs:
-                module.get_parameter(name).copy_(alone.get_parameter(known))
+                given, own = alone.get_parameter(known), module.get_parameter(name)
+                if not given.is_meta:  # a sketch has no values
+                    own.copy_(given)
 
     def _built(self, index: int) -> nn.Module:
         layer = self._layers[index]
@@ -183,16 +183,16 @@ class ModelSource:
 
     def _with_ties(self, index: int, outline: Outline) -> Outline:
         """A layer whose parameters are tied otherwise is another one."""
-        tied = [f", {name} is {in_words(first)}" for (layer, name), first in self.firsts.items() if layer == index]
+        tied = [f", tie {name}={in_words(first)}" for (layer, name), first in self.firsts.items() if layer == index]
         return replace(outline, text="".join([outline.text, *tied]))
 
     def optimizers(self) -> list[str]:
         """The optimizers that train parameters: the job's own as OWN, others by name. Raises JobError."""
         return self.groups().optimizers if self._grouping is not None else [OWN]
 
-    def alone(self, name: str, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-        """One of them, over these parameters, as its first group is made. Raises JobError."""
-        options = self.groups().options_for(name)[0] if name != OWN else {}
+    def alone(self, name: str, parameters: Sequence[torch.Tensor], group: int = 0) -> torch.optim.Optimizer:
+        """One of them, over these parameters, as the first of its groups is made, or another. Raises JobError."""
+        options = self.groups().options_for(name)[group] if name != OWN else {}
         return self._one(name, [{"params": [*parameters], **options}] if options else [*parameters])
 
     def parameters_like(self, name: str = OWN) -> list[torch.Tensor]:
@@ -307,8 +307,10 @@ class ModelSource:
             own, arguments = self._job.train.optimizer, self._job.train.optimizer_args
             made = called(self._optimizer, {"params": parameters, **arguments}, "train.optimizer_args")
         else:
-            own = name
-            made = called(load_callable(name, "train.groups"), {"params": parameters}, "train.groups")
+            own = name  # made with the options of its first group, as one that has no others would be
+            first = parameters[0] if isinstance(parameters[0], dict) else {}
+            options = {option: value for option, value in first.items() if option != "params"}
+            made = called(load_callable(name, "train.groups"), {"params": parameters, **options}, "train.groups")
         settle(self._job)
         if not isinstance(made, torch.optim.Optimizer):
             where = "train.optimizer" if name == OWN else "train.groups"

@@ -65,6 +65,13 @@ def draws_in_backward(name: str, generator: str, where: str) -> JobError:
     return JobError(what, where, mend)
 
 
+def uses_stranger(layer: str, shape: tuple[int, ...]) -> JobError:
+    """The error for a tensor that waits for a gradient, and that no optimizer knows."""
+    what = f"{layer} uses a tensor of shape {list(shape)} that requires a gradient and is no parameter of the layer"
+    mend = "register it, as self.weight = embedding.weight, which makes it one with the other layer's; or detach it"
+    return JobError(what, "model.layers", f"{mend}: it would never be trained")
+
+
 def gives_sparse(layer: str, parameter: str) -> JobError:
     """The error for a gradient that is no dense tensor."""
     what = f"the gradient of {parameter} of {layer} is sparse, and nodes add up dense ones alone"

@@ -27,7 +27,7 @@ Layer by layer, each built and run alone: a model too large for this machine is 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -41,6 +41,7 @@ from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken, tally_of
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.outline import Outline
 from culm.pipeline.user_code.refusals import changes_parameter, reads_late, writes_into_buffer, writes_into_overlapping
 from culm.pipeline.user_code.sharing import kept_between, tensors_of
 from culm.pipeline.user_code.streams import seed_all, stream_seed
@@ -120,7 +121,7 @@ def _first_sweep(source: ModelSource, job: Job, a: Sample, b: Sample) -> Firsts:
         what = "no layer has a parameter that requires a gradient: there is nothing to train"
         raise JobError(what, f"model.layers, {job.model.layers}", "leave some of them unfrozen")
     of_b_bits = _run_loss(source, job, b)
-    of_a_bits = _loss_backward(job, *_loss_forward(source, job, a, kept, overlaps))
+    of_a_bits = _loss_backward(job, _loss_forward(source, job, a, kept, overlaps))
     before = _of_loss(source.loss)
     _refuse_other("the loss", of_a_bits, _run_loss(source, job, a), "train.loss")
     _refuse_counting("the loss", before, _of_loss(source.loss), "train.loss")
@@ -140,7 +141,7 @@ def _second_sweep(source: ModelSource, job: Job, a: Sample, b: Sample, firsts: F
         a, b = a.after(of_a), b.after(of_b)
     _, bits_of_a, bits_of_b = firsts[-1]
     forward_of_a, forward_of_b = _loss_forward(source, job, a), _loss_forward(source, job, b)
-    now_of_a, now_of_b = _loss_backward(job, *forward_of_a), _loss_backward(job, *forward_of_b)
+    now_of_a, now_of_b = _loss_backward(job, forward_of_a), _loss_backward(job, forward_of_b)
     _refuse_late("the loss", bits_of_a, now_of_a, partial(_run_loss, source, job, a), "train.loss")
     _refuse_other("the loss", bits_of_a, now_of_a, "train.loss")
     _refuse_other("the loss", bits_of_b, now_of_b, "train.loss")
@@ -169,6 +170,10 @@ def _name(layer: nn.Module, index: int) -> str:
 def _build(source: ModelSource, index: int) -> nn.Module:
     """The layer, which has to come out the same, and of its own, each time that it is built."""
     layer, again = source.build(index), source.build(index)
+    sketched, built = Outline.of(source.sketch(index)).text, Outline.of(layer).text
+    if sketched != built:
+        what = f"{_name(layer, index)} has other parameters when it is built without values"
+        raise JobError(what, "model.layers", f"make the same ones on torch's meta device: {built}, not {sketched}")
     kept = kept_between(layer, again)
     if kept:
         raise source.keeps(index, kept)
@@ -193,12 +198,10 @@ def _try_for_a_gradient(trial: Trial, name: str, trained: bool, x: Pytree, seeds
 
 def _run_loss(source: ModelSource, job: Job, sample: Sample) -> Bits:
     """What the loss gives, and what its backward does."""
-    return _loss_backward(job, *_loss_forward(source, job, sample))
+    return _loss_backward(job, _loss_forward(source, job, sample))
 
 
-def _loss_forward(
-    source: ModelSource, job: Job, sample: Sample, kept: str = "", overlaps: bool = False
-) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "", overlaps: bool = False) -> "_Loss":
     """The loss, and the output that it is taken of. ``kept``: a buffer that lies in that output's memory;
     ``overlaps``: whether two of its tensors lie in one piece of memory.
     """
@@ -208,19 +211,27 @@ def _loss_forward(
     inputs = Written(given)
     try:
         with precision_of(job)():
-            loss, counts = taken(source.loss(given, mapped(torch.clone, sample.target)), job)
+            returned = source.loss(given, mapped(torch.clone, sample.target))
     except RAISED as error:
         what = f"the loss raised {described(error)}"
         raise JobError(what, "train.loss", "let it take the last layer's output and the target") from error
+    loss, counts = taken(returned, job)
     refuse_loss(loss, output)
-    tally_of(loss, counts)
+    tally = tally_of(loss, counts)
     if (kept or overlaps) and inputs.since(output):
         where = "train.loss"
         raise writes_into_buffer("the loss", kept, where) if kept else writes_into_overlapping("the loss", where)
-    return loss, tensors_in(output)
+    return _Loss(loss, tally, tensors_in(output))
 
 
-def _loss_backward(job: Job, loss: torch.Tensor, outputs: list[torch.Tensor]) -> Bits:
+class _Loss(NamedTuple):
+    value: torch.Tensor
+    tally: tuple[float, ...]
+    outputs: list[torch.Tensor]  # that it is taken of
+
+
+def _loss_backward(job: Job, forward: _Loss) -> Bits:
+    loss, tally, outputs = forward
     if loss.requires_grad:
         ends = [output for output in outputs if output.requires_grad]
         run_backward([loss], "the backward of the loss", "train.loss", ends if job.schedule.splits else None)
@@ -228,7 +239,8 @@ def _loss_backward(job: Job, loss: torch.Tensor, outputs: list[torch.Tensor]) ->
     if not gradients:
         what = "the loss does not depend on the last layer's output"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
-    return {"value": digest_of(loss)} | bits_of("gradient of the output", gradients)
+    counts = {"count": digest_of(torch.tensor(tally[1:], dtype=torch.float64))} if tally[1:] else {}
+    return {"value": digest_of(loss), **counts} | bits_of("gradient of the output", gradients)
 
 
 def _of_loss(loss: Any) -> Bits:

@@ -5,7 +5,7 @@ numbers that a backward draws.
 """
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from culm.pipeline.user_code.refusals import (
     gives_sparse,
     names_buffer_twice,
     returned_odd,
+    uses_stranger,
 )
 from culm.pipeline.user_code.streams import drawn_between, generator_states, seed_all
 
@@ -182,6 +183,9 @@ class Trial:
             return
         versions, buffers = self._versions(), self._bits_of_buffers()
         ends = [tensor for tensor in (*forward.leaves, *self._parameters.values()) if tensor.requires_grad]
+        known = {id(end) for end in ends}
+        if strangers := [leaf for leaf in leaves_behind(outputs) if id(leaf) not in known]:
+            raise uses_stranger(self._name, tuple(strangers[0].shape))
         splits = self._splits and any(leaf.requires_grad for leaf in forward.leaves)
         run_backward(outputs, name, "model.layers", ends if splits else None)
         if self._bits_of_buffers() != buffers:
@@ -249,6 +253,21 @@ def refuse_loss(loss: Any, output: Pytree) -> None:
     if not loss.requires_grad:
         what = "the loss has no graph: no gradient goes back from it"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
+
+
+def leaves_behind(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What a backward from these would give gradients to."""
+    found, seen = list[torch.Tensor](), set[Any]()
+    to_see = [tensor.grad_fn for tensor in outputs]
+    while to_see:
+        node = to_see.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        to_see += [before for before, _ in node.next_functions]
+    return found
 
 
 def run_backward(

@@ -5,6 +5,7 @@
     number.0.step           a bool, an int or a float; plain.0.history: other plain data, as JSON in bytes
     group.0.lr              an entry of parameter group 0: a number; groupplain.0.betas: other plain data
     groupoptions.1          what tells group 1 from the others: the options that the job's ``groups`` gives it
+    steppedby.0             the optimizer that the job's ``groups`` names for parameter 0
 
 Plain data is None, bool, int, float, str, and tuples, lists and dicts of plain data. What is of another kind cannot be
 copied; so is what an optimizer keeps beside ``state`` and ``param_groups``: ``compute.copying`` tries that.
@@ -17,9 +18,10 @@ from typing import Any
 
 import torch
 
-from culm.pipeline.user_code.groups import Options
+from culm.pipeline.user_code.groups import Options, is_plain_data
+from culm.pipeline.user_code.optimizers import OWN, optimizer_of
 
-KINDS = ("optimizer", "host", "number", "plain", "group", "groupplain", "groupoptions")
+KINDS = ("optimizer", "host", "number", "plain", "group", "groupplain", "groupoptions", "steppedby")
 
 
 def stays(name: str, changed: frozenset[str] | None) -> bool:
@@ -49,12 +51,21 @@ class Made:
         mine = {id(parameter) for parameter in optimized(optimizer)}
         return [parameter for parameter in self.parameters if id(parameter) in mine]
 
+    def stepped_by(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Of each of these parameters: the optimizer that its group names, or OWN."""
+        named = zip(optimizer.param_groups, self.options, strict=True)
+        of = {id(parameter): optimizer_of(options) for group, options in named for parameter in group["params"]}
+        return [of[id(parameter)] for parameter in self.numbered(optimizer)]
+
 
 def exported(optimizer: torch.optim.Optimizer, made: Made) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors themselves, not copies. Raises TypeError for what cannot be copied, naming it."""
     for index, parameter in enumerate(made.numbered(optimizer)):
         for name, entry in optimizer.state.get(parameter, {}).items():
             yield _exported(f"{index}.{name}", entry, parameter.device)
+    for index, name in enumerate(made.stepped_by(optimizer)):
+        if name != OWN:
+            yield f"steppedby.{index}", _packed(name)
     for index, (group, options) in enumerate(zip(optimizer.param_groups, made.options, strict=True)):
         if options:
             yield f"groupoptions.{index}", _packed(options)
@@ -63,7 +74,7 @@ def exported(optimizer: torch.optim.Optimizer, made: Made) -> Iterator[tuple[str
                 continue
             if _is_number(entry):  # some optimizers count and adapt there
                 yield f"group.{index}.{name}", _number(entry)
-            elif name != "params" and _is_plain(entry):
+            elif name != "params" and is_plain_data(entry):
                 yield f"groupplain.{index}.{name}", _packed(entry)
 
 
@@ -74,12 +85,14 @@ def install(optimizer: torch.optim.Optimizer, made: Made, entries: list[tuple[st
     """
     optimizer.state.clear()
     parameters = made.numbered(optimizer)
-    theirs = {name: _unpacked(tensor) for name, tensor in entries if name.startswith("groupoptions.")}
+    theirs = {name: _unpacked(tensor) for name, tensor in entries if name.startswith(("groupoptions.", "steppedby."))}
+    # A job that is resumed may step a parameter by another optimizer, to which what the one before kept means nothing.
+    stays = [theirs.get(f"steppedby.{i}", OWN) == name for i, name in enumerate(made.stepped_by(optimizer))]
     for name, tensor in entries:
         kind, _, rest = name.partition(".")
         place, _, entry = rest.partition(".")
         index = int(place)
-        if kind == "groupoptions":
+        if kind in ("groupoptions", "steppedby"):
             continue
         if kind in ("group", "groupplain"):
             options = theirs.get(f"groupoptions.{index}", {})
@@ -87,6 +100,8 @@ def install(optimizer: torch.optim.Optimizer, made: Made, entries: list[tuple[st
                 continue
             group = optimizer.param_groups[made.options.index(options)]
             group[entry] = tensor.item() if kind == "group" else _unpacked(tensor)
+        elif not stays[index]:
+            continue
         elif kind == "optimizer":
             optimizer.state[parameters[index]][entry] = tensor.to(parameters[index].device, copy=True)
         else:
@@ -105,7 +120,7 @@ def _exported(name: str, entry: Any, device: torch.device) -> tuple[str, torch.T
         return f"{'optimizer' if entry.device == device else 'host'}.{name}", entry.detach()
     if _is_number(entry):
         return f"number.{name}", _number(entry)
-    if _is_plain(entry):
+    if is_plain_data(entry):
         return f"plain.{name}", _packed(entry)
     what = f"{type(entry).__name__} of tensors or objects" if isinstance(entry, list | tuple | dict) else None
     kind = what or type(entry).__name__
@@ -120,14 +135,6 @@ def _is_number(entry: Any) -> bool:
 def _number(entry: bool | int | float) -> torch.Tensor:
     kind = torch.bool if isinstance(entry, bool) else torch.int64 if isinstance(entry, int) else torch.float64
     return torch.tensor(entry, dtype=kind)
-
-
-def _is_plain(entry: Any) -> bool:
-    if type(entry) in (list, tuple):
-        return all(map(_is_plain, entry))
-    if type(entry) is dict:
-        return all(_is_plain(key) and _is_plain(value) for key, value in entry.items())
-    return entry is None or type(entry) in (bool, int, float, str)
 
 
 def _packed(entry: Any) -> torch.Tensor:

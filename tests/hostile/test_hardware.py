@@ -260,7 +260,7 @@ def test_a_large_file_is_hashed_in_samples(tmp_path: Path, monkeypatch: pytest.M
     for at in (None, 0, 4999, 2):
         changed = content if at is None else content[:at] + b"x" + content[at + 1 :]
         file.write_bytes(changed)
-        seen.add(fingerprint._digest(file))
+        seen.add(fingerprint.digest_of_file(file))
     file.write_bytes(content + b"0")
-    seen.add(fingerprint._digest(file))
+    seen.add(fingerprint.digest_of_file(file))
     assert len(seen) == 5

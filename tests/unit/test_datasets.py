@@ -1,6 +1,8 @@
 """The datasets that a job can name: which tokens a block has, and what is wrong with a file."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,7 @@ def test_a_file_is_mapped_and_not_read(tmp_path: Path) -> None:
     [
         ({"files": "no.bin"}, "no.bin cannot be read"),
         ({"files": []}, "files is empty"),
+        ({"files": "long.npy"}, "long.npy has uint64 [3]; write one row of whole numbers: uint8"),
         ({"context": 0}, "context is 0; give the number of tokens"),
         ({"context": 30}, "the files have 23 tokens, and a sample takes 31; name a longer file"),
         ({"dtype": "float32"}, "dtype is 'float32'; it may be uint8"),
@@ -88,6 +91,7 @@ def test_what_is_wrong_with_tokens_is_named(
     monkeypatch.chdir(tmp_path)
     written(tmp_path, "train.bin", range(23))
     np.save(tmp_path / "two.npy", np.ones((2, 2)))
+    np.save(tmp_path / "long.npy", np.ones(3, np.uint64))
     (tmp_path / "bad.npy").write_text("no array")
     with pytest.raises(JobError, match=r"^data\.args: ") as error:
         tokens.blocks(**{"files": "train.bin", "context": 5, **arguments})
@@ -154,6 +158,32 @@ def test_what_is_wrong_with_rows_is_named(
         hf.rows(**{"path": path, "input": "x", "target": "label", **arguments})
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_that_was_written_again_at_the_same_time_is_read_again(tmp_path: Path) -> None:
+    """As rsync and tar leave it: what was read before is kept by time and size."""
+    path = tmp_path / "rows.jsonl"
+    for label in (3, 4):
+        path.write_text(json.dumps({"x": 1.0, "label": label}) + "\n")
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+        assert hf.rows(str(path), "x", "label")[0][1].item() == label
+
+
+def test_a_split_of_what_has_none_is_a_mistake(tmp_path: Path) -> None:
+    for kind in ("folder", "jsonl"):
+        with pytest.raises(JobError, match="has no splits; leave split out"):
+            hf.rows(saved(tmp_path, kind), "x", "label", split="train")
+
+
+def test_a_folder_is_part_of_the_identity(tmp_path: Path) -> None:
+    path = saved(tmp_path, "folder")
+    args = {"path": path, "input": "x", "target": "label"}
+    job = job_of("culm.datasets.hf:rows", args, "rows_layers")
+    before = ModelSource(job).identity().parts["data"]
+    shutil.rmtree(path)
+    table = {**TABLE, "x": [[0.5, 1.0]] * 6}
+    datasets.Dataset.from_dict(table).save_to_disk(path)
+    assert ModelSource(job).identity().parts["data"] != before
 
 
 def words(folder: Path) -> str:

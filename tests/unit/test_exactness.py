@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline import tally, tree
+from culm.pipeline import keys, tally, tree
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, clip_scale
 from culm.pipeline.job import Job, parse_job
@@ -20,12 +20,15 @@ from culm.pipeline.partition import partition
 from culm.pipeline.schedule import timetable
 from culm.pipeline.tally import in_order
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import header_of
 from culm.pipeline.ties import Addend, addends
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
+from culm.stage_server.streams.guard import run_of
+from culm.stage_server.streams.stream_bounds import RunShape, tensor_problem
 from tests.unit.test_wire import through_the_wire
 
 
@@ -34,12 +37,18 @@ def gradient_of(stages: Sequence[Stage]) -> dict[Addend, Value]:
     return merged(stages, tree.Block(0, len(stages)), len(stages))
 
 
-def whole_sums(held: Sequence[HeldLayer], stages: Iterable[Sequence[Stage]], clips: bool) -> dict[int, Value]:
+def whole_sums(
+    held: Sequence[HeldLayer], stages: Iterable[Sequence[Stage]], clips: bool, run: RunShape
+) -> dict[int, Value]:
     """By bucket, which is a layer. ``stages``: each in all pipelines."""
     given: dict[Addend, Value] = {}
     for each in stages:
         given |= gradient_of(each)
         block = tree.Block(0, len(each))
+    # What a peer would be sent is what it expects of the job's code.
+    for (bucket, use), value in given.items():
+        key = keys.partial(0, 0, 0, bucket, block, use)
+        assert not (wrong := tensor_problem(key, header_of(value), run)), wrong
     found = {}
     for layer in held:
         uses = [{block: given[addend]} for addend in sorted(given) if addend.bucket == layer.index]
@@ -186,6 +195,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
         Stage(job, 0, held[first:end], first == 0, end == source.layer_count, source.loss, job.schedule.splits_at(s))
         for s, (first, end) in enumerate(ranges)
     ]
+    run = run_of(job, source)
     layout = addends([range(i, i + 1) for i in range(source.layer_count)], source.ties)
     for layer, own in zip(held, layout, strict=True):
         layer.cut.arrange(own)
@@ -208,7 +218,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
             else:
                 made = Value.gradients(stages[s].backward(m, gradients.get((s + 1, m), {})))
                 gradients[s, m] = through_the_wire(made, 1 << 10).by_place()
-        reduced = whole_sums(held, [[stage] for stage in stages], job.train.clip_norm is not None)
+        reduced = whole_sums(held, [[stage] for stage in stages], job.train.clip_norm is not None, run)
         tallies, size = reduced[source.layer_count - 1].tallies, job.train.tally_size
         scale = clip_scale(norms_of(reduced), job.train.clip_norm, tally.counted(tallies, size, 1))
         losses.append(tally.loss(tallies, size, 1))
@@ -397,6 +407,7 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
     job = job.model_copy(update={"pipeline": job.pipeline.model_copy(update={"pipelines": 3})})
     source = ModelSource(job)
     held, data, draw = build_all(source), Microbatches(job, source.dataset()), random.Random(order)
+    run = run_of(job, source)
     stages = [Stage(job, p, held, True, True, source.loss) for p in range(3)]
     for step in range(job.job.steps):
         left = [[(op, m) for m in range(3) for op in "FB"] for _ in stages]
@@ -411,7 +422,7 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
                 stages[p].forward(m, *data.microbatch(step, p, m))
             else:
                 stages[p].backward(m, {})
-        values = whole_sums(held, [stages], job.train.clip_norm is not None)
+        values = whole_sums(held, [stages], job.train.clip_norm is not None, run)
         scale = clip_scale(norms_of(values), job.train.clip_norm)
         for layer in held:
             layer.apply(values[layer.index], scale, 0)

@@ -16,6 +16,7 @@ from culm.models.weights import weights_at
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.tied import by_label
 from tests.models.small import TOKENS, UNTIED, settings_of
 from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
 
@@ -197,10 +198,26 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
 def test_the_ties_of_an_architecture_are_found(architecture: str, head: str, names: list[list[str]]) -> None:
     torch.manual_seed(0)
     layers = hf.layers(architecture, head, **settings_of(architecture, {}))
-    assert layers.tied == names
+    found = by_label(layers)
+    assert [[f"{layer}.{name}" for layer, name in group] for group in found] == names
     embed, last = dict(layers[0]().named_parameters()), dict(layers[4]().named_parameters())
     assert names[0][0].partition(".")[2] in embed
     assert names[0][1].partition(".")[2] in last
+
+
+def test_what_one_layer_uses_in_two_places_stays_one() -> None:
+    """BERT's head has its bias under two names: on a node they were two parameters, and its neighbours refused them."""
+    head = hf.layers("bert", "MaskedLM", **settings_of("bert", {}))[4]()
+    own = dict(head.named_parameters(remove_duplicate=False))
+    assert own["model.cls.predictions.bias"] is own["model.cls.predictions.decoder.bias"]
+
+
+def test_a_tie_goes_with_its_layers_into_another_list() -> None:
+    layers = hf.layers("gpt2", **settings_of("gpt2", {}))
+    assert by_label([*layers]) == by_label(layers)
+    assert by_label(layers[:-1]) == []
+    others = hf.layers("gpt2", **settings_of("gpt2", {}))
+    assert len(by_label([*layers, *others])) == 2, "two models are two, whatever their names"
 
 
 def test_a_tied_model_gives_the_logits_of_the_whole_one(tmp_path: Path) -> None:

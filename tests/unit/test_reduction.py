@@ -51,6 +51,15 @@ def in_words(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, 
     return summed(logits, target)[0], "three"
 
 
+calls = [0]
+
+
+def counting(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Its count depends on how often it was called: an heir calls it again."""
+    calls[0] += 1
+    return summed(logits, target)[0], logits.shape[0] + calls[0]
+
+
 def job_of(stages: int = 2, microbatches: int = 3, none: bool = False, loss: str = "summed", **train: Any) -> Job:
     job = make_job(stages, microbatches, SGD if "clip_norm" in train else ADAMW, True, count=4)
     data = job.data.model_copy(update={"dataset": f"{HERE}:Ragged", "args": {"none": none}})
@@ -111,6 +120,7 @@ def test_a_step_in_which_nothing_counts_changes_nothing() -> None:
         ("alone", "sum", 'the loss returned a Tensor, and train.reduction is "sum"; return a pair'),
         ("summed", "mean", "the loss is not a single number; return the mean over the microbatch, or set train.reduct"),
         ("below_zero", "sum", "the loss gives the count -1; return how many summands the loss has"),
+        ("counting", "sum", "the loss gives another count when it is run again"),
         ("in_words", "sum", "the loss gives the count three"),
     ],
 )

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -43,6 +44,22 @@ def unknown(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
 
 def a_class(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
     return {"optimizer": torch.optim.SGD}
+
+
+def numpys(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {"lr": np.float32(0.02)}
+
+
+def refused(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {**MUON, "adjust_lr_fn": "match_rms_adamv"} if parameter.dim() == 2 else {}
+
+
+def sgd_for_matrices(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {"optimizer": "torch.optim:SGD", "lr": 0.02, "momentum": 0.9} if parameter.dim() == 2 else {}
+
+
+def adamw_for_all(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
+    return {}
 
 
 def needs_a_closure(layer: int, name: str, parameter: torch.Tensor) -> dict[str, Any]:
@@ -134,6 +151,21 @@ def test_each_steps_its_own_parameters_as_it_would_alone() -> None:
     assert not parts[0].state
 
 
+@pytest.mark.parametrize("now", ["muon_for_matrices", "adamw_for_all"])
+def test_state_of_another_optimizer_is_not_taken_over(now: str) -> None:
+    """A run is resumed with other groups: Muon took SGD's momentum for its own, and AdamW found no moments."""
+    before, after = job_of("sgd_for_matrices"), job_of(now)
+    source, owners = ModelSource(before), build_all(ModelSource(before))
+    run_stages(before, owners, source, range(2))
+    resumed = build_all(ModelSource(after))
+    for owner, copy in zip(owners, resumed, strict=True):
+        copy.install(owner.export())
+        assert copy.optimizer is not None
+        assert not any(copy.optimizer.state.get(p, {}) for p in copy.module.parameters() if p.dim() == 2)
+        assert all(copy.optimizer.state.get(p, {}) for p in copy.module.parameters() if p.dim() == 1)
+    run_stages(after, resumed, ModelSource(after), range(2, STEPS))
+
+
 def test_what_they_keep_is_counted() -> None:
     source = ModelSource(job_of("muon_for_matrices"))
     assert source.optimizers() == ["torch.optim:Muon", OWN]
@@ -143,7 +175,9 @@ def test_what_they_keep_is_counted() -> None:
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ("misspelt", "Muon has no option 'momentun'; did you mean momentum?"),
+        ("misspelt", "Muon raised TypeError: Muon.__init__() got an unexpected keyword argument 'momentun'"),
+        ("numpys", "it returned lr = np.float32(0.02"),
+        ("refused", "Muon raised ValueError: Adjust learning rate function match_rms_adamv is not supported"),
         ("unknown", "module 'torch.optim' has no 'Muom'"),
         ("a_class", 'the optimizer of 0.weight of layer 0 is a type; name it: {"optimizer": "torch.optim:Muon"}'),
         ("needs_a_closure", "the step of torch.optim:LBFGS wants a closure"),

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,11 +15,11 @@ from culm.pipeline.clip import NORM_CHUNK
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.ties import Addend, Tie, addends
+from culm.pipeline.ties import Addend, Tie, addends, numbered
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
-from culm.pipeline.user_code.tied import TiedLayers
+from culm.pipeline.user_code.tied import tied
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from tests.unit.test_exactness import ADAMW, NADAM, SGD, gives_the_plain_loops_bits, make_job
@@ -61,8 +62,11 @@ def modules() -> list[nn.Module]:
     return made
 
 
-def said_by_the_list() -> TiedLayers:
-    return TiedLayers(constructors(), [["0.weight", "4.out.weight"]])
+def said_by_constructors() -> list[Any]:
+    """And a layer is put before one of them: the tie goes with its layers."""
+    first, *others, last = constructors()
+    made = [tied(first, {"weight": "table"}), *others, tied(last, {"out.weight": "table"})]
+    return [*made[:4], block, *made[4:]]
 
 
 def dataset() -> TensorDataset:
@@ -89,7 +93,7 @@ TIED = [["0.weight", "4.out.weight"]]
 
 @pytest.mark.parametrize("splits", [False, True], ids=["1f1b", "zb-h1"])
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
-@pytest.mark.parametrize(("layers", "tied"), [("modules", []), ("constructors", TIED), ("said_by_the_list", [])])
+@pytest.mark.parametrize(("layers", "tied"), [("modules", []), ("constructors", TIED), ("said_by_constructors", [])])
 def test_every_cut_gives_the_plain_loops_bits(layers: str, tied: list[list[str]], stages: int, splits: bool) -> None:
     job = job_of(layers, stages, tied)
     job = job.model_copy(update={"pipeline": job.pipeline.model_copy(update={"schedule": "zb-h1"} if splits else {})})
@@ -131,7 +135,7 @@ def test_a_tied_parameter_begins_with_the_values_of_its_first_layer() -> None:
     first, last = source.build(0), source.build(4)
     assert torch.equal(first.get_parameter("weight"), last.get_parameter("out.weight"))
     assert last.get_parameter("out.weight") is not first.get_parameter("weight")
-    assert "out.weight is 0.weight" in source.outlines()[4].text
+    assert "tie out.weight=0.weight" in source.outlines()[4].text
 
 
 # ---- what goes over the wire ----------------------------------------------------------------------------------------
@@ -186,6 +190,30 @@ def test_a_tied_parameter_is_cut_as_in_its_first_layer() -> None:
     assert torch.equal(dict(first.cut.joined([sums[0], sums[1]]).tensors)["grad.scale"], torch.ones(5))
 
 
+def chain() -> list[nn.Module]:
+    """The middle layer is the later user of one parameter, and the first of another: it is cut without the former."""
+    made: list[Any] = [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)]
+    p, q = (nn.Parameter(torch.zeros(LEAST)) for _ in range(2))
+    made[0].p, made[1].p, made[1].q, made[2].q = p, p, q, q
+    return made
+
+
+def test_a_layer_between_two_ties_is_cut_alike_by_all() -> None:
+    """Two buckets of it began elsewhere for those who add to them: the sum raised, on every node."""
+    job = job_of("chain", 1)
+    source = ModelSource(job.model_copy(update={"pipeline": job.pipeline.model_copy(update={"pipelines": 2})}))
+    assert source.ties == (Tie(0, 1, (("p", "p"),), (0,)), Tie(1, 2, (("q", "q"),), (0, 1)))
+    layers = [HeldLayer.build(source, index, CPU) for index in range(3)]
+    layout = addends(numbered([1, 2, 1]), source.ties)
+    for layer, own in zip(layers, layout, strict=True):
+        layer.cut.arrange(own)
+    q = Value((("grad.q", torch.arange(LEAST, dtype=torch.float32)),))
+    mine, theirs = dict(layers[1].cut.pieces(q)), dict(layers[2].cut.pieces(q))
+    for bucket in (1, 2):
+        one, other = (dict(x.tensors)["grad.q"] for x in (mine[Addend(bucket)], theirs[Addend(bucket, 2)]))
+        assert torch.equal(one, other)
+
+
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 
@@ -193,6 +221,43 @@ def shares_a_view() -> list[nn.Module]:
     made = [make() for make in constructors()]
     made[4].out.weight = nn.Parameter(made[0].weight.detach()[:, :])
     return made
+
+
+def turned() -> list[Any]:
+    """The same shape, laid out otherwise: what goes by memory would step the two apart."""
+
+    class Turned(Head):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out.weight = nn.Parameter(torch.randn(WIDTH, TOKENS).t())
+
+    return [embedding, block, block, block, Turned]
+
+
+def aliased() -> list[Any]:
+    class Aliased(Head):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = self.out.weight
+
+    return [embedding, block, block, block, Aliased]
+
+
+def from_numpy() -> list[Any]:
+    """A constructor that makes values also where none are asked for."""
+
+    class Made(Head):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out.weight = nn.Parameter(torch.from_numpy(np.ones((TOKENS, WIDTH), np.float32)))
+
+    return [embedding, block, block, block, Made]
+
+
+def test_a_tied_parameter_may_be_made_with_values_where_a_sketch_has_none() -> None:
+    job = job_of("from_numpy", tied=TIED)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +270,8 @@ def shares_a_view() -> list[nn.Module]:
         ("constructors", [["1.0.weight", "1.0.bias"]], "does not name parameters of two or more layers, one of each"),
         ("constructors", [["0.weight", "1.0.weight"]], "0.weight and 1.0.weight differ in shape: (11, 8) and (8, 8)"),
         ("constructors", [*TIED, ["0.weight", "1.0.weight"]], "0.weight is tied twice: 0.weight = 1.0.weight, and"),
+        ("turned", TIED, "0.weight and 4.out.weight differ in their strides: (8, 1) and (1, 11)"),
+        ("aliased", TIED, "layer 4 has no parameter 'out.weight'; call it weight"),
         ("shares_a_view", [], "layers 0 and 4 share memory: weight and out.weight"),
     ],
 )
@@ -213,6 +280,27 @@ def test_what_cannot_be_one_is_named(layers: str, tied: list[list[str]], said: s
         check_job(job_of(layers, tied=tied))
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class Hidden(nn.Module):
+    """It refers to the embedding, and does not have it: on a node it is a copy that nobody trains."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.table = [embedding]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, WIDTH]
+        return x @ self.table[0].weight.T
+
+
+def hides() -> list[nn.Module]:
+    first = nn.Embedding(TOKENS, WIDTH)
+    return [first, block(), Hidden(first)]
+
+
+def test_a_parameter_that_a_layer_uses_and_does_not_have_is_refused() -> None:
+    with pytest.raises(JobError, match=r"layer 2 \(Hidden\) uses a tensor of shape \[11, 8\] that requires a gradient"):
+        check_job(job_of("hides"))
 
 
 kept = nn.Parameter(torch.randn(TOKENS, WIDTH))
