@@ -1,14 +1,14 @@
 """Culm trains PyTorch models on machines that may vanish at any moment.
 
-In Python: ``culm.run`` trains a job on this machine, as ``culm run`` does.
+In Python: ``culm.run`` and ``culm.verify`` do what the commands of these names do.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from culm.api import Job, JobError, Outcome, RunFailed, load_job, run
+    from culm.api import Job, JobError, Outcome, RunFailed, Verification, load_job, run, verify
 
-__all__ = ["Job", "JobError", "Outcome", "RunFailed", "load_job", "run"]
+__all__ = ["Job", "JobError", "Outcome", "RunFailed", "Verification", "load_job", "run", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,8 @@ A script needs no ``if __name__ == "__main__"`` around that: a node imports what
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,8 +26,9 @@ from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome, RunFailed
 from culm.terminal.progress import display
 
-__all__ = ["Job", "JobError", "Outcome", "RunFailed", "load_job", "run"]
+__all__ = ["Job", "JobError", "Outcome", "RunFailed", "Verification", "load_job", "run", "verify"]
 
+Shape = tuple[int, int]  # replicas, stages
 OnStep = Callable[[int, float], None]
 
 
@@ -80,11 +82,7 @@ def run(
     What the job names is imported from its file's folder or the current one. Logs go to ``runs/`` in the current one.
     Raises JobError for a job that cannot run, RunFailed for a run that ends before its last step.
     """
-    folder = Path.cwd() if isinstance(job, Job) else Path(job).resolve().parent
-    loaded = job if isinstance(job, Job) else load_job(job)
-    loaded = with_values(loaded, overrides)
-    if str(folder) not in sys.path:
-        sys.path.insert(1, str(folder))
+    loaded, folder = _read(job, overrides)
     count = node_count(loaded, nodes, spares)
     nursery.warm_up()
     with _undisturbed():
@@ -104,3 +102,59 @@ def run(
                 told.tell(outcome)
 
         return train(cluster, note)
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What ``verify`` found. ``difference``: the first place where a run left the plain loop, in words; empty: none."""
+
+    difference: str
+    sha256: str  # of the plain loop's weights
+    kills: tuple[str, ...] = ()  # those that came, such as "n1@4:1B3"
+
+    @property
+    def identical(self) -> bool:
+        return not self.difference
+
+
+def verify(
+    job: Job | str | Path,
+    *,
+    nodes: int | None = None,
+    spares: int = 0,
+    kills: int = 3,
+    seed: int = 0,
+    shapes: Sequence[Shape] = (),
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+) -> Verification:
+    """Trains a job in a plain PyTorch loop and on local clusters, as ``culm verify`` does, and compares all bits.
+
+    The clusters: a calm one, and one that loses ``kills`` nodes at places that ``seed`` draws. With ``shapes``, such as
+    ``[(1, 1), (2, 3)]``, replicas by stages: one of each shape instead, and none is lost. Raises as ``run`` does.
+    """
+    loaded, folder = _read(job, overrides)
+    count = node_count(loaded, nodes, spares)
+    nursery.warm_up()
+    from culm.oracle.plain_loop import run_plain
+    from culm.oracle.verification import Killer, compare, train_on_cluster
+
+    with _undisturbed():
+        try_out(loaded)
+        plain = run_plain(loaded)
+    killer = Killer(loaded, 0 if shapes else kills, seed)
+    named = {f"{r}x{s}": (r * s, with_values(loaded, {"pipeline.stages": s})) for r, s in shapes}
+    for name, (size, each) in (named or {"calm": (count, loaded), "killed": (count + min(kills, 2), loaded)}).items():
+        strikes = killer if name == "killed" else None
+        outcome = train_on_cluster(each, folder, size, [], name, plain=True, killer=strikes, shows=False)
+        if (difference := compare(name, plain, outcome)) is not None:
+            return Verification(str(difference), plain.sha256, tuple(map(str, killer.done)))
+    return Verification("", plain.sha256, tuple(map(str, killer.done)))
+
+
+def _read(job: Job | str | Path, overrides: Mapping[str, Any]) -> tuple[Job, Path]:
+    """The job with its overrides, and its folder, from which what it names is imported."""
+    folder = Path.cwd() if isinstance(job, Job) else Path(job).resolve().parent
+    loaded = with_values(job if isinstance(job, Job) else load_job(job), overrides)
+    if str(folder) not in sys.path:
+        sys.path.insert(1, str(folder))
+    return loaded, folder

@@ -40,16 +40,17 @@ def demo(arguments: argparse.Namespace) -> int:
     job = read_job(str(JOB), OVERRIDES)
     nursery.warm_up()
     try_out(job)
+    from culm.local.cluster import job_folder_of
     from culm.oracle.verification import train_on_cluster
 
     nodes = job.pipeline.stages
     end_on_sigterm()
     print(f"A GPT learns Python from the standard library, {job.job.steps} steps on {nodes} nodes, undisturbed:")
     try:
-        calm = train_on_cluster(job, str(JOB), nodes, [], "undisturbed", False)
+        calm = train_on_cluster(job, job_folder_of(JOB), nodes, [], "undisturbed", False)
         print(f"loss {calm.losses[0]:.3f} -> {calm.losses[-1]:.3f} in {calm.seconds:.0f} s")
         print(f"\nThe same again, with kill -9 at {', '.join(map(str, KILLS))}:")
-        killed = train_on_cluster(job, str(JOB), nodes, list(KILLS), "with kills", False)
+        killed = train_on_cluster(job, job_folder_of(JOB), nodes, list(KILLS), "with kills", False)
     except RunFailed as error:
         print(f"culm demo: {error}", file=sys.stderr)
         return error.code

@@ -11,6 +11,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.terminal import flags
 
+KILLS = 3
 SPACING = 3  # steps between two kills, in which redundancy is repaired
 
 
@@ -23,7 +24,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         epilog="example: culm verify examples/digits_mlp.toml --kills 5",
     )
     add_job_arguments(parser)
-    parser.add_argument("--kills", type=flags.whole(), default=3, metavar="N", help="nodes to kill; default: 3")
+    parser.add_argument("--kills", type=flags.whole(), metavar="N", help=f"nodes to kill; default: {KILLS}")
     parser.add_argument(
         "--seed", type=flags.seed, default=0, metavar="S", help="draws where the kills strike; default: 0"
     )
@@ -44,22 +45,29 @@ def verify(arguments: argparse.Namespace) -> int:
 
     job = read_job(arguments.job, arguments.set)
     if arguments.shapes:
+        if arguments.kills is not None:
+            raise JobError(
+                "runs on shapes lose no nodes", f"--kills {arguments.kills}", "leave out --shapes or --kills"
+            )
         return _verify_shapes(job, arguments)
+    arguments.kills = KILLS if arguments.kills is None else arguments.kills
     nodes = node_count(job, arguments.nodes, arguments.spares)
     if arguments.kills * SPACING > job.job.steps:
         mend = f"ask for {job.job.steps // SPACING} or fewer, or for more steps with --set job.steps=N"
         raise JobError(f"so many kills do not fit into {job.job.steps} steps", f"--kills {arguments.kills}", mend)
     nursery.warm_up()
     try_out(job)
+    from culm.local.cluster import job_folder_of
     from culm.oracle.plain_loop import Stopped, run_plain
     from culm.oracle.verification import Killer, compare, train_on_cluster
 
     killer = Killer(job, arguments.kills, arguments.seed)
     end_on_sigterm()
     try:
-        calm = train_on_cluster(job, arguments.job, nodes, [], "calm", arguments.json)
+        folder = job_folder_of(arguments.job)
+        calm = train_on_cluster(job, folder, nodes, [], "calm", arguments.json)
         spares = nodes + min(arguments.kills, 2)
-        killed = train_on_cluster(job, arguments.job, spares, [], "killed", arguments.json, killer)
+        killed = train_on_cluster(job, folder, spares, [], "killed", arguments.json, killer)
         every = max(1, job.job.steps // 10)
 
         def on_step(step: int, loss: float) -> None:
@@ -119,6 +127,7 @@ def _verify_shapes(job: Job, arguments: argparse.Namespace) -> int:
     ]
     nursery.warm_up()
     try_out(job)
+    from culm.local.cluster import job_folder_of
     from culm.oracle.plain_loop import Stopped, run_plain
     from culm.oracle.verification import compare, train_on_cluster
 
@@ -127,7 +136,7 @@ def _verify_shapes(job: Job, arguments: argparse.Namespace) -> int:
         plain = run_plain(job)
         differences = {}
         for name, nodes, each in shaped:
-            outcome = train_on_cluster(each, arguments.job, nodes, [], name, arguments.json)
+            outcome = train_on_cluster(each, job_folder_of(arguments.job), nodes, [], name, arguments.json)
             differences[name] = compare(name, plain, outcome)
             if not arguments.json:
                 print(f"{name} on {nodes} nodes: {differences[name] or f'identical {outcome.sha256}'}", flush=True)

@@ -3,6 +3,7 @@
 import random
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 
@@ -96,18 +97,29 @@ def _compare_layers(name: str, step: int, plain: list[LayerState], run: list[Lay
 
 
 def train_on_cluster(
-    job: Job, path: str, nodes: int, kills: list[Kill], title: str, plain: bool, killer: Killer | None = None
+    job: Job,
+    folder: Path,
+    nodes: int,
+    kills: list[Kill],
+    title: str,
+    plain: bool,
+    killer: Killer | None = None,
+    shows: bool = True,
 ) -> Outcome:
-    """One run on a local cluster, with its progress shown. It writes no checkpoints.
+    """One run on a local cluster. It writes no checkpoints. ``folder``: of the job; ``shows``: its progress, on stderr.
 
     Those at the job's own URL are of runs that count. A trial would write over them, and delete the older ones. Without
     them a run that loses all copies of a stage begins again at step 0, to the same bits.
     """
-    from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
+    from culm.local.cluster import USUAL_ADDRESS, LocalCluster
     from culm.terminal.progress import display
 
     job = job.model_copy(update={"checkpoint": None})
-    cluster = LocalCluster(job, job_folder_of(path), nodes, kills, USUAL_ADDRESS)
+    strike = killer.watch if killer is not None else None
+    if not shows:
+        with LocalCluster(job, folder, nodes, kills) as cluster:
+            return train(cluster, lambda status, events, outcome: None, strike)
+    cluster = LocalCluster(job, folder, nodes, kills, USUAL_ADDRESS)
     print(f"{title}: logs in {cluster.folder}", file=sys.stderr)
     with cluster, display(title, plain) as shown:
-        return train(cluster, shown.watch, killer.watch if killer is not None else None)
+        return train(cluster, shown.watch, strike)

@@ -50,6 +50,15 @@ def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path) -> Non
     assert of_script["seen"] == [[step, loss] for step, loss in enumerate(plain.losses)]
 
 
+def test_a_script_proves_that_kills_and_shapes_change_nothing() -> None:
+    changes = {"job.steps": 12, "pipeline.pipelines": 2}
+    plain = run_plain(culm.load_job(JOB, [f"{key}={value}" for key, value in changes.items()]))
+    killed = culm.verify(JOB, kills=1, seed=2, overrides=changes)
+    assert (killed.identical, killed.difference, killed.sha256, len(killed.kills)) == (True, "", plain.sha256, 1)
+    shaped = culm.verify(JOB, shapes=[(1, 1), (2, 2)], overrides=changes)
+    assert (shaped.identical, shaped.sha256, shaped.kills) == (True, plain.sha256, ())
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
