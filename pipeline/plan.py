@@ -334,11 +334,14 @@ class Plan:
 
     def receivers(self, bucket: int) -> tuple[str, ...]:
         """Every node that needs the bucket's reduced gradient, owners of its stage first."""
-        users = self._users.get(bucket, ())
-        layers = (self.layer_of(bucket), *users)
-        stages = [self.stages[s] for s in (self.stage_of(bucket), *map(self.stage_with, users))]
-        stages += [s for s in self.target if any(layer in s.layers for layer in layers)]
-        return tuple(dict.fromkeys(node for stage in stages for node in stage.holders()))
+        layers = (self.layer_of(bucket), *self._users.get(bucket, ()))
+        preparing = [s for s in self.target if any(layer in s.layers for layer in layers)]
+        return tuple(dict.fromkeys(n for stage in (*self.stages_with(bucket), *preparing) for n in stage.holders()))
+
+    def stages_with(self, bucket: int) -> list[StagePlan]:
+        """The stages to whose layers the bucket's gradient is applied, its own first."""
+        users = map(self.stage_with, self._users.get(bucket, ()))
+        return [self.stages[s] for s in (self.stage_of(bucket), *users)]
 
     def saved_by(self, node: str) -> tuple[int, ...]:
         """What the node writes into a checkpoint: layers that it stands by for, so that their owners compute on."""

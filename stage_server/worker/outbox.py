@@ -81,8 +81,10 @@ class Outbox(Generic[V]):
         self._acknowledged = {k: v for k, v in self._acknowledged.items() if k.step >= step or k in kept}
 
     def _is_awaited(self, key: Key, step: int, plan: Plan) -> bool:
-        late = key.kind is REDUCED and key.step >= step - COMMITS_TO_WAIT
-        return late and any(n not in plan.stages[key.stage].required() for n in self.unacknowledged(key, plan))
+        if key.kind is not REDUCED or key.step < step - COMMITS_TO_WAIT:
+            return False
+        required = {node for stage in plan.stages_with(key.index) for node in stage.required()}
+        return not required.issuperset(self.unacknowledged(key, plan))
 
     def forget_duty(self, duty: Duty, layers: range) -> None:
         """Drops what a duty produced: it is another node's now. The whole sum of a layer is nobody's.
