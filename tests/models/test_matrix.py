@@ -113,7 +113,7 @@ def survives_and_ends_exact(job: Job, folder: Path) -> None:
     with LocalCluster(job, ROOT, NODES, kills, folder=folder) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
         deaths = [name for name, _ in cluster.deaths]
-    assert deaths == [kill.node for kill in kills]
+    assert sorted(deaths) == sorted(kill.node for kill in kills)  # two may be seen at once
     assert outcome.sha256 == run_plain(job).sha256
 
 
