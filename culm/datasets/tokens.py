@@ -37,9 +37,11 @@ def blocks(files: str | Sequence[str], context: int, dtype: str = "uint16") -> "
 class Blocks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Pairs of tokens [T] and the tokens that follow each of them [T], both int64."""
 
-    def __init__(self, rows: "Sequence[np.ndarray[Any, Any]]", context: int) -> None:
-        """``rows``: tokens [N]; ``context``: T. Raises JobError where there are too few tokens for one block."""
-        self._rows, self._context = rows, context
+    def __init__(self, rows: "Sequence[np.ndarray[Any, Any]]", context: int, contents: str = "") -> None:
+        """``rows``: tokens [N]; ``context``: T; ``contents``: a hash of what they were made of, if that is no file that
+        the job names. Raises JobError where there are too few tokens for one block.
+        """
+        self._rows, self._context, self.contents = rows, context, contents
         # A block's last token has one that follows it, so a file of N tokens has (N - 1) // T blocks.
         self._ends = list(accumulate(max(0, (len(row) - 1) // context) for row in rows))
         if not self._ends[-1]:

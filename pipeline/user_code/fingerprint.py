@@ -21,15 +21,15 @@ MOST_FILES = 256  # of a folder whose contents are read: a folder of a million p
 def parts_of(job: Job, sources: Iterable[tuple[str, Path]]) -> dict[str, str]:
     """By part. ``sources``: (module, file) of the user's code.
 
-    Of model, data and train only the files and folders are hashed that their arguments name. Their keys come with the
-    job, and are compared one by one where two jobs meet.
+    Of model, data and train only the files are hashed that their arguments name. Their keys come with the job, and are
+    compared one by one where two jobs meet. A folder may be one that processes write into: who reads from one tells
+    what it holds (``samples``).
     """
     out = {}
     for part, named in (("model", job.model.args), ("data", job.data.args), ("train", job.train.optimizer_args)):
         files = [digest_of_file(file) for file in _files_in(named)]
-        folders = [_digest_of_folder(folder) for folder in _files_in(named, folders=True)]
-        if files or folders:
-            out[part] = hashlib.sha256(b"".join([*files, *folders])).hexdigest()
+        if files:
+            out[part] = hashlib.sha256(b"".join(files)).hexdigest()
     digest = hashlib.sha256()
     for name, path in sorted(sources):
         digest.update(name.encode())
@@ -48,23 +48,23 @@ def versions() -> str:
     return f"Python {platform.python_version()}, torch {torch.__version__} ({build})"
 
 
-def _files_in(args: Any, folders: bool = False) -> Iterator[Path]:
-    """What in the arguments is the path of a file, or of a folder, in their order."""
+def _files_in(args: Any) -> Iterator[Path]:
+    """What in the arguments is the path of a file, in their order."""
     if isinstance(args, Mapping):
         args = [value for _, value in sorted(args.items())]
     if isinstance(args, list | tuple):
         for value in args:
-            yield from _files_in(value, folders)
+            yield from _files_in(value)
     elif isinstance(args, str) and args and "\0" not in args:
         path = Path(args)
         try:
-            if path.is_dir() if folders else path.is_file():
+            if path.is_file():
                 yield path
         except OSError:  # the name is too long, or may not be read: a constructor could not read it either
             return
 
 
-def _digest_of_folder(folder: Path) -> bytes:
+def digest_of_folder(folder: Path) -> bytes:
     """Of all names and sizes in it, and of the contents of up to MOST_FILES files, spread over the names in order."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder))
     digest = hashlib.sha256()
