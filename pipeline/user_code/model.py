@@ -178,8 +178,14 @@ class ModelSource:
             for (layer, again), ready in zip(sketches, made_again(self._made, self._layers), strict=True):
                 outlines.append(Outline.of(layer))
                 found.append(configuration_of(layer, ready if layer is again else again))
-            self._outlines, self._configurations = tuple(map(self._with_ties, count(), outlines)), tuple(found)
-        return self._outlines
+            self._outlines, self._configurations = tuple(outlines), tuple(found)
+        return tuple(map(self._with_ties, count(), self._outlines))
+
+    def sketched(self, index: int) -> str:
+        """Names, dtypes and shapes of the layer as it is built without values."""
+        self.outlines()
+        assert self._outlines is not None
+        return self._outlines[index].text
 
     def _with_ties(self, index: int, outline: Outline) -> Outline:
         """A layer whose parameters are tied otherwise is another one."""

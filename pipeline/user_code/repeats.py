@@ -170,7 +170,7 @@ def _name(layer: nn.Module, index: int) -> str:
 def _build(source: ModelSource, index: int) -> nn.Module:
     """The layer, which has to come out the same, and of its own, each time that it is built."""
     layer, again = source.build(index), source.build(index)
-    sketched, built = Outline.of(source.sketch(index)).text, Outline.of(layer).text
+    sketched, built = source.sketched(index), Outline.of(layer).text
     if sketched != built:
         what = f"{_name(layer, index)} has other parameters when it is built without values"
         raise JobError(what, "model.layers", f"make the same ones on torch's meta device: {built}, not {sketched}")

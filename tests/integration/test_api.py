@@ -55,7 +55,7 @@ def test_a_script_proves_that_kills_and_shapes_change_nothing() -> None:
     plain = run_plain(culm.load_job(JOB, [f"{key}={value}" for key, value in changes.items()]))
     killed = culm.verify(JOB, kills=1, seed=2, overrides=changes)
     assert (killed.identical, killed.difference, killed.sha256, len(killed.kills)) == (True, "", plain.sha256, 1)
-    shaped = culm.verify(JOB, shapes=[(1, 1), (2, 2)], overrides=changes)
+    shaped = culm.verify(JOB, shapes=[(2, 1)], overrides=changes)
     assert (shaped.identical, shaped.sha256, shaped.kills) == (True, plain.sha256, ())
 
 

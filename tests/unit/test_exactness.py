@@ -23,11 +23,11 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import header_of
 from culm.pipeline.ties import Addend, addends
 from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.compute.stage import Stage, merged
-from culm.stage_server.streams.guard import run_of
 from culm.stage_server.streams.stream_bounds import RunShape, tensor_problem
 from tests.unit.test_wire import through_the_wire
 
@@ -35,6 +35,19 @@ from tests.unit.test_wire import through_the_wire
 def gradient_of(stages: Sequence[Stage]) -> dict[Addend, Value]:
     """Of one stage in all pipelines."""
     return merged(stages, tree.Block(0, len(stages)), len(stages))
+
+
+def run_of(job: Job, source: ModelSource, held: Sequence[HeldLayer]) -> RunShape:
+    """What a node expects of its peers, of layers as they are built: the check compares their sketches with these."""
+    pipeline = job.pipeline
+    return RunShape(
+        pipelines=pipeline.pipelines,
+        microbatches=pipeline.microbatches,
+        steps=job.job.steps,
+        layers=tuple(LayerShapes.of(layer.module) for layer in held),
+        ties=source.ties,
+        tally_size=job.train.tally_size,
+    )
 
 
 def whole_sums(
@@ -195,7 +208,7 @@ def run_stages(job: Job, held: list[HeldLayer], source: ModelSource, steps: rang
         Stage(job, 0, held[first:end], first == 0, end == source.layer_count, source.loss, job.schedule.splits_at(s))
         for s, (first, end) in enumerate(ranges)
     ]
-    run = run_of(job, source)
+    run = run_of(job, source, held)
     layout = addends([range(i, i + 1) for i in range(source.layer_count)], source.ties)
     for layer, own in zip(held, layout, strict=True):
         layer.cut.arrange(own)
@@ -407,7 +420,7 @@ def test_pipelines_that_alternate_keep_their_own_buffers_and_gradients(order: in
     job = job.model_copy(update={"pipeline": job.pipeline.model_copy(update={"pipelines": 3})})
     source = ModelSource(job)
     held, data, draw = build_all(source), Microbatches(job, source.dataset()), random.Random(order)
-    run = run_of(job, source)
+    run = run_of(job, source, held)
     stages = [Stage(job, p, held, True, True, source.loss) for p in range(3)]
     for step in range(job.job.steps):
         left = [[(op, m) for m in range(3) for op in "FB"] for _ in stages]
