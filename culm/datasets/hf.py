@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from culm.datasets.tokens import Blocks
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest
-from culm.pipeline.user_code.fingerprint import digest_of_file, digest_of_folder
+from culm.pipeline.user_code.fingerprint import contents_of, digest_of_file
 
 try:
     import datasets
@@ -40,7 +40,7 @@ def rows(path: str | Sequence[str], input: Columns, target: Columns, split: str 
     if odd := [name for name in wanted if name not in found.column_names]:
         mend = closest(odd[0], found.column_names) or "name one that it has"
         raise JobError(f"{path} has no column {odd[0]!r}", WHERE, mend)
-    return Rows(found.with_format("torch", columns=list(dict.fromkeys(wanted))), input, target, _contents(path))
+    return Rows(found.with_format("torch", columns=list(dict.fromkeys(wanted))), input, target, _folders(_names(path)))
 
 
 def text(
@@ -60,15 +60,20 @@ def text(
         raise JobError(f"{path} has no column {column!r}", WHERE, closest(column, found.column_names) or "name one")
     made: Any = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
     tokens = np.fromiter(chain.from_iterable(_tokens(found[column], made)), np.int64)
-    return Blocks([tokens], context, _contents([*_names(path), tokenizer]))
+    return Blocks([tokens], context, _folders([*_names(path), tokenizer]))
 
 
 class Rows(Dataset[tuple[Any, Any]]):
     """Pairs of (input, target), each a tensor, or a dict of tensors by column."""
 
-    def __init__(self, found: Any, input: Columns, target: Columns, contents: str) -> None:  # noqa: A002
-        """``found``: a dataset that gives torch's tensors; ``contents``: a hash of its files."""
-        self._found, self._input, self._target, self.contents = found, input, target, contents
+    def __init__(self, found: Any, input: Columns, target: Columns, folders: Sequence[Path]) -> None:  # noqa: A002
+        """``found``: a dataset that gives torch's tensors; ``folders``: that it lies in, if it is in no file."""
+        self._found, self._input, self._target, self._folders = found, input, target, folders
+
+    @property
+    def contents(self) -> str:
+        """A hash of the folders: nodes compare it, beside some of the samples (rule 23)."""
+        return contents_of(self._folders)
 
     def __len__(self) -> int:
         return len(self._found)
@@ -94,10 +99,9 @@ def _tokens(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
         yield [*tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"], *end]
 
 
-def _contents(path: str | Sequence[str]) -> str:
-    """A hash of files and folders: nodes compare it, beside some of the samples (rule 23)."""
-    paths = map(Path, _names(path))
-    return hashlib.sha256(b"".join(digest_of_folder(p) if p.is_dir() else digest_of_file(p) for p in paths)).hexdigest()
+def _folders(paths: Sequence[str]) -> list[Path]:
+    """Those that are folders: files are part of the identity as arguments of the job."""
+    return [Path(path) for path in paths if Path(path).is_dir()]
 
 
 def _cache_of(files: Sequence[str]) -> str:

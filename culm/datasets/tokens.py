@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import Dataset
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.user_code.fingerprint import contents_of
 
 WHERE = "data.args"
 DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -37,16 +38,21 @@ def blocks(files: str | Sequence[str], context: int, dtype: str = "uint16") -> "
 class Blocks(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Pairs of tokens [T] and the tokens that follow each of them [T], both int64."""
 
-    def __init__(self, rows: "Sequence[np.ndarray[Any, Any]]", context: int, contents: str = "") -> None:
-        """``rows``: tokens [N]; ``context``: T; ``contents``: a hash of what they were made of, if that is no file that
-        the job names. Raises JobError where there are too few tokens for one block.
+    def __init__(self, rows: "Sequence[np.ndarray[Any, Any]]", context: int, folders: Sequence[Path] = ()) -> None:
+        """``rows``: tokens [N]; ``context``: T; ``folders``: that they were made from, beside files that the job names.
+        Raises JobError where there are too few tokens for one block.
         """
-        self._rows, self._context, self.contents = rows, context, contents
+        self._rows, self._context, self._folders = rows, context, folders
         # A block's last token has one that follows it, so a file of N tokens has (N - 1) // T blocks.
         self._ends = list(accumulate(max(0, (len(row) - 1) // context) for row in rows))
         if not self._ends[-1]:
             what = f"the files have {sum(map(len, rows))} tokens, and a sample takes {context + 1}"
             raise JobError(what, WHERE, "name a longer file, or lower context")
+
+    @property
+    def contents(self) -> str:
+        """A hash of the folders: nodes compare it, beside some of the samples (rule 23)."""
+        return contents_of(self._folders)
 
     def __len__(self) -> int:
         return self._ends[-1]

@@ -64,7 +64,13 @@ def _files_in(args: Any) -> Iterator[Path]:
             return
 
 
-def digest_of_folder(folder: Path) -> bytes:
+def contents_of(folders: Iterable[Path]) -> str:
+    """A hash of what lies in the folders; empty of none."""
+    found = [_digest_of_folder(folder) for folder in folders]
+    return hashlib.sha256(b"".join(found)).hexdigest() if found else ""
+
+
+def _digest_of_folder(folder: Path) -> bytes:
     """Of all names and sizes in it, and of the contents of up to MOST_FILES files, spread over the names in order."""
     found = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder))
     digest = hashlib.sha256()

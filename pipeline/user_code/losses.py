@@ -8,7 +8,7 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 
-MOST_COUNTED = 1e15  # in a microbatch: far above any, and sums of them stay exact
+MOST_COUNTED = 1e15  # in a microbatch: far above any, and a sum of all is finite
 
 
 def taken(returned: Any, job: Job) -> tuple[Any, tuple[Any, ...]]:

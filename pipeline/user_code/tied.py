@@ -79,18 +79,18 @@ def by_name(tied: Sequence[Sequence[str]], layers: int) -> list[Group]:
             if int(number) >= layers:
                 raise JobError(f"{text!r} is of layer {number}, and the last one is {layers - 1}", WHERE, "correct it")
             places.append((int(number), name))
-        if len({layer for layer, _ in places}) < max(2, len(places)):
-            what = f"{list(names)} does not name parameters of two or more layers, one of each"
-            raise JobError(what, WHERE, "name the parameter once in each layer that uses it")
         groups.append(tuple(sorted(places)))
     return groups
 
 
 def together(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """Each once. Raises JobError where a parameter is in two."""
+    """Each once. Raises JobError where a parameter is in two, or a group has two of one layer."""
     found = tuple(sorted(set(groups)))
     seen: dict[Place, Group] = {}
     for group in found:
+        if len({layer for layer, _ in group}) < max(2, len(group)):
+            what = f"{_words(group)} are not parameters of two or more layers, one of each"
+            raise JobError(what, WHERE, "name the parameter once in each layer that uses it")
         for place in group:
             if place in seen:
                 what = f"{in_words(place)} is tied twice: {_words(seen[place])}, and {_words(group)}"

@@ -194,6 +194,8 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
         if len(told) > 2 * buckets + len(run.uses) or max(told, default=0) >= buckets:
             return f"it tells of {len(told)} buckets, or of one that does not exist; there are {buckets}"
         for cover in synced.covers:
+            if cover.use and Addend(cover.bucket, cover.use) not in run.uses:
+                return f"it covers what layer {cover.use} adds to bucket {cover.bucket}, which is nothing"
             if len(cover.pipelines) > run.pipelines or max(cover.pipelines, default=0) >= run.pipelines:
                 return f"it covers {len(cover.pipelines)} pipelines of a bucket; there are {run.pipelines}"
         return order_problem(synced.term, synced.generation)

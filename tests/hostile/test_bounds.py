@@ -22,6 +22,7 @@ from culm.pipeline.tensors.tensor_bounds import MOST_BYTES
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, header_of
+from culm.pipeline.ties import Tie
 from culm.pipeline.user_code.layer_shapes import LayerShapes
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2, tensor_pb2
@@ -137,6 +138,23 @@ def test_what_nodes_send_is_taken() -> None:
 )
 def test_a_tensor_that_no_node_sends_is_refused_by_its_key_and_header(where: Key, what: tensor_pb2.ValueHeader) -> None:
     assert bounds.tensor_problem(where, what, RUN)
+
+
+def test_only_a_tied_layer_adds_to_the_bucket_of_another() -> None:
+    tied = replace(RUN, ties=(Tie(1, 3, (("weight", "weight"),)),))
+    lent = header_of(Value((("grad.weight", torch.zeros(3, 3)),)))
+    assert bounds.tensor_problem(key(Kind.PARTIAL, end=1, use=3), lent, tied) == ""
+    for other in (key(Kind.PARTIAL, end=1, use=2), key(Kind.PARTIAL, end=1, use=3, index=2), key(use=3)):
+        assert "adds nothing" in bounds.tensor_problem(other, lent, tied)
+    assert "adds nothing" in bounds.tensor_problem(key(Kind.PARTIAL, end=1, use=3), lent, RUN)
+
+    def answer(bucket: int, use: int) -> stage_pb2.DeliverResponse:
+        cover = stage_pb2.Cover(bucket=bucket, use=use, pipelines=[0])
+        return stage_pb2.DeliverResponse(synced=stage_pb2.Synced(covers=[cover]))
+
+    assert bounds.answer_problem(answer(1, 3), [], tied) == ""
+    assert bounds.answer_problem(answer(1, 2), [], tied)
+    assert bounds.answer_problem(answer(2, 3), [], tied)
 
 
 @pytest.mark.parametrize(

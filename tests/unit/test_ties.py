@@ -217,6 +217,13 @@ def test_a_layer_between_two_ties_is_cut_alike_by_all() -> None:
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 
+def labelled_twice() -> list[Any]:
+    """One label for two parameters of one layer."""
+    first, second, *others = constructors()
+    names = {"0.weight": "table", "2.weight": "table"}
+    return [tied(first, {"weight": "table"}), tied(second, names), *others]
+
+
 def shares_a_view() -> list[nn.Module]:
     made = [make() for make in constructors()]
     made[4].out.weight = nn.Parameter(made[0].weight.detach()[:, :])
@@ -266,8 +273,13 @@ def test_a_tied_parameter_may_be_made_with_values_where_a_sketch_has_none() -> N
         ("constructors", [["0.weight", "4.out.wait"]], "layer 4 has no parameter 'out.wait'; did you mean out.weight?"),
         ("constructors", [["0.weight", "9.out.weight"]], "'9.out.weight' is of layer 9, and the last one is 4"),
         ("constructors", [["0.weight", "out.weight"]], "'out.weight' names no parameter of a layer"),
-        ("constructors", [["0.weight"]], "does not name parameters of two or more layers, one of each"),
-        ("constructors", [["1.0.weight", "1.0.bias"]], "does not name parameters of two or more layers, one of each"),
+        ("constructors", [["0.weight"]], "0.weight are not parameters of two or more layers, one of each"),
+        (
+            "constructors",
+            [["1.0.weight", "1.0.bias"]],
+            "1.0.bias = 1.0.weight are not parameters of two or more",
+        ),
+        ("labelled_twice", [], "0.weight = 1.0.weight = 1.2.weight are not parameters of two or more layers"),
         ("constructors", [["0.weight", "1.0.weight"]], "0.weight and 1.0.weight differ in shape: (11, 8) and (8, 8)"),
         ("constructors", [*TIED, ["0.weight", "1.0.weight"]], "0.weight is tied twice: 0.weight = 1.0.weight, and"),
         ("turned", TIED, "0.weight and 4.out.weight differ in their strides: (8, 1) and (1, 11)"),
