@@ -21,7 +21,7 @@ from culm.coordinator.decisions import (
     TARGET_LOST,
     Decision,
     budget_of,
-    commit_record,
+    commit_records,
     done,
     prices_of,
     reason_of,
@@ -33,9 +33,9 @@ from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import propose
 from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.coordinator.step_cost import Situation
-from culm.pipeline import tally
+from culm.coordinator.step_numbers import numbers_of
 from culm.pipeline.checkpoints.manifest import folder_of
-from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, stop_in_words
+from culm.pipeline.clip import stop_in_words
 from culm.pipeline.money import kinds
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, Stages
@@ -89,14 +89,9 @@ def commit_if_ready(state: State, now: float) -> Decision:
         return state, ()
     settings = state.settings
     step = state.committed
-    fault = fault_in(state.norms, tally.losses(state.tallies, settings.tally_size))
-    if fault and settings.nonfinite == "stop":
-        return _stopped(state, fault)
-    norms = [state.norms[layer] for layer in sorted(state.norms)]
-    count = tally.counted(state.tallies, settings.tally_size, settings.pipelines)
-    fault = fault or ("" if count else "nothing counts in any of its microbatches")
-    scale = SKIPPED if fault else clip_scale(norms, settings.clip_norm, count)
-    loss = tally.loss(state.tallies, settings.tally_size, settings.pipelines)
+    numbers = numbers_of(state)
+    if numbers.fault and settings.nonfinite == "stop":
+        return _stopped(state, numbers.fault)
     recovered = tuple(_recovered(state, lost, now) for lost in state.lost_owners)
     # Before the facts go: a copy is hot by the same facts that make the step count. Owners are among these as well;
     # ``settle`` asks for standbys alone.
@@ -115,16 +110,16 @@ def commit_if_ready(state: State, now: float) -> Decision:
     next_plan = None
     records: list[Command] = []
     ended: list[Command] = []
-    if fault:
-        left_out = f"step {step} is skipped, so no weight changes: {fault}"
-        records.append(Record(kinds.Skipped(step=step, why=fault), left_out))
+    if numbers.skipped:
+        left_out = f"step {step} is skipped, so no weight changes: {numbers.skipped}"
+        records.append(Record(kinds.Skipped(step=step, why=numbers.skipped), left_out))
     facts = before.facts
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     target: Stages = ()
     why, chosen, pays = "", None, ""
-    if state.committed >= settings.steps:
+    if state.committed >= settings.end:
         why = "the run is done: the new cut that was being prepared is given up" if plan.target else ""
-        ended.append(Record(kinds.Done(step=state.committed), f"all {settings.steps} steps are committed"))
+        ended.append(Record(kinds.Done(step=settings.steps), f"all {settings.steps} steps are committed"))
     else:
         state = cutting.settled(state)
         target, why = _target(state, plan, stages, facts, now)
@@ -139,15 +134,24 @@ def commit_if_ready(state: State, now: float) -> Decision:
         records.extend(planned)
     state, farewell = draining.let_go(state, released)
     ended.extend(farewell)
-    if state.committed >= settings.steps:
+    if state.committed >= settings.end:
         state = done(state, now)
     # A last checkpoint is asked for once, by the first commit after every node was told to go.
     saves = state.stopping is not None and state.stopping.step is None
     if state.stopping is not None and saves:
         state = replace(state, stopping=replace(state.stopping, step=state.committed))
-    commit = Commit(term=state.term, era=state.era, step=step, scale=scale, loss=loss, next_plan=next_plan, save=saves)
+    commit = Commit(
+        term=state.term,
+        era=state.era,
+        step=step,
+        scale=numbers.scale,
+        loss=numbers.loss,
+        evaluated=numbers.evaluated,
+        next_plan=next_plan,
+        save=saves,
+    )
     state = replace(state, last_commit=commit)
-    return state, (Persist(), commit, commit_record(commit), *recovered, *records, *ended)
+    return state, (Persist(), commit, *commit_records(settings, commit), *recovered, *records, *ended)
 
 
 def _not_written_over(state: State) -> tuple[Origin, ...]:

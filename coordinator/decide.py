@@ -345,7 +345,7 @@ def validate(state: State) -> None:
     plan = state.plan
     assert len(state.layer_seconds) in (0, len(state.layer_costs)), "a cut goes by the times of all layers, or of none"
     assert len(state.layer_bytes) in (0, len(state.layer_costs)), "memory is asked for all layers, or for none"
-    assert 0 <= state.committed <= state.settings.steps, f"{state.committed} steps committed of {state.settings.steps}"
+    assert 0 <= state.committed <= state.settings.end, f"{state.committed} steps committed of {state.settings.end}"
     last = state.last_commit
     assert last is None or last.step < state.committed, f"{last} is on record, {state.committed} steps count (rule 8)"
     strangers = set(state.facts) - set(state.nodes)

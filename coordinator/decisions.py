@@ -15,7 +15,7 @@ from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.crossing import StepBytes
 from culm.coordinator.memory import Budget
 from culm.coordinator.node_prices import Prices
-from culm.coordinator.state import Layers, Phase, State
+from culm.coordinator.state import Layers, Phase, Settings, State
 from culm.coordinator.zones import Zones
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Member, Plan, Redundancy, Stages
@@ -162,7 +162,18 @@ def plan_record(state: State, plan: Plan) -> Record:
     return Record(planned, plan.reason)
 
 
-def commit_record(commit: Commit) -> Record:
-    """What the event log says of a commit."""
-    committed = kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale)
-    return Record(committed, kinds.words_of(committed))
+def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kinds.Evaluated, ...]:
+    """What a commit tells the event log."""
+    said: list[kinds.Committed | kinds.Evaluated] = []
+    if commit.step < settings.steps:
+        said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale))
+    if commit.evaluated:
+        loss, *others = commit.evaluated
+        metrics = dict(zip(settings.tally.metrics, others, strict=False))
+        said.append(kinds.Evaluated(step=commit.step, loss=loss, metrics=metrics))
+    return tuple(said)
+
+
+def commit_records(settings: Settings, commit: Commit) -> tuple[Record, ...]:
+    """The same with words."""
+    return tuple(Record(event, kinds.words_of(event)) for event in events_of(settings, commit))

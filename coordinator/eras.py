@@ -90,7 +90,7 @@ def begin_era(state: State, now: float) -> Decision:
     state, plan, records = with_plan(state, stages, reason, now)
     reading = f"the nodes read {state.origin}"
     state = replace(state, phase=Phase.RUNNING, detail=reading if state.origin.folder else "training", waits={})
-    if state.committed >= settings.steps:  # nothing is left to be trained: the holders read the final weights
+    if state.committed >= settings.end:  # nothing is left to be trained: the holders read the final weights
         state = done(state, now)
         text = f"all {settings.steps} steps were committed before: the nodes read the final weights in {state.origin}"
         records = (*records, Record(kinds.Done(), text))

@@ -21,6 +21,7 @@ from math import isfinite
 from typing import Any
 
 from culm.coordinator.state import State
+from culm.pipeline import tally
 from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
     MOST_GENERATION,
@@ -84,7 +85,7 @@ def _layers(state: State) -> int:
 def _available(state: State, said: pb.Available) -> str:
     # Another fingerprint means other code, whose model may have any number of layers: it is refused by name later, in
     # words that say what to do (``membership.refusal``).
-    known, count, steps = state.layer_costs, len(said.layer_parameters), state.settings.steps
+    known, count, steps = state.layer_costs, len(said.layer_parameters), state.settings.end
     pipelines = state.settings.pipelines
     if not 0 < count <= MOST_LAYERS:
         return f"its model has {count} layers; 1 to {MOST_LAYERS} are accepted"
@@ -184,8 +185,8 @@ def _heartbeat(state: State, beat: pb.Heartbeat) -> str:
         "bubble": times.bubble,
         "idle": times.idle,
     }
-    if beat.version > state.settings.steps:
-        return f"it is at version {beat.version}, but the run has {state.settings.steps} steps"
+    if beat.version > state.settings.end:
+        return f"it is at version {beat.version}, but the run has {state.settings.end} steps"
     if len(beat.sent_bytes) > MOST_MEMBERS or not all(map(is_name, beat.sent_bytes)):
         return f"it has sent bytes to {len(beat.sent_bytes)} peers, or to one whose name is not valid"
     return (
@@ -203,23 +204,27 @@ def _numbers(named: Iterable[tuple[str, float]], most: float) -> str:
 def _ready(state: State, said: pb.Ready) -> str:
     # The stage is not held against the plan: under the next one the same layers may be of another stage.
     layers, count = _layers(state), len(said.squared_norms)
-    if said.step >= state.settings.steps or said.stage >= layers:
+    if said.step >= state.settings.end or said.stage >= layers:
         return (
             f"it is ready with stage {said.stage} of step {said.step}, but the run has {layers} layers "
-            f"and {state.settings.steps} steps"
+            f"and {state.settings.end} steps"
         )
     if not count or said.first_layer + count > layers:
         return f"it is ready with {count} layers from layer {said.first_layer} on, of {layers}"
     # A NaN is not below zero: it passes, as the job's own fault.
     if any(norm < 0.0 for norm in said.squared_norms):
         return f"a squared norm is {min(said.squared_norms)}, which is negative"
-    microbatches, size = state.settings.microbatches_of_step, state.settings.tally_size
-    if len(said.tallies) not in (0, microbatches * size):
-        return f"it tells {len(said.tallies)} tallies for {microbatches} microbatches of {size}"
-    if size > 1 and any(not isfinite(count) or count < 0.0 for count in said.tallies[1::size]):
+    settings = state.settings
+    told = settings.told_in(said.step)
+    if len(said.tallies) not in (0, told):
+        return f"it tells {len(said.tallies)} tallies where step {said.step} has {told}"
+    trained, evaluated = tally.parted(said.tallies, settings.evaluated_in(said.step), settings.pipelines)
+    counts = [*evaluated[1::2], *(trained[1::2] if settings.tally.counted else ())]
+    if any(not isfinite(count) or count < 0.0 for count in counts):
         return "a count is negative, or not finite"
     # An heir may run each microbatch's forward, backward and, with zb-h1, the backward's second half again.
-    most = 3 * microbatches
+    of_evaluation = settings.pipelines * settings.evaluations.in_step(said.step, settings.steps)
+    most = 3 * settings.microbatches_of_step + of_evaluation
     return f"it has redone {said.redone} instructions of a stage with at most {most}" if said.redone > most else ""
 
 
@@ -288,7 +293,7 @@ def _failed(state: State, said: pb.Failed) -> str:
     layers, work = _layers(state), said.work
     if work.first_layer >= layers or work.end_layer > layers:
         return f"work that failed is of the layers from {work.first_layer} up to {work.end_layer}, of {layers}"
-    if work.step > state.settings.steps:
+    if work.step > state.settings.end:
         return _beyond("work that failed", work.step, state)
     return text_problem("why", said.why) or text_problem("what", work.what, LONGEST_WORD)
 

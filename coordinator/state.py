@@ -22,11 +22,13 @@ from culm.coordinator.reports import CheckpointBad, Unread
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
+from culm.pipeline.evaluations import NEVER, Evaluations
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan import Plan
+from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.times import TimeSplit
 
 
@@ -57,12 +59,13 @@ class Settings:
     # What the job asks for. The present plan may have fewer, after a new cut for fewer nodes, or up to ``most_stages``.
     stages: int
     microbatches: int  # of each pipeline
-    steps: int
+    steps: int  # that are trained
     pipelines: int = 1
     by_value: bool = False  # whether a shape is chosen by dollars for a step, in place of its length
     measured: bool = False  # whether the model is cut by times that nodes measure
     clip_norm: float | None = None
-    tally_size: int = 1  # numbers that the loss tells of a microbatch: see ``culm.pipeline.tally``
+    tally: TallyForm = LOSS_ALONE  # numbers that a microbatch tells
+    evaluations: Evaluations = NEVER
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     bulks_before: BulksBefore = NOTHING_BEFORE
@@ -94,6 +97,20 @@ class Settings:
     @property
     def microbatches_of_step(self) -> int:
         return self.pipelines * self.microbatches
+
+    @property
+    def end(self) -> int:
+        """How many steps are committed when the run is done, its closing step among them."""
+        return self.evaluations.end(self.steps)
+
+    def evaluated_in(self, step: int) -> int:
+        """Numbers that each pipeline tells of what the step evaluates."""
+        return self.evaluations.in_step(step, self.steps) * self.tally.evaluated
+
+    def told_in(self, step: int) -> int:
+        """All numbers that the loss tells in a step."""
+        trained = self.microbatches if step < self.steps else 0
+        return self.pipelines * self.tally.told(trained, self.evaluations.in_step(step, self.steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +263,7 @@ class State:
     phase: Phase = Phase.WAITING
     # Invariant: above every era that an earlier term began, so two leaders at once never begin the same one (rule 1).
     era: int = 0
-    # Invariant: never falls within an era.
+    # Steps, the closing one among them. Invariant: never falls within an era.
     committed: int = 0
     # Of the newest plan that was made, published or not. Invariant: never falls.
     generation: int = 0

@@ -36,7 +36,7 @@ from dataclasses import replace
 
 from culm.coordinator import agreement
 from culm.coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
-from culm.coordinator.decisions import Decision, commit_record, done, plan_record
+from culm.coordinator.decisions import Decision, commit_records, done, plan_record
 from culm.coordinator.reports import Available
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.identity import Identity
@@ -137,8 +137,8 @@ def learn(state: State, report: Available, now: float) -> Decision:
     if told is not None and told.step < state.committed and (known is None or told.step > known.step):
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
         state = replace(state, last_commit=told)
-        commands.append(commit_record(told))
-    if state.committed >= state.settings.steps:
+        commands.extend(commit_records(state.settings, told))
+    if state.committed >= state.settings.end:
         state = done(state, now)
     if (state.plan, state.committed, state.last_commit) != before:
         state, asked = _ask_others(state, report.node)

@@ -4,6 +4,7 @@
 #
 #     a forward      of the lowest pipeline and microbatch, as long as the stage keeps few enough graphs
 #     a backward     later stages first: each one frees a graph, and a stage before waits for its result
+#     an evaluation  of the lowest pipeline and microbatch: it keeps no graph, and fills a bubble
 #
 # A stage keeps lead * (stages after it) + 1 graphs at most, over all pipelines together. With one pipeline that is
 # 1F1B: forwards until the pipe is full, then one backward, one forward. With several the next pipeline's forwards fill
@@ -36,6 +37,8 @@ class Left:
     backward_ready: bool = False  # its input is here
     weights: Instruction | None = None  # the second half of a backward that has run
     graphs: int = 0  # that are kept for backwards to come
+    evaluation: Instruction | None = None
+    evaluation_ready: bool = False  # its input is here
     halves: int = 0  # microbatches whose forward has run, and whose second half has not; of split backwards alone
 
 
@@ -51,9 +54,11 @@ def choose(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction
     weights = [x.weights for x in left if x.weights is not None]
     backward = min(backwards, key=lambda i: (-i.stage, i.duty.pipeline), default=None)
     forward = min(forwards, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
+    evaluations = [x.evaluation for x in left if x.evaluation is not None and x.evaluation_ready]
+    evaluation = min(evaluations, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
     if not schedule.splits or (backward is not None and takes_samples(backward.stage)):
-        return forward or backward
-    return backward or forward or min(weights, default=None)
+        return forward or backward or evaluation
+    return backward or forward or min(weights, default=None) or evaluation
 
 
 def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
@@ -61,7 +66,8 @@ def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instructio
     kept = _kept(left)
     rooms = (x.forward for x in left if _has_room(x, kept[x.duty.stage], schedule, stages) and not x.forward_ready)
     backwards = (x.backward for x in left if not x.backward_ready)
-    return next(filter(None, (*rooms, *backwards)), None)
+    evaluations = (x.evaluation for x in left if not x.evaluation_ready)
+    return next(filter(None, (*rooms, *backwards, *evaluations)), None)
 
 
 def _kept(left: Sequence[Left]) -> dict[int, int]:

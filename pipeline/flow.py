@@ -5,13 +5,17 @@ The only module that knows that stages stand in a row:
     samples -> [stage 0] -- ACTIVATION --> [stage 1] -- ACTIVATION --> [stage 2] <- targets
                [stage 0] <--- GRADIENT --- [stage 1] <--- GRADIENT --- [stage 2]
 
-A pipeline's tensors stay in that pipeline. Across pipelines a stage's owners add up its gradient: PARTIAL goes from an
-owner to the bucket's reducer, REDUCED from the reducer to every other holder. ACCUMULATED goes to a standby.
+What is evaluated goes forward alone, as EVALUATED. A pipeline's tensors stay in that pipeline. Across pipelines a
+stage's owners add up its gradient: PARTIAL goes from an owner to the bucket's reducer, REDUCED from the reducer to all
+other holders. ACCUMULATED goes to a standby.
 """
 
-from culm.pipeline.instruction import Duty, Instruction
-from culm.pipeline.keys import ACCUMULATED, ACTIVATION, GRADIENT, PARTIAL, REDUCED, Key
+from culm.pipeline.instruction import Duty, Instruction, Pass
+from culm.pipeline.keys import ACCUMULATED, ACTIVATION, EVALUATED, GRADIENT, PARTIAL, REDUCED, Key, Kind
 from culm.pipeline.plan import Plan
+
+FORWARDS: tuple[Pass, ...] = ("F", "E")
+_GIVES: dict[Pass, Kind] = {"F": ACTIVATION, "E": EVALUATED}
 
 
 def takes_samples(stage: int) -> bool:
@@ -45,21 +49,21 @@ def neighbours(duty: Duty, stages: int) -> tuple[Duty, ...]:
 def awaited(instruction: Instruction, stages: int) -> Instruction | None:
     """The neighbour's instruction whose result this one takes; None where it takes none."""
     duty, op, microbatch = instruction
-    near = _before(duty) if op == "F" else _after(duty, stages) if op == "B" else None
+    near = _before(duty) if op in FORWARDS else _after(duty, stages) if op == "B" else None
     return Instruction(near, op, microbatch) if near is not None else None
 
 
 def awaits(instruction: Instruction, stages: int) -> Instruction | None:
     """The neighbour's instruction that takes this one's result; None where nobody does."""
     duty, op, microbatch = instruction
-    near = _after(duty, stages) if op == "F" else _before(duty) if op == "B" else None
+    near = _after(duty, stages) if op in FORWARDS else _before(duty) if op == "B" else None
     return Instruction(near, op, microbatch) if near is not None else None
 
 
 def inputs_of(instruction: Instruction, stages: int) -> tuple[Instruction, ...]:
     """The instructions whose results this one needs: its own duty's, earlier in its order, and a neighbour's."""
     duty, op, microbatch = instruction
-    own = {"F": (), "B": (Instruction(duty, "F", microbatch),), "W": (Instruction(duty, "B", microbatch),)}[op]
+    own = {"B": (Instruction(duty, "F", microbatch),), "W": (Instruction(duty, "B", microbatch),)}.get(op, ())
     other = awaited(instruction, stages)
     return own if other is None else (*own, other)
 
@@ -67,18 +71,19 @@ def inputs_of(instruction: Instruction, stages: int) -> tuple[Instruction, ...]:
 def result_of(instruction: Instruction, era: int, step: int) -> Key:
     """The key of what a forward or an input's backward gives. At the chain's ends nobody consumes it."""
     (pipeline, stage), op, microbatch = instruction
-    return Key(era, step, pipeline, ACTIVATION if op == "F" else GRADIENT, stage, microbatch)
+    return Key(era, step, pipeline, _GIVES.get(op, GRADIENT), stage, microbatch)
 
 
 def maker_of(key: Key) -> Instruction:
     """The instruction that gives this activation or gradient."""
-    return Instruction(key.duty, "F" if key.kind is ACTIVATION else "B", key.index)
+    op: Pass = "F" if key.kind is ACTIVATION else "E" if key.kind is EVALUATED else "B"
+    return Instruction(key.duty, op, key.index)
 
 
 # Nobody writes a send or a receive: these functions derive each from a key and the plan. So a failover is another plan,
 # and no code of its own.
 
-CROSSES = (ACTIVATION, GRADIENT)  # the kinds that pass from a stage to its neighbour
+CROSSES = (ACTIVATION, GRADIENT, EVALUATED)  # the kinds that pass from a stage to its neighbour
 
 
 def is_producer(node: str, key: Key, plan: Plan) -> bool:
@@ -103,7 +108,7 @@ def is_producer(node: str, key: Key, plan: Plan) -> bool:
 def consumers(key: Key, plan: Plan, node: str) -> tuple[str, ...]:
     """Who needs the key from this node, which has its value; may include the node itself when it hosts both sides."""
     kind, stage = key.kind, key.stage
-    if kind is ACTIVATION:
+    if kind is ACTIVATION or kind is EVALUATED:
         return (plan.stages[stage + 1].owners[key.pipeline],) if stage < len(plan.stages) - 1 else ()
     if kind is GRADIENT:
         return (plan.stages[stage - 1].owners[key.pipeline],) if stage > 0 else ()

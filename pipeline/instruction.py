@@ -1,8 +1,8 @@
-"""A unit of work: a duty's forward or backward of one microbatch."""
+"""A unit of work: a duty's forward or backward of one microbatch, or its forward of one that is evaluated."""
 
 from typing import Literal, NamedTuple
 
-Pass = Literal["F", "B", "W"]
+Pass = Literal["F", "B", "W", "E"]
 
 
 def _prefix(pipeline: int) -> str:
@@ -22,7 +22,8 @@ class Duty(NamedTuple):
 class Instruction(NamedTuple):
     """Prints as ``2B3``: stage 2's backward of microbatch 3; as ``p1/2B3`` that of pipeline 1.
 
-    Where the schedule splits backwards, B is the gradient of the input and W, later, that of the parameters.
+    Where the schedule splits backwards, B is the gradient of the input and W, later, that of the parameters. E is a
+    forward that no backward follows, of a microbatch that is evaluated; these are numbered by themselves.
     """
 
     duty: Duty

@@ -1,257 +1,32 @@
-"""The job file: a typed model of it that rejects what it does not know and says where.
-
-Each key says in its annotation what it is for: docs/job.md is made from these (``job_page``).
-"""
+"""The job file: a typed model of it that rejects what it does not know and says where."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.patience import SHORTEST, USUAL
+from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.job_sections import (
+    CheckpointSection,
+    DataSection,
+    EvaluateSection,
+    JobSection,
+    ModelSection,
+    PipelineSection,
+    ResilienceSection,
+    Section,
+    TrainSection,
+)
 from culm.pipeline.schedule import Schedule
-from culm.pipeline.text import NAME_MEND, closest, is_name, plain, refuse_secrets, shortened, without_secrets
-
-# Bounds far above what anybody needs, and below what overflows a message or fills a memory.
-Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Steps = Annotated[int, Field(ge=1, le=10**12)]
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Threads = Annotated[int, Field(ge=1, le=1024)]
-Few = Annotated[int, Field(ge=1, le=2**16)]  # in a step: each is an entry of every node's program
-Bytes = Annotated[int, Field(ge=1, le=2**62)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=False)]
-Arguments = dict[str, Any]
-Norm = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Decay = Annotated[float, Field(gt=0, lt=1)]
-DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
-Factory = Annotated[str, Field(pattern=rf"^{DOTTED}:{DOTTED}\z")]
+from culm.pipeline.tally import TallyForm
+from culm.pipeline.text import closest, plain, shortened, without_secrets
 
 
-def _named(name: str) -> str:
-    if not is_name(name):
-        raise ValueError(f"this is not a valid name: {NAME_MEND}")
-    return name
-
-
-def _without_secrets(url: str) -> str:
-    try:
-        return refuse_secrets(url, "checkpoint.url")
-    except JobError as error:
-        raise ValueError(f"{error.what}: {error.mend}") from error
-
-
-Name = Annotated[str, AfterValidator(_named)]
-Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class JobSection(_Section):
-    """What is run, and on what. The bits of the result depend on the device and on the number of threads."""
-
-    name: Annotated[Name, "what the run is called: in status, logs and checkpoints"] = "job"
-    steps: Annotated[Steps, "how many steps are trained"]
-    seed: Annotated[Seed, "of all random numbers: parameters, dropout, the order of samples"] = 0
-    threads: Annotated[
-        Threads,
-        "torch's intra-op threads on every node. With 2 or more on the CPU torch uses deterministic algorithms alone, "
-        "and raises where it has none",
-    ] = 1
-    keep_after_done: Annotated[
-        Seconds, "seconds for which nodes keep final weights that are neither in a checkpoint nor fetched"
-    ] = 3600.0
-    device: Annotated[
-        Literal["cpu", "cuda"], "where every node computes: the CPU, or the first CUDA device that its process sees"
-    ] = "cpu"
-    hardware: Annotated[
-        Literal["same", "any"],
-        '"same" refuses a node whose processor, instruction set or accelerator is of another kind than that of the '
-        'nodes before it, since it computes other bits; "any" takes it',
-    ] = "same"
-
-
-class ModelSection(_Section):
-    """The model, cut where its layers meet. A layer takes what the one before gave: a tensor, or a pytree of them."""
-
-    layers: Annotated[Factory, "returns an nn.Sequential, or a list of modules or of their constructors"]
-    args: Annotated[Arguments, "what it is called with"] = {}
-    tied: Annotated[
-        list[list[str]],
-        'parameters that are one: `[["0.wte.weight", "13.lm_head.weight"]]`, a list for each, by layer and name. Those '
-        "that are one object in ready-made modules need no entry",
-    ] = []
-
-
-class DataSection(_Section):
-    """The samples."""
-
-    dataset: Annotated[Factory, "returns a map-style Dataset of pairs (input, target)"]
-    args: Annotated[Arguments, "what it is called with"] = {}
-    collate: Annotated[
-        Factory | None,
-        "called with the list of a microbatch's samples, as the dataset gives them; returns (input, target). None: "
-        "torch's default_collate",
-    ] = None
-    microbatch: Annotated[Count, "samples in a microbatch"]
-    shuffle: Annotated[bool, "whether each epoch has an order of its own, drawn by the seed"] = True
-    workers: Annotated[
-        int,
-        Field(ge=0, le=256),
-        "processes that load samples ahead, of each node that takes samples; 0: it loads them itself, while it waits",
-    ] = 0
-    tokens_per_sample: Annotated[Count | None, "for the cost of a million tokens, and for nothing else"] = None
-
-
-class TrainSection(_Section):
-    """Loss and optimizer."""
-
-    loss: Annotated[Factory, "called with (output, target); a mean over the microbatch, or as `reduction` says"]
-    reduction: Annotated[
-        Literal["mean", "sum"],
-        '"mean": a step\'s loss is the mean of its microbatches\'. "sum": the loss returns a pair, the sum over a '
-        "microbatch and over how many it is, such as tokens; the step's is the whole sum divided by the whole count",
-    ] = "mean"
-    optimizer: Annotated[Factory, "a torch.optim.Optimizer"]
-    optimizer_args: Annotated[Arguments, "what it is made with, beside the parameters"] = {}
-    groups: Annotated[
-        Factory | None,
-        "called with (layer number, parameter name, parameter); returns the optimizer's options for it, such as "
-        '`{"weight_decay": 0.0}`, or `{}`. It may name another optimizer for it, with all options of that one: '
-        '`{"optimizer": "torch.optim:Muon", "lr": 0.02}`',
-    ] = None
-    schedule: Annotated[
-        Factory | None,
-        "a class of torch.optim.lr_scheduler; or a function whose first argument is `optimizer` and which returns such "
-        "a scheduler; or one of the step, which returns the learning rate's factor",
-    ] = None
-    schedule_args: Annotated[Arguments, "what it is called with beside that"] = {}
-    precision: Annotated[
-        Literal["fp32", "bf16-mixed"],
-        '"bf16-mixed" runs forwards under torch.autocast; parameters, gradients and sums stay float32',
-    ] = "fp32"
-    activation_checkpointing: Annotated[
-        bool, "whether a backward runs each layer's forward again, so that its input alone is kept in between"
-    ] = False
-    average: Annotated[
-        Decay | None,
-        "decay of an exponential moving average of the weights, such as 0.999: kept by every copy, written to "
-        "checkpoints, and exported by `culm checkpoint export --average`",
-    ] = None
-    clip_norm: Annotated[Norm | None, "bounds the whole gradient's L2 norm"] = None
-    nonfinite: Annotated[
-        Literal["stop", "skip"],
-        'what becomes of a step whose loss or gradient is NaN or infinite: "stop" ends the run there, with the weights '
-        'of the step before; "skip" commits it, and neither weights nor buffers nor the optimizer\'s state change',
-    ] = "stop"
-
-    @property
-    def tally_size(self) -> int:
-        """Numbers that the loss tells of a microbatch: see ``culm.pipeline.tally``."""
-        return 2 if self.reduction == "sum" else 1
-
-
-class PipelineSection(_Section):
-    """How the work is divided. Of these keys the bits depend on ``microbatches`` and ``pipelines`` alone."""
-
-    stages: Annotated[Few, "how many stages the model is cut into"]
-    most_stages: Annotated[Few | None, "with nodes to spare the model may be cut into so many"] = None
-    microbatches: Annotated[Few, "of each pipeline in a step"]
-    pipelines: Annotated[Few, "equal parts of a step's samples, each of so many microbatches"] = 1
-    lead: Annotated[
-        Few,
-        "by how many microbatches a stage is ahead of the next. 2 hides the time that tensors travel; 1 keeps the "
-        "fewest activations: P - s of them at stage s of P, where 2 keeps 2 (P - s) - 1",
-    ] = 2
-    schedule: Annotated[
-        Literal["1f1b", "zb-h1"],
-        '"zb-h1" fills the bubbles of the cooldown with gradients of parameters. Meanwhile it keeps more graphs: on '
-        "every stage up to as many as on the first one",
-    ] = "1f1b"
-    cut: Annotated[
-        Literal["parameters", "measured"],
-        'what is about equal for all stages: their parameters; or with "measured" the time of their forwards and '
-        "backwards, which the first nodes measure before they take part",
-    ] = "parameters"
-    shape_by: Annotated[
-        Literal["speed", "value"],
-        'what the choice of replicas and stages makes least: the time of a step; or with "value" its price, which is '
-        "that time on all nodes, and what the step sends between zones",
-    ] = "speed"
-
-    @model_validator(mode="after")
-    def _grows(self) -> Self:
-        if self.most_stages is not None and self.most_stages < self.stages:
-            raise ValueError(f"most_stages {self.most_stages} is less than stages: set it to {self.stages} or more")
-        return self
-
-
-class ResilienceSection(_Section):
-    """What is done against lost nodes. No bit depends on it."""
-
-    seed_bytes_per_second: Annotated[
-        Bytes, "what each holder gives at most to nodes being seeded, so that training goes on"
-    ] = 100_000_000
-    ship_every: Annotated[
-        Annotated[int, Field(ge=0, le=2**16)],
-        "after so many microbatches a stage's gradients, as far as they have come, go to its hot standby, which then "
-        "redoes no more than so many backwards; 0: only when they are whole. Stages whose forwards change buffers ship "
-        "none",
-    ] = 0
-    redundant_bytes: Annotated[
-        Bytes, "what a step's redundant forwards may keep on a node; the rest of the step goes without them"
-    ] = 2_000_000_000
-    redundancy: Annotated[
-        Literal["off", "lazy", "eager", "auto"],
-        'whether standbys are kept ("lazy"), and run forwards ahead as well ("eager"); "auto" chooses by what the run '
-        "sees",
-    ] = "lazy"
-    standby: Annotated[
-        Literal["device", "host"],
-        "where a layer lies that a node only stands by for: on the device, or in the host's memory, from where it is "
-        "brought to the device for each optimizer step alone. On a CPU both are one",
-    ] = "device"
-    copies: Annotated[
-        Annotated[int, Field(ge=2, le=16)] | Literal["auto"],
-        'how many nodes hold each stage, its owners among them, so that one less may be lost at once. With "auto" they '
-        "are 2, or as many as a trace that the coordinator is given asks for, and become more where the bulks of lost "
-        "nodes ask for it",
-    ] = 2
-    patience: Annotated[
-        Annotated[float, Field(ge=SHORTEST, allow_inf_nan=False, strict=False)],
-        "seconds of silence after which a node that is frozen or cut off counts as lost. Every other time limit keeps "
-        "its ratio to it. A node that is killed is noticed at once",
-    ] = USUAL
-
-    @model_validator(mode="after")
-    def _has_copies_to_count(self) -> Self:
-        # A job that is passed on names every option, also those that nobody chose.
-        if self.redundancy == "off" and self.copies != type(self).model_fields["copies"].default:
-            raise ValueError(f"redundancy is off, so there are no copies: remove copies = {self.copies}")
-        return self
-
-    @property
-    def copies_held(self) -> int:
-        """As ``copies``, but 1 without redundancy, and with "auto" those that a run begins with."""
-        return 1 if self.redundancy == "off" else 2 if self.copies == "auto" else self.copies
-
-
-class CheckpointSection(_Section):
-    """Where the state is saved as training goes on. Without this section nothing is."""
-
-    url: Annotated[
-        Url, "any fsspec URL, without secrets: `${NAME}` in it stands for what a process finds in its environment"
-    ]
-    every: Annotated[Steps, "steps from one checkpoint to the next; the last step has one in any case"]
-    keep: Annotated[Count, "how many checkpoints stay"] = 3
-
-
-class Job(_Section):
+class Job(Section):
     """A whole job file. Frozen, and equal to itself after a round trip through its text."""
 
     job: JobSection
@@ -260,11 +35,30 @@ class Job(_Section):
     train: TrainSection
     pipeline: PipelineSection
     resilience: ResilienceSection = ResilienceSection()
+    evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
 
     @property
     def samples_per_step(self) -> int:
         return self.pipeline.pipelines * self.pipeline.microbatches * self.data.microbatch
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """When the weights are evaluated."""
+        if (asked := self.evaluate) is None:
+            return NEVER
+        return Evaluations(
+            every=asked.every,
+            samples=asked.samples,
+            size=asked.microbatch or self.data.microbatch,
+            pipelines=self.pipeline.pipelines,
+        )
+
+    @property
+    def tally_form(self) -> TallyForm:
+        """Which numbers its microbatches tell."""
+        metrics = tuple(self.evaluate.metrics) if self.evaluate is not None else ()
+        return TallyForm(counted=self.train.reduction == "sum", metrics=metrics)
 
     @property
     def schedule(self) -> Schedule:

@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic_core import PydanticUndefined
 
-from culm.pipeline.job import Arguments, Factory, Job
+from culm.pipeline.job import Job
+from culm.pipeline.job_sections import Arguments, Factory
 from culm.pipeline.made_page import main
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "job.md"
 
 HEAD = """# The job file
 
-Made from `pipeline/job.py` by `python -m culm.pipeline.job_page`: change it there.
+Made from `pipeline/job_sections.py` by `python -m culm.pipeline.job_page`: change it there.
 
 A job is a TOML file: a section for each heading below, a key for each row. A key without a default has to be there. On
 the command line `--set section.key=value` changes one. [examples/digits_mlp.toml](../examples/digits_mlp.toml) is a
@@ -59,6 +60,8 @@ def _type(hint: Any) -> str:
     if hint is Arguments:
         return "table"
     origin = get_origin(hint)
+    if origin is dict:
+        return "table"
     if origin in (Union, UnionType):
         return " or ".join(_type(each) for each in get_args(hint) if each is not type(None))
     if origin is Literal:

@@ -18,11 +18,12 @@ class Kind(IntEnum):
     PARTIAL = 3
     REDUCED = 4
     ACCUMULATED = 5
+    EVALUATED = 7
 
 
 ACROSS = 0  # in place of a pipeline: the tensor belongs to a stage, whatever pipelines there are
 
-ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a function in Python (3.11)
+ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED, EVALUATED = Kind  # Kind.NAME calls a function in Python (3.11)
 
 
 #     kind          pipeline   index                 given by                             needed by
@@ -31,6 +32,7 @@ ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED = Kind  # Kind.NAME calls a 
 #     PARTIAL       first..end bucket, use           an owner of all of the block         the bucket's reducer
 #     REDUCED       ACROSS     bucket                the bucket's reducer                 every other holder
 #     ACCUMULATED   its own    microbatches in it    the owner, every so many of them     the hot standby
+#     EVALUATED     its own    microbatch            a stage's forward, in an evaluation  the next stage's owner
 
 
 class Key(NamedTuple):

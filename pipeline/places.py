@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 KINDS = ("forward", "backward", "send", "receive", "sum", "ship", "ready", "commit")
 
-_LABEL = re.compile(r"(p[0-9]{1,9}/)?[0-9]+[FBW][0-9]+|[0-9]+")  # an instruction, or a stage
+_LABEL = re.compile(r"(p[0-9]{1,9}/)?[0-9]+[FBWE][0-9]+|[0-9]+")  # an instruction, or a stage
 
 
 class Place(NamedTuple):
@@ -22,7 +22,7 @@ def parse_place(text: str) -> Place:
     kind, _, label = instruction.partition(":")
     if kind not in KINDS:
         kind, label = "", instruction
-    names_one = kind or re.search("[FBW]", label)
+    names_one = kind or re.search("[FBWE]", label)
     if not re.fullmatch(r"[0-9]{1,18}", step) or not names_one or (label and not _LABEL.fullmatch(label)):
         mend = f"write STEP:INSTRUCTION, such as 12:2B3, or one of {', '.join(KINDS)} as the instruction"
         raise ValueError(f"{text[:80]!r} names no instruction: {mend}")

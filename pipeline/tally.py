@@ -1,19 +1,48 @@
 """What the loss tells of each microbatch, as numbers beside gradients, and what a step makes of them. Pure."""
 
-# One number a microbatch, its loss; where the loss is a sum (``reduction = "sum"``), two: the sum, and over how many
-# summands it is. They lie end to end, in order of microbatch:
+# Of a microbatch that is trained: its loss; where the loss is a sum (``reduction = "sum"``), the sum, and over how many
+# summands it is. Of one that is evaluated: a sum and a count of the loss and of each metric. They lie end to end, what
+# is trained in front, in order of microbatch:
 #
-#     mean    loss, loss, ...
-#     sum     sum, count, sum, count, ...
+#     mean         loss, loss, ...
+#     sum          sum, count, sum, count, ...
+#     evaluated    sum, count of the loss, sum, count of the first metric, ..., the same of the next microbatch
 #
-# They travel with the gradient of the model's last layer, and to the coordinator, which alone adds them up: as
-# gradients are, those of a pipeline one after the other, then the tree (rule 19). So every coordinator comes to the
-# same loss and scale, and the plain loop too.
+# Over several pipelines: all that a pipeline tells, then all of the next one. They travel with the gradient of the
+# model's last layer, and to the coordinator, which alone adds them up: as gradients are, those of a pipeline one after
+# the other, then the tree (rule 19). So every coordinator comes to the same loss and scale, and the plain loop too.
 
 import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 from culm.pipeline import tree
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TallyForm:
+    """Which numbers a job's microbatches tell."""
+
+    counted: bool = False  # whether the loss is a sum, and tells over how many
+    metrics: tuple[str, ...] = ()  # of what is evaluated, beside its loss
+
+    @property
+    def trained(self) -> int:
+        """Numbers of a microbatch that is trained."""
+        return 2 if self.counted else 1
+
+    @property
+    def evaluated(self) -> int:
+        """Numbers of a microbatch that is evaluated."""
+        return 2 * (1 + len(self.metrics))
+
+    def told(self, trained: int, evaluated: int) -> int:
+        """How many numbers a pipeline tells in a step of so many microbatches."""
+        return trained * self.trained + evaluated * self.evaluated
+
+
+LOSS_ALONE = TallyForm()
 
 
 def in_order(numbers: Iterable[float]) -> float:
@@ -24,8 +53,18 @@ def in_order(numbers: Iterable[float]) -> float:
     return total
 
 
+def parted(tallies: Sequence[float], evaluated: int, pipelines: int) -> tuple[Sequence[float], Sequence[float]]:
+    """What was trained, and what was evaluated. ``evaluated``: numbers of the latter that each pipeline tells."""
+    if not evaluated:
+        return tallies, ()
+    each = len(tallies) // pipelines
+    told = [tallies[p * each : (p + 1) * each] for p in range(pipelines)]
+    trained, rest = (of[:-evaluated] for of in told), (of[-evaluated:] for of in told)
+    return [*chain.from_iterable(trained)], [*chain.from_iterable(rest)]
+
+
 def losses(tallies: Sequence[float], size: int) -> Sequence[float]:
-    """The loss of each microbatch, as the job gives it. ``size``: numbers a microbatch."""
+    """The loss of each microbatch that is trained, as the job gives it. ``size``: numbers a microbatch."""
     return tallies[::size]
 
 
@@ -39,6 +78,12 @@ def loss(tallies: Sequence[float], size: int, pipelines: int) -> float:
     each = losses(tallies, size)
     of = counted(tallies, size, pipelines) if size > 1 else float(len(each))
     return _total(each, pipelines) / of if of else 0.0
+
+
+def means(tallies: Sequence[float], size: int, pipelines: int) -> tuple[float, ...]:
+    """Of what was evaluated: the loss, then each metric, over all that each counted; 0.0 of nothing."""
+    sums = [_total(tallies[i::size], pipelines) for i in range(size)]
+    return tuple(total / count if count else 0.0 for total, count in zip(sums[::2], sums[1::2], strict=True))
 
 
 def _total(numbers: Sequence[float], pipelines: int) -> float:

@@ -1231,6 +1231,7 @@ class Commit(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     NEXT_PLAN_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
+    EVALUATED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
@@ -1243,6 +1244,12 @@ class Commit(_message.Message):
     def next_plan(self) -> Global___Plan:
         """A switch: adopt this plan once the step is applied."""
 
+    @_builtins.property
+    def evaluated(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """How good the weights were with which the step began, if it has evaluated them: the loss, then each metric, in the
+        order of the job's [evaluate] metrics.
+        """
+
     def __init__(
         self,
         *,
@@ -1253,10 +1260,11 @@ class Commit(_message.Message):
         loss: _builtins.float = ...,
         next_plan: Global___Plan | None = ...,
         save: _builtins.bool = ...,
+        evaluated: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "loss", b"loss", "next_plan", b"next_plan", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "evaluated", b"evaluated", "loss", b"loss", "next_plan", b"next_plan", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

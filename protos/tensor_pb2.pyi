@@ -37,6 +37,8 @@ class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Kind.ValueType],
     """The parameter gradient of a bucket, summed over all pipelines, from its reducer to every other holder of the stage."""
     KIND_ACCUMULATED: _Kind.ValueType  # 5
     """A stage's parameter gradients, added up over its first microbatches, from its owner to its hot standby."""
+    KIND_EVALUATED: _Kind.ValueType  # 7
+    """Output of a forward of a microbatch that is evaluated, from the stage that ran it to the next stage."""
 
 class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
     """What a tensor is for. The kind decides who produces it and who consumes it; nobody states a route."""
@@ -53,6 +55,8 @@ KIND_REDUCED: Kind.ValueType  # 4
 """The parameter gradient of a bucket, summed over all pipelines, from its reducer to every other holder of the stage."""
 KIND_ACCUMULATED: Kind.ValueType  # 5
 """A stage's parameter gradients, added up over its first microbatches, from its owner to its hot standby."""
+KIND_EVALUATED: Kind.ValueType  # 7
+"""Output of a forward of a microbatch that is evaluated, from the stage that ran it to the next stage."""
 Global___Kind: _TypeAlias = Kind  # noqa: Y015
 
 @_typing.final
@@ -79,7 +83,7 @@ class Key(_message.Message):
     stage: _builtins.int
     """The stage that produces the tensor."""
     index: _builtins.int
-    """A microbatch (ACTIVATION, GRADIENT), a bucket (PARTIAL, REDUCED), or how many microbatches are added up (ACCUMULATED).
+    """A microbatch (ACTIVATION, GRADIENT, EVALUATED), a bucket (PARTIAL, REDUCED), or how many microbatches are added up (ACCUMULATED).
     Buckets are layers, or parts of them, numbered through the model.
     """
     end: _builtins.int
@@ -160,7 +164,7 @@ class ValueHeader(_message.Message):
     total_bytes: _builtins.int
     """Length of all tensors together, in bytes."""
     structure: _builtins.str
-    """ACTIVATION only: how its tensors lie in tuples, lists, dicts and other containers, as JSON
+    """ACTIVATION and EVALUATED only: how their tensors lie in tuples, lists, dicts and other containers, as JSON
     (pipeline/tensors/pytrees.py). Empty for one tensor without a container.
     """
     @_builtins.property
@@ -174,7 +178,7 @@ class ValueHeader(_message.Message):
     @_builtins.property
     def tallies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Of the model's last layer only, in REDUCED, PARTIAL (of its first bucket) and ACCUMULATED: what the loss told of each
-        microbatch in it, in order (pipeline/tally.py).
+        microbatch in it, in order, and of each that was evaluated (pipeline/tally.py).
         """
 
     def __init__(

@@ -20,7 +20,7 @@ def availability(
     welcome: pb.Welcome,
     memory: int = 0,
     spill_above: int = 0,
-    samples: str | None = None,
+    samples: str = "",
 ) -> pb.Available:
     """The model's layers, what the bits depend on, and how long the layers take if the coordinator wants to know.
 

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterable
 
+from culm.pipeline.flow import FORWARDS
 from culm.pipeline.places import Place, parse_place
 from culm.stage_server.worker.work import Apply, Load, Run, Sum, V, Work
 
@@ -26,7 +27,7 @@ class Faults:
     def before(self, work: Work[V] | Load) -> None:
         """The compute thread begins this."""
         if isinstance(work, Run) and not work.redundant:
-            self.at(work.step, "forward" if work.instruction.op == "F" else "backward", work.instruction)
+            self.at(work.step, "forward" if work.instruction.op in FORWARDS else "backward", work.instruction)
         elif isinstance(work, Sum):
             self.at(work.step, "sum", work.stage)
 

@@ -14,7 +14,7 @@ import zlib
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import merge
@@ -33,7 +33,7 @@ from culm.pipeline.money.codec import (
     to_message,
     to_stored,
 )
-from culm.pipeline.money.kinds import FREQUENT, Committed, Hot, RolledBack, Used, words_of
+from culm.pipeline.money.kinds import FREQUENT, Committed, Evaluated, Hot, RolledBack, Used, words_of
 from culm.pipeline.money.kinds import Event as Said
 from culm.pipeline.money.ledger import Ledger
 from culm.protos import coordinator_pb2 as pb
@@ -74,6 +74,7 @@ SUMMARY_EVERY = 1_000
 READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
 
 Event = pb.ListEventsResponse  # as it is kept and sent
+CommitSaid = Committed | Evaluated
 
 
 class Commits:
@@ -168,10 +169,10 @@ class EventLog:
         self.whole = asyncio.Event()
         self.ledger = Ledger()
         self.windows: dict[int, Windows] = {}
-        # The last commit on record, by this leader or one before, and the last one that is in the figures. They differ
-        # while own events wait. Both are None after a rollback.
-        self.last_commit: Committed | None = None
-        self._taken: Committed | None = None
+        # What the last commit on record told, by this leader or one before, and that of the last one that is in the
+        # figures; by kind. They differ while own events wait. Both are empty after a rollback.
+        self._last: Mapping[str, CommitSaid] = {}
+        self._taken: Mapping[str, CommitSaid] = {}
         self._store = store
         self._clock = clock  # unix seconds
         # The number of the newest event. Invariant: within this term's range, and grows with each event.
@@ -189,7 +190,7 @@ class EventLog:
 
         ``step`` and ``generation``: where the run stands.
         """
-        if _is_same(said, self.last_commit):
+        if _is_same(said, self._last):
             return
         self._newest += 1  # higher than any of a leader before, also where its last ones were never written
         entry = Entry(
@@ -204,7 +205,7 @@ class EventLog:
         event = to_message(entry)
         log.log(logging.DEBUG if said.kind in OFTEN else logging.INFO, "%s: %s", said.kind, text)
         self._store.append("metrics" if said.kind in OFTEN else "events", to_stored(event))
-        self.last_commit = _last_commit(said, self.last_commit)
+        self._last = _last_told(said, self._last)
         if self.whole.is_set():
             self._take(event)
         else:
@@ -219,7 +220,7 @@ class EventLog:
         said = _said(event)
         if _is_same(said, self._taken):
             return  # told again before it was known that it is on record
-        self._taken = _last_commit(said, self._taken)
+        self._taken = _last_told(said, self._taken)
         self._keep(event)
         self._count(event)
 
@@ -261,12 +262,13 @@ class EventLog:
             return
         self._store.put("summary", json.dumps(summary))
 
-    async def read_before(self, last: Committed | None) -> None:
-        """Reads what leaders before put on record; decisions need none of it, so they go on meanwhile.
+    def begin_after(self, last: Sequence[CommitSaid]) -> None:
+        """``last``: what the last commit told, if there is one: its leader may have died before it was on record."""
+        self._last = {said.kind: said for said in last}
 
-        ``last``: the last commit, if there is one: that leader may have died before it was on record.
-        """
-        summed = 0
+    async def read_before(self) -> None:
+        """Reads what leaders before put on record; decisions need none of it, so they go on meanwhile."""
+        last, summed = [*self._last.values()], 0
         try:
             summed = self._read_summary(await self._patiently(partial(self._store.get, "summary")))
             entries = []
@@ -290,11 +292,19 @@ class EventLog:
         self.whole.set()
         own, self._waiting = self._waiting, []
         # The store may have the last commit in the state and not in the log: it is put on record now.
-        known = last is None or last.step in self._commits.steps or any(_is_same(_said(event), last) for event in own)
+        lacking = [said for said in last if not self._is_on_record(said, own)]
         for event in own:
             self._take(event)
-        if last is not None and not known:
-            self.record(last, words_of(last), last.step + 1, 0)
+        for said in lacking:
+            self._last = {kind: other for kind, other in self._last.items() if kind != said.kind}
+            self.record(said, words_of(said), said.step + 1 if isinstance(said, Committed) else said.step, 0)
+
+    def _is_on_record(self, said: Committed | Evaluated, own: Sequence[Event]) -> bool:
+        """``own``: events that wait."""
+        if isinstance(said, Committed) and said.step in self._commits.steps:
+            return True
+        read = (Event.FromString(data) for _, data in self._notable) if isinstance(said, Evaluated) else ()
+        return any(_is_same(_said(event), {said.kind: said}) for event in (*own, *read) if event.kind == said.kind)
 
     @property
     def _first_own(self) -> int:
@@ -353,14 +363,17 @@ def _since(kept: "deque[tuple[int, bytes]]", sequence: int) -> list[Event]:
     return [Event.FromString(data) for data in reversed(newer)]
 
 
-def _last_commit(said: Said, before: Committed | None) -> Committed | None:
-    """The last commit; after a rollback the same one may come again."""
-    return said if isinstance(said, Committed) else None if isinstance(said, RolledBack) else before
+def _last_told(said: Said, before: Mapping[str, CommitSaid]) -> Mapping[str, CommitSaid]:
+    """What the last commit told; after a rollback the same one may come again."""
+    if isinstance(said, Committed | Evaluated):
+        return {**before, said.kind: said}
+    return {} if isinstance(said, RolledBack) else before
 
 
-def _is_same(said: Said, commit: Committed | None) -> bool:
-    """Whether it is this very commit; a loss may be no number, which equals nothing."""
-    return isinstance(said, Committed) and commit is not None and to_fields(said) == to_fields(commit)
+def _is_same(said: Said, last: Mapping[str, CommitSaid]) -> bool:
+    """Whether it is this very event of a commit; a loss may be no number, which equals nothing."""
+    known = last.get(said.kind)
+    return known is not None and to_fields(said) == to_fields(known)
 
 
 def _said(event: Event) -> Said:

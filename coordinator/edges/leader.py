@@ -11,6 +11,7 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
+from culm.coordinator.decisions import events_of
 from culm.coordinator.edges.archive import Archive, in_a_line
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.billing import Billing
@@ -131,9 +132,8 @@ class Leader:
             self._state = found
             log.info("took the run over at step %d, in term %d", found.committed, term)
         last = self._state.last_commit
-        if last is not None:
-            self.log.last_commit = kinds.Committed(step=last.step, loss=last.loss, scale=last.scale)
-        self.background.begin(self.log.read_before(self.log.last_commit))
+        self.log.begin_after(events_of(settings, last) if last is not None else ())
+        self.background.begin(self.log.read_before())
         # A write that the term before still owed is of a state that this one has replaced. Were it left standing, no
         # decision of this term would ask for another.
         self.term, self.outranked, self._unwritten = term, None, False
@@ -352,7 +352,7 @@ class Leader:
 
     def _record(self, record: cmd.Record) -> None:
         state = self._state
-        self.log.record(record.event, record.text, state.committed, state.generation)
+        self.log.record(record.event, record.text, min(state.committed, state.settings.steps), state.generation)
 
     # ---- views ------------------------------------------------------------------------------------------------------
 

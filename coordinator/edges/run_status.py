@@ -49,7 +49,7 @@ class RunStatus:
             generation=state.generation,
             term=state.term,
             era=state.era,
-            step=state.committed,
+            step=min(state.committed, state.settings.steps),
             steps=state.settings.steps,
             loss=state.last_commit.loss if state.last_commit else math.nan,
             samples_per_second=self._samples_per_second(state.phase, now),

@@ -198,6 +198,9 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s, loss {outcome.losses[-1]:.4f}"
     )
+    if outcome.evaluations:
+        step, found = max(outcome.evaluations.items())
+        print(f"evaluated after step {step}: {', '.join(f'{name} {number:.4f}' for name, number in found.items())}")
     for x in outcome.losses_of_nodes:
         print(
             f"survived losing {x['node']} (stage {x['stage']}) in step {x['step']}: detected after "

@@ -43,7 +43,8 @@ def gather(stub: CoordinatorStub, check: Callable[[], None]) -> list[LayerState]
         except grpc.RpcError:
             gathered.clear()
         # An owner may be lost while it is asked, or may not have applied the last commit yet: then all are asked again.
-        if gathered and all(version == status.steps for version, _ in gathered.values()):
+        # The closing step of a run that evaluates changes none: its version is one more.
+        if gathered and all(version >= status.steps for version, _ in gathered.values()):
             return [(layer, _state_dict(state)) for layer, (_, state) in sorted(gathered.items())]
         if time.monotonic() > deadline:
             raise RunFailed(

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.instruction import Duty
+from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.job import Job
 from culm.pipeline.places import KINDS
 from culm.pipeline.text import plain, shortened
@@ -33,7 +33,7 @@ class Kill:
 
 def parse_kill(text: str, nodes: int, job: Job) -> Kill:
     """``n1@12:2B3``, ``1@12`` or ``n1@12:send:2B3``. Raises JobError, in one line, for what this job never reaches."""
-    steps = job.job.steps
+    steps = job.evaluations.end(job.job.steps)
     form = "write NODE@STEP[:INSTRUCTION], such as n1@12:2B3 or n1@12:send"
     match = re.fullmatch(r"(?:n|node-?)?([0-9]{1,9})@([0-9]{1,18})(?::(.+))?", text.strip())
     if match is None:
@@ -43,12 +43,12 @@ def parse_kill(text: str, nodes: int, job: Job) -> Kill:
         raise JobError(f"there is no node n{node}", f"--kill {text}", f"name one of n0 to n{nodes - 1}")
     if step >= steps:
         raise JobError(f"the run has no step {step}", f"--kill {text}", f"name one of 0 to {steps - 1}")
-    _check_instruction(instruction, f"--kill {text}", job)
+    _check_instruction(instruction, f"--kill {text}", job, step)
     return Kill(f"n{node}", step, instruction)
 
 
-def _check_instruction(instruction: str, where: str, job: Job) -> None:
-    """Raises JobError unless some node reaches the instruction in every step."""
+def _check_instruction(instruction: str, where: str, job: Job, step: int) -> None:
+    """Raises JobError unless some node reaches the instruction in this step."""
     kind, colon, label = instruction.partition(":")
     if kind not in KINDS:
         kind, colon, label = "", ":", instruction
@@ -70,8 +70,10 @@ def _check_instruction(instruction: str, where: str, job: Job) -> None:
         raise JobError(what, where, f"name one of 0 to {job.pipeline.pipelines - 1}; the first one's is {EXAMPLE}")
     if stage >= stages:
         raise JobError(f"there is no stage {stage}", where, f"name one of 0 to {stages - 1}")
-    known = [str(each) for each in job.schedule.order(Duty(pipeline, stage), stages)]
+    duty, evaluated = Duty(pipeline, stage), job.evaluations.in_step(step, job.job.steps)
+    known = [str(each) for each in job.schedule.order(duty, stages)] if step < job.job.steps else []
+    known += [str(Instruction(duty, "E", m)) for m in range(evaluated)]
     if label not in known:
-        most = job.pipeline.microbatches - 1
+        most = max(int(re.sub(".*[A-Z]", "", each)) for each in known)
         mend = f"stage {stage} runs {', '.join(sorted({f'{k.rstrip(DIGITS)}0' for k in known}))} to .. {most}"
         raise JobError(f"stage {stage} never runs {label}", where, mend)

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from culm.oracle.plain_evaluation import PlainEvaluation
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import mapped
-from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.data import Microbatches, dataset_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.forwards import precision_of
 from culm.pipeline.user_code.model import ModelSource
@@ -37,15 +38,19 @@ class Stopped(Exception):
     """The job stops at a step whose loss or gradient is not finite. The text is the last line of such a run."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlainResult:
-    """``layers``: (index, state dict) at the end. ``trace``: the hash of every layer after each step, if asked for."""
+    """``layers``: (index, state dict) at the end. ``trace``: the hash of every layer after each step, if asked for.
+
+    ``evaluations``: the loss and the metrics, by name, of the weights after so many steps.
+    """
 
     losses: list[float]
     layers: list[tuple[int, dict[str, torch.Tensor]]]
     sha256: str
     seconds: float
     trace: list[list[str]]
+    evaluations: dict[int, dict[str, float]]
 
 
 def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, trace: bool = False) -> PlainResult:
@@ -68,8 +73,14 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     sums_up = job.train.reduction == "sum"
     losses: list[float] = []
     traced: list[list[str]] = []
+    evaluation = PlainEvaluation(job, model, source.loss, dataset_of(job, "evaluate")) if job.evaluate else None
+    evaluated: dict[int, dict[str, float]] = {}
     begun = time.perf_counter()
-    for step in range(job.job.steps):
+    for step in range(job.evaluations.end(job.job.steps)):
+        if evaluation is not None and job.evaluations.in_step(step, job.job.steps):
+            evaluated[step] = evaluation.run(step, _tree)
+        if step == job.job.steps:  # the closing step
+            break
         before = _buffers(model)
         of_step: list[float] = []
         sums: list[float] = []
@@ -128,7 +139,14 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             on_step(step, losses[-1])
     seconds = time.perf_counter() - begun
     layers = [(i, layer.state_dict()) for i, layer in enumerate(model)]
-    return PlainResult(losses, layers, weights_sha256(layers), seconds, traced)
+    return PlainResult(
+        losses=losses,
+        layers=layers,
+        sha256=weights_sha256(layers),
+        seconds=seconds,
+        trace=traced,
+        evaluations=evaluated,
+    )
 
 
 def _tied(model: list[torch.nn.Module], groups: Sequence[Sequence[tuple[int, str]]]) -> list[list[torch.nn.Parameter]]:

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from culm.local.kills import Kill
 from culm.local.training import train
 from culm.oracle.plain_loop import PlainResult
 from culm.pipeline.checkpoints.digest import hash_layer
-from culm.pipeline.instruction import Duty
+from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.job import Job
 from culm.pipeline.places import KINDS
 from culm.protos import coordinator_pb2 as pb
@@ -56,11 +57,15 @@ class Killer:
         stages = len(status.plan.stages)
         stage = self._draw.randrange(stages)
         duties = [Duty(pipeline, stage) for pipeline in range(self._job.pipeline.pipelines)]
-        at = self._draw.choice([each for duty in duties for each in self._job.schedule.order(duty, stages)])
+        step = min(status.step + self._ahead, status.steps - 1)
+        evaluated = range(self._job.evaluations.in_step(step, status.steps))
+        places = [each for duty in duties for each in self._job.schedule.order(duty, stages)]
+        places += [Instruction(duty, "E", m) for duty in duties for m in evaluated]
+        at = self._draw.choice(places)
         node = status.plan.stages[stage].owners[at.duty.pipeline]
         peers = len(set(status.plan.stages[stage].owners)) > 1  # without them nobody adds up what others send
         kind = self._draw.choice([*(kind for kind in KINDS if kind != "sum" or peers), *[str(at)] * 3])
-        self._armed = Kill(node, min(status.step + self._ahead, status.steps - 1), kind)
+        self._armed = Kill(node, step, kind)
         try:
             stub.Kill(pb.KillRequest(node=node, at=self._armed.at), timeout=5.0)
             self._ordered[node] = self._armed
@@ -70,14 +75,14 @@ class Killer:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a run left the plain loop; layer -1 for the loss."""
+    """The first place where a run left the plain loop; layer -1 for the loss, -2 for an evaluation."""
 
     run: str
     step: int
     layer: int
 
     def __str__(self) -> str:
-        what = "loss" if self.layer < 0 else f"weights of layer {self.layer}"
+        what = {-1: "loss", -2: "evaluation"}.get(self.layer, f"weights of layer {self.layer}")
         return f"the {self.run} run differs: {what} after step {self.step}"
 
 
@@ -86,7 +91,14 @@ def compare(name: str, plain: PlainResult, run: Outcome) -> Difference | None:
     for step, loss in enumerate(plain.losses):
         if step >= len(run.losses) or run.losses[step].hex() != loss.hex():
             return Difference(name, step, -1)
+    for step, found in plain.evaluations.items():
+        if _hexes(run.evaluations.get(step, {})) != _hexes(found):
+            return Difference(name, step, -2)
     return _compare_layers(name, len(plain.losses) - 1, plain.layers, run.layers)
+
+
+def _hexes(named: Mapping[str, float]) -> dict[str, str]:
+    return {name: number.hex() for name, number in named.items()}
 
 
 def _compare_layers(name: str, step: int, plain: list[LayerState], run: list[LayerState]) -> Difference | None:

@@ -14,10 +14,14 @@ LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
 
 @dataclass(kw_only=True)
 class Outcome:
-    """The outcome of a run. ``losses`` by step from ``first_step`` on. The names are those of ``culm run --json``."""
+    """The outcome of a run. ``losses`` by step from ``first_step`` on. The names are those of ``culm run --json``.
+
+    ``evaluations``: the loss and the metrics, by name, of the weights after so many steps.
+    """
 
     losses: list[float] = field(default_factory=list)
     first_step: int = 0  # more than 0 where the run went on from a checkpoint
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     losses_of_nodes: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     layers: list[LayerState] = field(default_factory=list)
@@ -33,12 +37,20 @@ class Outcome:
         return {
             "steps": self.first_step + len(self.losses),
             "first_step": self.first_step,
-            "losses": [loss if math.isfinite(loss) else None for loss in self.losses],  # JSON has no NaN
+            "losses": [*map(_finite, self.losses)],
             "loss_hex": [loss.hex() for loss in self.losses],
+            "evaluations": [
+                {"step": step, **{name: _finite(number) for name, number in found.items()}}
+                for step, found in self.evaluations.items()
+            ],
             "seconds": self.seconds,
             "losses_of_nodes": self.losses_of_nodes,
             "weights_sha256": self.sha256,
         }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None  # JSON has no NaN
 
 
 class RunFailed(Exception):

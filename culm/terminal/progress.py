@@ -19,6 +19,7 @@ SHOWN = {
     "joined",
     "plan",
     "lost",
+    "evaluated",
     "resumed",
     "recovered",
     "hot",

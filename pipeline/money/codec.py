@@ -30,7 +30,8 @@ from culm.protos import coordinator_pb2 as pb
 log = logging.getLogger("culm.events")
 
 FIXED = ("sequence", "time", "kind", "text", "step", "generation")  # what every event has
-PEERS = "sent."  # begins the name of a field of bytes by peer
+# Fields with a number for each of several names: what the name of such a number begins with, and its type.
+MAPPINGS: Mapping[str, tuple[str, type[int] | type[float]]] = {"sent": ("sent.", int), "metrics": ("metric.", float)}
 
 
 class Unreadable(Exception):
@@ -67,8 +68,9 @@ def to_fields(event: Event) -> dict[str, str]:
     found: dict[str, str] = {}
     for each in _FIELDS.get(event.kind, ()):
         value = getattr(event, each.name)
-        if each.name == "sent":
-            found |= {f"{PEERS}{peer}": str(count) for peer, count in value.items()}
+        if each.name in MAPPINGS:
+            prefix, _ = MAPPINGS[each.name]
+            found |= {f"{prefix}{name}": repr(number) for name, number in value.items()}
         elif each.name == "stages" and isinstance(value, tuple):
             found["stages"] = json.dumps(stages_to_lists(value))
         elif value is not None:
@@ -91,8 +93,9 @@ def of_fields(kind: str, said: Mapping[str, str]) -> Event:
 
 
 def _value(each: Field[Any], hint: Any, said: Mapping[str, str]) -> Any:
-    if each.name == "sent":
-        return {name.removeprefix(PEERS): int(text) for name, text in said.items() if name.startswith(PEERS)}
+    if each.name in MAPPINGS:
+        prefix, kind = MAPPINGS[each.name]
+        return {name.removeprefix(prefix): kind(text) for name, text in said.items() if name.startswith(prefix)}
     text = said.get(each.name)
     if text is None:
         if each.default is MISSING:

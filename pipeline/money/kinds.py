@@ -183,6 +183,16 @@ class Committed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated(Event):
+    """The weights were evaluated on samples that are not trained on."""
+
+    kind = "evaluated"
+    step: Annotated[int, "how many steps the weights were trained"]
+    loss: Annotated[float, "the mean over what is evaluated"]
+    metrics: Annotated[Mapping[str, float], "of the job: a field `metric.NAME` each"] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped(Event):
     """A step had a loss or a gradient that was not finite. It changed nothing, as ``[train] nonfinite`` asks for."""
 
@@ -367,7 +377,7 @@ class Used(Event):
 GROUPS: Mapping[str, tuple[type[Event], ...]] = {
     "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow, Tight),
     "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
-    "Steps": (Committed, Skipped, Waiting, Silent, Stalled, Moving),
+    "Steps": (Committed, Evaluated, Skipped, Waiting, Silent, Stalled, Moving),
     "Checkpoints": (Checkpointed, CheckpointFault),
     "The run": (Stopping, Done, Fetched, Released, Failed),
     "Coordinators": (Adopted, TookOver),
@@ -376,9 +386,12 @@ GROUPS: Mapping[str, tuple[type[Event], ...]] = {
 KINDS: Mapping[str, type[Event]] = {each.kind: each for group in GROUPS.values() for each in group}
 
 
-def words_of(event: Committed) -> str:
-    """What the log says of a commit: a reader that keeps numbers only can say it again."""
-    return f"step {event.step} committed, loss {event.loss:.4f}"
+def words_of(event: Committed | Evaluated) -> str:
+    """What the log says of a commit, or of what it evaluated: a reader that keeps numbers only can say it again."""
+    if isinstance(event, Committed):
+        return f"step {event.step} committed, loss {event.loss:.4f}"
+    found = {"loss": event.loss, **event.metrics}
+    return f"after step {event.step}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}"
 
 
 ENDS = (Lost, Left, Dismissed)  # after these the node's process takes part no more

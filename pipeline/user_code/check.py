@@ -9,8 +9,9 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
-from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
 from culm.pipeline.user_code.devices import device_of
+from culm.pipeline.user_code.evaluating import check_evaluation
 from culm.pipeline.user_code.groups import refuse_unknown
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
@@ -27,54 +28,58 @@ def check_job(job: Job) -> None:
     source = ModelSource(job)
     source.outlines()
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
-    found = _microbatches(source, job, keys)
+    found = _microbatches(job, "data", keys)
     a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))
     ask_again(source, job, a, b)
+    if job.evaluate is not None:
+        check_evaluation(source, job, *_microbatches(job, "evaluate", [(0, 0, 0)])[0])
     _check_optimizer(source, job)
 
 
-def _microbatches(source: ModelSource, job: Job, keys: Sequence[Key]) -> list[tuple[Pytree, Pytree]]:
+def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple[Pytree, Pytree]]:
     """Every one has to come out the same whenever it is loaded, and wherever the dataset was made. Raises JobError."""
-    dataset = source.dataset()
-    found = [_microbatch(job, dataset, key) for key in keys]
-    once, again = _samples(job, dataset), _samples(job, dataset)
+    dataset, where = dataset_of(job, section), f"{section}.dataset, {name_of(job, section)}"
+    found = [_microbatch(job, section, dataset, key) for key in keys]
+    once, again = _samples(job, section, dataset), _samples(job, section, dataset)
     mend = "draw from torch's, Python's or numpy's global generator, which Culm seeds"
     if once != again:
         what = f"the dataset gives other samples when it is asked again ({again}, not {once})"
-        raise JobError(what, f"data.dataset, {job.data.dataset}", f"{mend}, and let no sample change another")
+        raise JobError(what, where, f"{mend}, and let no sample change another")
     del dataset  # two of them may be too large for this machine
-    other = _samples(job, source.dataset())
+    other = _samples(job, section, dataset_of(job, section))
     if once != other:
         what = f"the dataset gives other samples each time that it is made ({other}, not {once})"
-        raise JobError(what, f"data.dataset, {job.data.dataset}", f"{mend}, and sort what a folder or a set lists")
+        raise JobError(what, where, f"{mend}, and sort what a folder or a set lists")
     return found
 
 
-def _samples(job: Job, dataset: Any) -> str:
+def _samples(job: Job, section: Section, dataset: Any) -> str:
     """Raises JobError where a sample cannot be read at present, wherever it is in the dataset."""
     try:
-        return samples_of(job, dataset)
+        return samples_of(job, section, dataset)
     except RAISED as error:
         what = f"the dataset could not load one of its samples: {described(error)}"
         mend = "see that its storage answers, and that every item is an (input, target) pair of tensors"
-        raise JobError(what, f"data.dataset, {job.data.dataset}", mend) from error
+        raise JobError(what, f"{section}.dataset, {name_of(job, section)}", mend) from error
 
 
-def _microbatch(job: Job, dataset: Any, key: Key) -> tuple[Pytree, Pytree]:
+def _microbatch(job: Job, section: Section, dataset: Any, key: Key) -> tuple[Pytree, Pytree]:
     """Raises JobError where it is not a pair of pytrees."""
     mend = "let every item be an (input, target) pair of tensors, all alike in shape, or name a data.collate"
     try:
-        found = Microbatches(job, dataset).microbatch(*key)
+        found = microbatches_of(job, section, dataset).microbatch(*key)
     except RAISED as error:
         what = f"the dataset gives no microbatch of (input, target): {described(error)}"
-        raise JobError(what, "data.dataset", mend) from error
+        raise JobError(what, f"{section}.dataset", mend) from error
     for part, name in zip(found, ("input", "target"), strict=True):
         try:
             tensors = tensors_in(part)
         except NotAPytree as error:
-            raise JobError(f"a sample's {name} is or holds {error}, not a tensor", "data.dataset", mend) from error
+            raise JobError(
+                f"a sample's {name} is or holds {error}, not a tensor", f"{section}.dataset", mend
+            ) from error
         if not tensors and name == "input":
-            raise JobError("a sample's input holds no tensor", "data.dataset", mend)
+            raise JobError("a sample's input holds no tensor", f"{section}.dataset", mend)
     return found
 
 

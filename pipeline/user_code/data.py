@@ -1,6 +1,7 @@
 """Samples: which ones a microbatch holds, as a pure function, so that any node can take them again."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import torch
 from torch.utils.data import default_collate
@@ -15,24 +16,76 @@ from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
 
 MOST_IN_MEMORY = 1 << 24  # samples whose order is kept: 128 MiB an epoch
 
+Section = Literal["data", "evaluate"]  # of the job file, that names a dataset
 
-def dataset_of(job: Job) -> Any:
-    """The job's map-style dataset, made under the job's seed. Raises JobError."""
-    make = load_callable(job.data.dataset, "data.dataset")
+
+def sections_of(job: Job) -> tuple[Section, ...]:
+    """Those that name one in this job."""
+    return ("data",) if job.evaluate is None else ("data", "evaluate")
+
+
+def name_of(job: Job, section: Section) -> str:
+    """The callable that makes the section's dataset."""
+    return _asked(job, section)[0]
+
+
+def _asked(job: Job, section: Section) -> tuple[str, dict[str, Any]]:
+    if section == "data":
+        return job.data.dataset, job.data.args
+    assert job.evaluate is not None, "the job evaluates nothing"
+    return job.evaluate.dataset, job.evaluate.args
+
+
+def dataset_of(job: Job, section: Section = "data") -> Any:
+    """The section's map-style dataset, made under the job's seed. Raises JobError."""
+    name, args = _asked(job, section)
+    where = f"{section}.dataset"
+    make = load_callable(name, where)
     seed_all(job.job.seed)
-    made = called(make, job.data.args, "data.dataset")
+    made = called(make, args, where)
     settle(job)
     mend = "return a map-style Dataset with __len__ and __getitem__"
     try:
         length = len(made) if hasattr(made, "__getitem__") else 0
     except RAISED as error:
-        raise JobError(f"the length of the dataset raised {described(error)}", "data.dataset", mend) from error
+        raise JobError(f"the length of the dataset raised {described(error)}", where, mend) from error
     if length == 0:
-        raise JobError(f"{job.data.dataset!r} returns no dataset with samples", "data.dataset", mend)
-    if job.data.microbatch > length:
+        raise JobError(f"{name!r} returns no dataset with samples", where, mend)
+    if section == "data" and job.data.microbatch > length:
         what = f"a microbatch has {job.data.microbatch} samples, and the whole dataset has {length}"
         raise JobError(what, "data.microbatch", f"set it to {length} or less")
+    if section == "evaluate" and job.evaluations.samples > length:
+        what = f"{job.evaluations.samples} samples are to be evaluated, and the whole dataset has {length}"
+        raise JobError(what, "evaluate.samples", f"set it to {length} or less")
     return made
+
+
+def microbatches_of(job: Job, section: Section, dataset: Any) -> "Microbatches | EvaluatedMicrobatches":
+    """The microbatches of one of the job's datasets."""
+    return Microbatches(job, dataset) if section == "data" else EvaluatedMicrobatches(job, dataset)
+
+
+def _collate_of(job: Job) -> Callable[..., Any]:
+    return load_callable(job.data.collate, "data.collate") if job.data.collate else default_collate
+
+
+class EvaluatedMicrobatches:
+    """Those of an evaluation, which are the same ones each time. Random numbers are drawn alike, too."""
+
+    def __init__(self, job: Job, dataset: Any) -> None:
+        self._job = job
+        self._dataset = dataset
+        self._collate = _collate_of(job)
+
+    def microbatch(self, step: int, pipeline: int, index: int) -> tuple[Pytree, Pytree]:
+        """As ``Microbatches.microbatch``, whatever the step. The last one may have fewer samples."""
+        evaluations = self._job.evaluations
+        # A microbatch that counts nothing has to hold something all the same.
+        samples = evaluations.samples_of(pipeline, index) or evaluations.samples_of(0, 0)
+        # Step 0 evaluates nothing, and trains on the microbatches before these.
+        seed_all(sample_seed(self._job.job.seed, 0, pipeline, self._job.pipeline.microbatches + index))
+        inputs, targets = self._collate([self._dataset[i] for i in samples])
+        return inputs, targets
 
 
 class Microbatches:
@@ -42,7 +95,7 @@ class Microbatches:
         self._dataset = dataset
         self._length = len(dataset)
         self._seed = job.job.seed
-        self._collate = load_callable(job.data.collate, "data.collate") if job.data.collate else default_collate
+        self._collate = _collate_of(job)
         self._shuffle = job.data.shuffle
         self._size = job.data.microbatch
         self._microbatches = job.pipeline.microbatches

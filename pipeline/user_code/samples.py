@@ -14,7 +14,7 @@ import torch
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import as_text, parts_of
-from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.data import EvaluatedMicrobatches, Microbatches, Section, microbatches_of
 from culm.pipeline.user_code.imports import RAISED
 
 # The first microbatch, the last and those between: where the first ones are alike, another order shows later. They do
@@ -24,15 +24,19 @@ LOADED = 3
 LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
-def samples_of(job: Job, dataset: Any, load: Callable[[Callable[[], str]], str] = lambda ask: ask()) -> str:
+def samples_of(
+    job: Job, section: Section, dataset: Any, load: Callable[[Callable[[], str]], str] = lambda ask: ask()
+) -> str:
     """``1797 samples, 0123456789abcdef``. Random numbers are drawn from the streams from which a step draws them.
 
+    ``section``: whose dataset it is; of an evaluation's the samples that are evaluated count.
     ``load``: calls what it is given, which loads one microbatch; it may call again where that raises.
     A dataset that knows a hash of all that it reads has it as its ``contents``.
     Raises what the dataset raises, but for a sample further on that no attempt would give: the run may never need it.
     """
-    data, length = Microbatches(job, dataset), len(dataset)
-    last = length // job.data.microbatch - 1
+    length = len(dataset) if section == "data" else job.evaluations.samples
+    last = length // job.data.microbatch - 1 if section == "data" else -(-length // job.evaluations.size) - 1
+    data = microbatches_of(job, section, dataset)
     digest = hashlib.sha256(str(getattr(dataset, "contents", "")).encode())
     for place in sorted({i * last // (LOADED - 1) for i in range(LOADED)}):
         try:
@@ -44,9 +48,10 @@ def samples_of(job: Job, dataset: Any, load: Callable[[Callable[[], str]], str] 
     return f"{length} samples, {digest.hexdigest()[:16]}"
 
 
-def _hash(job: Job, data: Microbatches, place: int) -> str:
-    """Of the microbatch at this place of the epoch: dtypes, shapes and values."""
-    of_step, index = divmod(place, job.pipeline.microbatches)
+def _hash(job: Job, data: Microbatches | EvaluatedMicrobatches, place: int) -> str:
+    """Of the microbatch at this place of the epoch, or of the evaluation: dtypes, shapes and values."""
+    trained = isinstance(data, Microbatches)
+    of_step, index = divmod(place, job.pipeline.microbatches if trained else job.evaluations.microbatches)
     step, pipeline = divmod(of_step, job.pipeline.pipelines)
     found: dict[str, torch.Tensor] = {}
     kinds: list[str] = []

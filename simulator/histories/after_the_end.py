@@ -117,7 +117,7 @@ class Ending:
         """Takes every layer from its stage's owner, as ``culm weights`` does, and says so."""
         world, leader = self._world, self._world.deciding
         state = leader.state
-        plan, weights = state.plan, world.oracle[1][world.steps]
+        plan, weights = state.plan, world.oracle.states[world.end]
         assert plan is not None
         for s, stage in enumerate(plan.stages):
             for name in stage.required():
@@ -143,7 +143,7 @@ class Ending:
         does goes on from the checkpoint before.
         """
         world = self._world
-        checkpoints, weights = self._world.deciding.state.checkpoints, world.oracle[1][world.steps]
+        checkpoints, weights = self._world.deciding.state.checkpoints, world.oracle.states[world.end]
         newest = checkpoints[-1] if checkpoints else Origin()
         assert newest.step == world.steps, "the nodes were let go, and the weights are nowhere"
         if newest.folder not in world.storage.torn:

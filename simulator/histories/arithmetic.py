@@ -7,9 +7,11 @@ reordered or mixed between versions gives another number.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from culm.pipeline import tally, tree
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
+from culm.pipeline.evaluations import NEVER, Evaluations
 from culm.pipeline.instruction import Duty
 from culm.pipeline.tally import in_order
 from culm.pipeline.ties import Addend, Ties, addends, numbered
@@ -49,8 +51,21 @@ class Number:
     buffer: int | None = None  # of a gradient with pipeline 0 in it: the layer's buffer from the next step on
 
 
+class Oracle(NamedTuple):
+    """What comes of a job in a loop without nodes."""
+
+    losses: list[float]  # by step
+    states: list[list[int]]  # by version and layer
+    evaluated: dict[int, tuple[float, ...]]  # by step, of those that evaluate
+
+
 def sample(step: int, pipeline: int, microbatch: int) -> int:
     return (step * 1_000_003 + pipeline * 611_953 + microbatch * 7919 + 17) % PRIME
+
+
+def evaluated_sample(pipeline: int, microbatch: int) -> int:
+    """Of an evaluation: the same one each time."""
+    return (pipeline * 611_957 + microbatch * 7927 + 23) % PRIME
 
 
 def initial(layer: int) -> int:
@@ -64,6 +79,11 @@ def buffer_of(state: int) -> int:
 def forward(state: int, buffer: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
     w = state >> BITS
     return (x * (w | 1) + w + buffer * 3 + step * 31 + pipeline * 7 + microbatch * 17 + layer) % PRIME
+
+
+def evaluate(state: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
+    """A forward that leaves nothing behind, on the buffer of the step's beginning."""
+    return forward(state, buffer_of(state), x * 3 + 1, step, pipeline, microbatch, layer)
 
 
 def changed(buffer: int, x: int) -> int:
@@ -119,6 +139,11 @@ def loss_of(output: int) -> float:
     return float(output % 1_000_003)
 
 
+def evaluated(output: int) -> tuple[float, float]:
+    """Sum and count of what a microbatch evaluates."""
+    return loss_of(output), float(1 + output % 3)
+
+
 def plain_loop(
     cut: Sequence[int],
     pipelines: int,
@@ -127,8 +152,9 @@ def plain_loop(
     clip_norm: float | None,
     has_buffers: bool = False,
     ties: Ties = (),
-) -> tuple[list[float], list[list[int]]]:
-    """Losses by step, and states by version and layer, of the undisturbed job: the oracle.
+    evaluations: Evaluations = NEVER,
+) -> Oracle:
+    """What comes of the undisturbed job.
 
     ``cut``: into how many buckets each layer's gradient is cut.
     """
@@ -137,7 +163,13 @@ def plain_loop(
     states = [initial(layer) for layer in range(layers)]
     versions = [states]
     losses: list[float] = []
-    for step in range(steps):
+    found: dict[int, tuple[float, ...]] = {}
+    for step in range(evaluations.end(steps)):
+        if count := evaluations.in_step(step, steps):
+            found[step] = _evaluated(states, step, pipelines, count)
+        if step == steps:
+            versions.append(states)
+            break
         each: list[list[int]] = []
         kept: list[list[int]] = []
         step_losses = []
@@ -172,7 +204,18 @@ def plain_loop(
         states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
         losses.append(tally.loss(step_losses, 1, pipelines))
-    return losses, versions
+    return Oracle(losses, versions, found)
+
+
+def _evaluated(states: Sequence[int], step: int, pipelines: int, microbatches: int) -> tuple[float, ...]:
+    told: list[float] = []
+    for p in range(pipelines):
+        for m in range(microbatches):
+            x = evaluated_sample(p, m)
+            for layer, state in enumerate(states):
+                x = evaluate(state, x, step, p, m, layer)
+            told.extend(evaluated(x))
+    return tally.means(told, 2, pipelines)
 
 
 class Arithmetic:
@@ -201,6 +244,7 @@ class Arithmetic:
         # By block of pipelines and layer: what was merged, by addend.
         self._blocks: dict[tuple[Block, int], tuple[Number, ...]] = {}
         self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
+        self._evaluated: dict[tuple[Duty, int], tuple[float, float]] = {}  # of the step, by microbatch
 
     def arrange(
         self,
@@ -232,6 +276,7 @@ class Arithmetic:
         self._outputs = {k: v for k, v in self._outputs.items() if k[0] != duty}
         self._under_way = {k: v for k, v in self._under_way.items() if k[0] != duty}
         self._halves = {k: v for k, v in self._halves.items() if k[0] != duty}
+        self._evaluated = {k: v for k, v in self._evaluated.items() if k[0] != duty}
         for layer in self.ranges[duty]:
             self._totals.pop((duty.pipeline, layer), None)
             self._buffers.pop(self.buffer_key(duty.pipeline, layer), None)
@@ -265,6 +310,18 @@ class Arithmetic:
         self._outputs[duty, microbatch] = x
         if last:
             self._losses[duty.pipeline, microbatch] = loss_of(x)
+        return x
+
+    def evaluate(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
+        self._begin(duty, step)
+        if x is None:
+            x = evaluated_sample(duty.pipeline, microbatch)
+        for layer in self.ranges[duty]:
+            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
+            x = evaluate(self.states[layer], x, step, duty.pipeline, microbatch, layer)
+        x = self.rounded(x)
+        if last:
+            self._evaluated[duty, microbatch] = evaluated(x)
         return x
 
     def backward(
@@ -310,17 +367,21 @@ class Arithmetic:
             self._losses[duty.pipeline, m] = loss
 
     def merge(
-        self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int
+        self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int, evaluated: int = 0
     ) -> tuple[tuple[Addend, Number], ...]:
         """A layer's gradient over the block's duties of one stage, by addend. What was merged is taken as it is.
 
-        ``last``: the stage is the model's last one, with whose last layer the losses ride.
+        ``last``: the stage is the model's last one, with whose last layer the losses ride. ``microbatches``: that each
+        duty has trained on in the step, none in the closing one; ``evaluated``: those that it has evaluated.
         """
         pieces = {b: x for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
         missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
-        pieces |= {tree.one(p): self._taken(p, layer) for p in missing}
+        pieces |= {tree.one(p): self._taken(p, layer, bool(microbatches)) for p in missing}
         rides = last and layer == self.ranges[duties[0]].stop - 1
-        losses = [self._losses[duty.pipeline, m] for duty in duties for m in range(microbatches)] if rides else []
+        losses: list[float] = []
+        for duty in duties if rides else ():
+            losses += [self._losses[duty.pipeline, m] for m in range(microbatches)]
+            losses += [number for m in range(evaluated) for number in self._evaluated[duty, m]]
         numbers = self._addends[layer]
         first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
         self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
@@ -331,8 +392,10 @@ class Arithmetic:
         """The block's value (rule 19)."""
         return tree.merged(pieces, self._pipelines, added)[block]
 
-    def _taken(self, pipeline: int, layer: int) -> tuple[Number, ...]:
+    def _taken(self, pipeline: int, layer: int, trained: bool) -> tuple[Number, ...]:
         """What a pipeline has accumulated, by addend; its buffer rides with the first."""
+        if not trained:
+            return tuple(Number(0) for _ in self._addends[layer])
         buffer = self._buffers.get(self.buffer_key(0, layer)) if pipeline == 0 and self.has_buffers else None
         total, of = self._totals.pop((pipeline, layer)), sum(not x.use for x in self._addends[layer])
         given = [used(total, x.bucket) if x.use else part_of(total, i, of) for i, x in enumerate(self._addends[layer])]

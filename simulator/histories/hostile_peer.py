@@ -57,6 +57,7 @@ class HostilePeer:
             steps=world.steps,
             layers=(LayerShapes({}, {}, {}),) * world.layers,
             ties=world.ties,
+            evaluations=world.evaluations,
         )
         self.refused = 0
         for _ in range(times):

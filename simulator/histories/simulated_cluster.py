@@ -10,6 +10,7 @@ from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance
 from culm.pipeline import buckets
+from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.ties import Tie
@@ -20,6 +21,7 @@ from culm.simulator.histories.random_faults import Counts, Faults, Kill
 from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode
 from culm.simulator.histories.simulated_redis import SimulatedRedis
+from culm.simulator.histories.simulated_seeding import seed_layers
 from culm.simulator.histories.simulated_storage import PAUSE, URL, SimulatedStorage
 from culm.simulator.histories.start_up import NOTHING, StartUp, Wrong, check_verdict
 from culm.simulator.histories.world import COORDINATOR, Node, World
@@ -63,8 +65,9 @@ class Cluster:
 
     ``left_steps``: of checkpoints that another run has left where this one's go. ``hostile`` makes whoever says what no
     node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the
-    history ends there. ``tied``: pairs of layers with a parameter in common, the first one first. ``make_worker`` and
-    ``decide`` take variants without a rule.
+    history ends there. ``tied``: pairs of layers with a parameter in common, the first one first. ``evaluate``: every
+    how many steps, and over how many microbatches of all pipelines. ``make_worker`` and ``decide`` take variants
+    without a rule.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Cluster:
         pipelines: int = 1,
         has_buffers: bool = False,
         tied: tuple[tuple[int, int], ...] = (),
+        evaluate: tuple[int, int] = (0, 0),
         uneven: bool = False,
         copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
@@ -121,6 +125,9 @@ class Cluster:
         self._agreed: dict[tuple[int, int, int], int] = {}  # by era, version and layer; only on uneven hardware
         self.microbatches = microbatches
         self.steps = steps
+        every, samples = evaluate
+        self.evaluations = Evaluations(every=every, samples=samples, pipelines=pipelines)
+        self.end = self.evaluations.end(steps)
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
@@ -132,7 +139,8 @@ class Cluster:
         self.nodes: dict[str, SimulatedNode] = {}
         self.every: list[SimulatedNode] = []  # also the incarnations before
         self.records: list[tuple[float, cmd.Record]] = []
-        self.losses: dict[tuple[int, int], float] = {}  # by (era, step); Invariant: a value never changes (rule 7)
+        # By (era, step), with what was evaluated. Invariant: a value never changes (rule 7).
+        self.losses: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
         self.messages = 0  # that nodes received
         self.ending = Ending(self, afterlife)
         self.faults = Faults(self, Counts(**counts), kills)
@@ -154,6 +162,7 @@ class Cluster:
             pipelines=pipelines,
             measured=measured,
             steps=steps,
+            evaluations=self.evaluations,
             clip_norm=clip_norm,
             nonfinite="skip",
             nodes=count,
@@ -168,7 +177,9 @@ class Cluster:
             patience=Patience(patience),
         )
         self.start_up = StartUp(self, wrong)
-        self.oracle = plain_loop(cut, pipelines, microbatches, steps, clip_norm, has_buffers, self.ties)
+        self.oracle = plain_loop(
+            cut, pipelines, microbatches, steps, clip_norm, has_buffers, self.ties, self.evaluations
+        )
         self.redis = SimulatedRedis(self.clock)
         self.leaders: list[Leader] = []
         self.lead()
@@ -198,6 +209,7 @@ class Cluster:
         self._incarnations += 1
         worker = self._make_worker(name, self._incarnations, self.schedule, self.steps)
         worker.checkpoint_every, worker.at.ties = self.checkpoint_every, self.ties
+        worker.at.evaluations = self.evaluations
         worker.runner.eager, worker.runner.ship_every = self.eager, self.ship_every
         node = SimulatedNode(self, name, self._incarnations, worker)
         self.nodes[name] = node
@@ -239,48 +251,11 @@ class Cluster:
     def _expected(self, node: Node, version: int, layer: int) -> int:
         """The plain loop's state of a layer; on uneven hardware what the first holder has."""
         if not self._uneven:
-            return self.oracle[1][version][layer]
+            return self.oracle.states[version][layer]
         return self._agreed.setdefault((node.worker.era, version, layer), node.arithmetic.states[layer])
 
     def fetch(self, node: Node, effect: FetchLayers) -> None:
-        """Seeding: each layer is read from the source's live memory between two pieces of its work."""
-        plan = node.worker.plan
-        if plan is None or effect.peer not in plan.members:  # two plans were taken before the effects of the first
-            return
-        to = (node.name, node.incarnation)
-        request, answer = self.channel(), self.channel()
-
-        def failed() -> None:
-            self.receive(to, lambda n: n.worker.fetch_failed(effect.era, effect.peer, effect.layers))
-
-        def serve() -> None:
-            if self.faults.cut_off(node.name, effect.peer):
-                self.clock.after(2.0, failed)
-                return
-            source = self.nodes.get(effect.peer)
-            if source is None or not source.alive:
-                self.clock.after(0.05, failed)
-                return
-            if source.frozen:
-                self.clock.after(3.0, failed)
-                return
-            if not set(effect.layers) <= set(source.arithmetic.states):
-                self.clock.after(0.01, serve)  # still building them
-                return
-            for layer in effect.layers:
-                version = source.worker.holdings.version_of(layer)
-                if version is None or source.worker.era != effect.era or source.worker.must_arrange:
-                    self.clock.after(0.05, failed)
-                    return
-                number = Number(source.arithmetic.states[layer])
-                version = source.arithmetic.versions[layer]
-                answer.send(
-                    lambda layer=layer, version=version, number=number: self.receive(  # type: ignore[misc]
-                        to, lambda n: n.worker.fetched(effect.era, layer, version, number, effect.peer)
-                    )
-                )
-
-        request.send(serve)
+        seed_layers(self, node, effect)
 
     # ---- the coordinators -------------------------------------------------------------------------------------------
 
@@ -319,7 +294,8 @@ class Cluster:
 
     def note_commit(self, command: cmd.Commit) -> None:
         # On uneven hardware a step that nobody has applied may be computed again otherwise.
-        if self.losses.setdefault((command.era, command.step), command.loss) != command.loss and not self._uneven:
+        told = (command.loss, command.evaluated)
+        if repr(self.losses.setdefault((command.era, command.step), told)) != repr(told) and not self._uneven:
             raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
 
     def join_anew(self, node: Node) -> None:
@@ -368,7 +344,7 @@ class Cluster:
             simulated = self.nodes[node.node]
             held = any(node.node in stage.required() for stage in self.state.plan.stages)
             present = simulated.incarnation == node.incarnation and simulated.alive and not simulated.frozen
-            if present and held and simulated.worker.version < self.steps:
+            if present and held and simulated.worker.version < self.end:
                 return False
         return True
 
@@ -377,13 +353,15 @@ class Cluster:
         if self.state.phase is co.Phase.FAILED:
             return
         assert plan is not None
-        for step in range(self.state.origin.step, self.steps):
+        for step in range(self.state.origin.step, self.end):
             assert (self.state.era, step) in self.losses, f"step {step} was never committed"
-        for (era, step), loss in self.losses.items() if not self._uneven else ():
-            exact = self.oracle[0][step]
-            assert loss == exact, f"the loss of step {step} in era {era} is {loss}, not {exact}"
+        for (era, step), (loss, evaluated) in self.losses.items() if not self._uneven else ():
+            exact = self.oracle.losses[step] if step < self.steps else loss
+            assert loss == exact or step >= self.steps, f"the loss of step {step} in era {era} is {loss}, not {exact}"
+            found = self.oracle.evaluated.get(step, ())
+            assert evaluated == found, f"step {step} in era {era} has evaluated {evaluated}, not {found}"
         for step, loss in self.storage.losses if not self._uneven else ():
-            exact = self.oracle[0][step - 1]
+            exact = self.oracle.losses[step - 1]
             assert loss == exact, f"the checkpoint of step {step} is said to have the loss {loss}, not {exact}"
         for s, stage in enumerate(plan.stages):
             for name in stage.required():
@@ -391,5 +369,5 @@ class Cluster:
                 if node.incarnation != plan.members[name].incarnation or not node.alive or node.frozen:
                     continue
                 for layer in stage.layers:
-                    exact_state = node.arithmetic.states[layer] == self._expected(node, self.steps, layer)
+                    exact_state = node.arithmetic.states[layer] == self._expected(node, self.end, layer)
                     assert exact_state, f"{name} ends with another layer {layer} of stage {s}"

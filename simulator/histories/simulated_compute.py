@@ -1,9 +1,10 @@
 """What a simulated node computes: its pieces of work over the tiny arithmetic, in no time of their own."""
 
+from collections.abc import Callable
 from functools import reduce
 from typing import NamedTuple
 
-from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.simulator.histories.arithmetic import Arithmetic, Number, added
@@ -11,6 +12,9 @@ from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resum
 
 # As ``culm.stage_server.compute`` is for a real node. The worker may order work on a stage that a plan has taken away
 # since: as in a real node nothing is computed then, and the worker drops the empty result.
+
+
+ForwardsIn = Callable[[int], tuple[tuple[Pass, int], ...]]
 
 
 class Computed(NamedTuple):
@@ -24,10 +28,11 @@ class Computed(NamedTuple):
 class SimulatedCompute:
     """The state of one node, and what it did."""
 
-    def __init__(self, layers: int, pipelines: int, microbatches: int, arithmetic: Arithmetic) -> None:
+    def __init__(self, layers: int, pipelines: int, forwards_in: ForwardsIn, arithmetic: Arithmetic) -> None:
+        """``forwards_in``: as ``Position`` tells them of a step."""
         self.arithmetic = arithmetic
         self.executed: list[tuple[int, Instruction]] = []  # with their steps; redundant forwards are not among them
-        self._layers, self._pipelines, self._microbatches = layers, pipelines, microbatches  # of the job
+        self._layers, self._pipelines, self._forwards_in = layers, pipelines, forwards_in  # of the job
 
     def carry_out(self, work: Work[Number], splits: bool) -> Computed:
         """``splits``: the stage's backwards are in two halves."""
@@ -70,7 +75,8 @@ class SimulatedCompute:
     def _merged(self, work: Reduce, layer: int) -> tuple[tuple[Addend, Number], ...]:
         duties, whole = [duty for duty, _ in work.tenures], work.block == Block(0, self._pipelines)
         arithmetic = self.arithmetic
-        values = arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), self._microbatches)
+        (_, trained), (_, evaluated) = self._forwards_in(work.step)
+        values = arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), trained, evaluated)
         return tuple((a, arithmetic.whole(x) if whole and not arithmetic.is_shared(layer, a) else x) for a, x in values)
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:
@@ -81,6 +87,8 @@ class SimulatedCompute:
         if work.instruction.op == "W":
             self.arithmetic.accumulate(duty, m)
             return None
+        if work.instruction.op == "E":
+            return Number(self.arithmetic.evaluate(duty, work.step, m, operand, self._is_last(duty)))
         if work.instruction.op == "F":
             return Number(self.arithmetic.forward(duty, work.step, m, operand, self._is_last(duty)))
         return Number(self.arithmetic.backward(duty, work.step, m, operand, splits, work.accumulates))

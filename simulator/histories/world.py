@@ -12,10 +12,11 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.pipeline.commit import Commit
+from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.ties import Ties
-from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.histories.arithmetic import Arithmetic, Number, Oracle
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.watching.durations import Durations
@@ -152,7 +153,9 @@ class World(Protocol):
     microbatches: int
     has_buffers: bool
     ties: Ties
-    steps: int
+    steps: int  # that are trained
+    end: int  # of the run, its closing step among them
+    evaluations: Evaluations
     checkpoint_every: int
     respawn: bool
     bulk_seconds: float  # that a layer's reduced gradient takes beyond other messages
@@ -163,7 +166,7 @@ class World(Protocol):
     home_seconds: float  # see ``simulated_node``
     held: dict[Node, list[Callable[[], None]]]  # what reaches frozen nodes
     records: list[tuple[float, cmd.Record]]
-    oracle: tuple[list[float], list[list[int]]]  # losses by step, and states by version and layer
+    oracle: Oracle
 
     @property
     def nodes(self) -> Mapping[str, Node]: ...

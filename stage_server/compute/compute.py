@@ -31,25 +31,22 @@ import torch
 from culm.pipeline import flow
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
-from culm.pipeline.tensors.pytrees import Pytree, mapped
+from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
-from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import PASSED, Device, Event, value_here, value_home
 from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer, Values
-from culm.stage_server.compute.loading import opened, patiently
+from culm.stage_server.compute.loading import Loading, Samples, Told
 from culm.stage_server.compute.loading_ahead import LoadingAhead
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
 log = logging.getLogger("culm.compute")
-
-Samples = tuple[Pytree, Pytree]  # of a microbatch: input and target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +77,8 @@ class Compute:
         self._ranges: dict[Duty, range] = {}  # the layers of each
         self._chain = 0  # how many stages the plan's chain has
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
-        self._microbatches: Microbatches | None = None
-        # What this node told of its dataset (``loading.samples_told``); None: nobody compares it.
-        self.told_samples: str | None = None
+        self._loading: Loading | None = None  # once a sample was taken here
+        self.told_samples: Told = None  # by this node, of its datasets
         self._ahead = LoadingAhead(job, lambda: self.told_samples) if job.data.workers else None
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
@@ -216,12 +212,9 @@ class Compute:
         if self._ahead is not None:
             with self.loading():
                 return self._ahead.take(load)
-        if self._microbatches is None:
-            dataset = opened(self._job, self._source.dataset, self.told_samples, self.loading)
-            self._microbatches = Microbatches(self._job, dataset)
-        take = partial(self._microbatches.microbatch, load.step, load.pipeline, load.microbatch)
-        with self.loading():
-            return patiently(take, f"microbatch {load.microbatch}")
+        if self._loading is None:
+            self._loading = Loading(self._job, self.told_samples, self.loading)
+        return self._loading.load(load)
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:
         found = self._loaded.get(load) or self._load(load)
@@ -236,14 +229,18 @@ class Compute:
         runner = self._begin(duty, work.step)
         first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, self._chain)
         operand = value_here(self._device, work.operand) if work.operand is not None else None
-        if op == "F":
+        if op in flow.FORWARDS:
             x, target = operand.pytree() if operand is not None and not first else None, None
             if first or last:
-                load = Load(work.step, duty.pipeline, m)
+                load = Load(work.step, duty.pipeline, m, evaluated=op == "E")
                 inputs, targets = self._samples(load, wanted_again=not last and self._holds_last())
                 x = mapped(self._device.here, inputs) if first else x
                 target = mapped(self._device.here, targets) if last else None
             assert x is not None, f"{work.instruction} has no input"
+            if op == "E":
+                passed_on = runner.evaluate(m, x, target)
+                value = value_home(self._device, Value.activation(passed_on)) if passed_on is not None else None
+                return self._gave(work, runner, value)
             with Keeping(self._device, work.redundant) as kept:
                 output = runner.forward(m, x, target)
             return self._gave(work, runner, value_home(self._device, Value.activation(output)), kept.size)

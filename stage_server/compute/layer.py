@@ -48,6 +48,7 @@ from culm.stage_server.compute.device import Device, value_home
 from culm.stage_server.compute.gradient_cut import GradientCut
 from culm.stage_server.compute.loan import Loan
 from culm.stage_server.compute.misfit import misfit
+from culm.stage_server.compute.stepping import Stepping
 
 Values = tuple[tuple[Addend, Value], ...]
 BUFFERS_OF = 0  # the pipeline whose buffers are the next step's (rule 21)
@@ -87,6 +88,7 @@ class HeldLayer:
             scheduled=schedule.keys if schedule is not None else frozenset(),
         )
         self.optimizer = optimizer  # None for a layer without parameters
+        self._stepping = Stepping(index)
         self._average = Average(self._parameters, average) if average is not None else None
         # Buffers as at the running step's beginning; None before any work of the step, and where there are no buffers.
         self._buffers_before: dict[str, torch.Tensor] | None = None
@@ -102,8 +104,6 @@ class HeldLayer:
         self._loans: list[Loan] = []  # lent since parameters last changed; some have ended since
         # The optimizer's state, as ``optimizer_state`` names it, while the layer lies in the host's memory; else None.
         self._parked: list[tuple[str, torch.Tensor]] | None = None
-        # Whether the optimizer writes into the gradients that it is given; None before its first step has shown it.
-        self._writes_gradients: bool | None = None
 
     @staticmethod
     def build(source: ModelSource, index: int, device: Device) -> "HeldLayer":
@@ -179,6 +179,17 @@ class HeldLayer:
             parameter.grad = gradient
         # The tensors are exchanged and not written over: graphs of the other pipeline's microbatches refer to them.
         for name, tensor in own.buffers.items():
+            put(self._buffer_places[name], tensor)
+
+    @contextmanager
+    def with_committed_buffers(self) -> Iterator[None]:
+        """For the moment the module has the buffers of the step's beginning; what is written into them is dropped."""
+        # Graphs of the step's forwards refer to the tensors that are in place, so these are exchanged.
+        own = self._buffers()
+        for name, tensor in (self._buffers_before or {}).items():
+            put(self._buffer_places[name], tensor.clone())
+        yield
+        for name, tensor in own.items():
             put(self._buffer_places[name], tensor)
 
     def _at_the_beginning(self) -> "Workspace":
@@ -305,31 +316,17 @@ class HeldLayer:
                     grad = torch.empty_like(parameter).copy_(grad)
                 # Never changed in place: the outbox keeps the gradient, and other holders may still get it (rule 5).
                 # So it is copied, unless the optimizer has been seen to leave gradients as they are.
-                own = grad * scale if scale != 1.0 else grad if self._writes_gradients is False else grad.clone()
-                parameter.grad = own
+                kept = self._stepping.writes_gradients is False
+                parameter.grad = grad * scale if scale != 1.0 else grad if kept else grad.clone()
         # An owner's forwards have changed its buffers, a standby's have not, and an heir may have run only some again.
         # All go back to the step's beginning, and then set what the gradient carries.
         self._restore(self._buffers_before or {})
         self._restore({n.removeprefix("buffer."): t for n, t in given.items() if n.startswith("buffer.")})
         if self.optimizer is not None:
-            self._step(self.optimizer)
+            self._stepping.step(self.optimizer, [p.grad for _, p in self._parameters if p.grad is not None])
         if self._average is not None:
             self._average.update()
         self._end_step()
-
-    def _step(self, optimizer: torch.optim.Optimizer) -> None:
-        """One step of the optimizer, with the gradients that are in place; the first one tells if it changes them."""
-        given = [p.grad for _, p in self._parameters if p.grad is not None]
-        versions = [grad._version for grad in given]
-        before = [grad.clone() for grad in given] if self._writes_gradients is None else []
-        optimizer.step()
-        wrote = any(grad._version != version for grad, version in zip(given, versions, strict=True))
-        if self._writes_gradients is None and given:  # writes through .data count no version
-            self._writes_gradients = wrote or not all(map(same_bits, before, given))
-        elif wrote and self._writes_gradients is False:
-            name = type(optimizer).__name__
-            what = f"{name} changes the gradients of layer {self.index} in place, but did not at its first step"
-            raise JobError(what, "train.optimizer", "take one that leaves gradients as they are")
 
     def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
         own = self._buffers()

@@ -10,15 +10,26 @@ loads what the others do. So its process joins anew: it tells its samples before
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.pytrees import Pytree
+from culm.pipeline.user_code.data import (
+    EvaluatedMicrobatches,
+    Microbatches,
+    Section,
+    dataset_of,
+    microbatches_of,
+    name_of,
+    sections_of,
+)
 from culm.pipeline.user_code.imports import RAISED, described
-from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import LASTING, samples_of
+from culm.stage_server.worker.work import Load
 
 log = logging.getLogger("culm.compute")
 
@@ -26,6 +37,7 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds between two attempts to load sampl
 
 T = TypeVar("T")
 Around = Callable[[], AbstractContextManager[None]]
+Samples = tuple[Pytree, Pytree]  # of a microbatch: input and target
 
 
 def patiently(load: Callable[[], T], what: str) -> T:
@@ -52,43 +64,81 @@ class Untold(Exception):
     """The dataset gives samples now, and gave none when this node had to tell them."""
 
 
-def samples_told(job: Job, source: ModelSource) -> str | None:
-    """What the dataset gives on this node; nothing where it gives none, which matters only if the node has to load.
+# What a node told of its datasets, by section of the job file; of one that gave nothing, nothing. None: nobody compares
+# them.
+Told = Mapping[Section, str] | None
 
-    None where nobody compares it: the dataset is not opened then.
+
+def samples_told(job: Job) -> Told:
+    """What the datasets give on this node; nothing where one gives none, which matters only if the node has to load.
+
+    None where nobody compares it: no dataset is opened then.
     """
     if job.job.hardware == "any":  # machines of other kinds may decode or scale to other bits
         return None
+    return {section: _told(job, section) for section in sections_of(job)}
+
+
+def in_words(told: Told) -> str:
+    """For the coordinator; nothing where a dataset gives nothing, or nobody compares it."""
+    if not told or not all(told.values()):
+        return ""
+    return "; ".join(text if section == "data" else f"evaluated: {text}" for section, text in told.items())
+
+
+def _told(job: Job, section: Section) -> str:
     try:
-        return _asked(job, patiently(source.dataset, "the dataset"))
+        return _asked(job, section, patiently(partial(dataset_of, job, section), "the dataset"))
     except RAISED as error:
         why = str(error) if isinstance(error, JobError) else described(error)
         log.warning("this node could not load samples, and tells none: it joins anew if it has to load: %s", why)
         return ""
 
 
-def opened(job: Job, make: Callable[[], Any], told: str | None, around: Around = nullcontext) -> Any:
-    """The dataset, to load from. ``around``: what is around every piece of loading, each of which may take long.
+class Loading:
+    """The job's microbatches. Each dataset is opened when somebody first takes a sample of it."""
 
-    Raises Untold, and JobError unless the dataset gives what this node told of it when it started.
+    def __init__(self, job: Job, told: Told, around: Around = nullcontext) -> None:
+        """``around``: what is around every piece of loading, each of which may take long."""
+        self._job = job
+        self._told = told
+        self._around = around
+        self._opened: dict[Section, Microbatches | EvaluatedMicrobatches] = {}
+
+    def load(self, load: Load) -> Samples:
+        """Raises what the dataset raises; Untold, and JobError unless it gives what this node told of it."""
+        section: Section = "evaluate" if load.evaluated else "data"
+        if section not in self._opened:
+            told = self._told[section] if self._told is not None else None
+            dataset = opened(self._job, section, told, self._around)
+            self._opened[section] = microbatches_of(self._job, section, dataset)
+        take = partial(self._opened[section].microbatch, load.step, load.pipeline, load.microbatch)
+        with self._around():
+            return patiently(take, f"microbatch {load.microbatch}")
+
+
+def opened(job: Job, section: Section, told: str | None, around: Around = nullcontext) -> Any:
+    """The section's dataset, to load from. ``told``: what this node said of it when it started; None: nothing.
+
+    Raises Untold, and JobError unless the dataset gives that now.
     """
     with around():
-        dataset = patiently(make, "the dataset")
+        dataset = patiently(partial(dataset_of, job, section), "the dataset")
     if told is None:
         return dataset
-    now = _asked(job, dataset, around)
+    now = _asked(job, section, dataset, around)
     if not told:
         raise Untold("its dataset gives samples now, and gave none when this node started: nobody has compared them")
     if now != told:
         what = f"the dataset gives other samples ({now}) than when this node started ({told})"
         mend = "leave its files as they are, draw from the generators that Culm seeds, and sort what a folder lists"
-        raise JobError(what, f"data.dataset, {job.data.dataset}", mend)
+        raise JobError(what, f"{section}.dataset, {name_of(job, section)}", mend)
     return dataset
 
 
-def _asked(job: Job, dataset: Any, around: Around = nullcontext) -> str:
+def _asked(job: Job, section: Section, dataset: Any, around: Around = nullcontext) -> str:
     def load(microbatch: Callable[[], str]) -> str:
         with around():
             return patiently(microbatch, "samples to compare")
 
-    return samples_of(job, dataset, load)
+    return samples_of(job, section, dataset, load)

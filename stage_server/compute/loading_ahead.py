@@ -19,7 +19,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from multiprocessing import connection, get_context, parent_process
 from typing import Any
 
@@ -28,10 +27,9 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml, parse_job
 from culm.pipeline.tensors.layout import copy_of
-from culm.pipeline.tensors.pytrees import Pytree, mapped
-from culm.pipeline.user_code.data import Microbatches, dataset_of
+from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.user_code.imports import RAISED, described
-from culm.stage_server.compute.loading import Untold, opened, patiently
+from culm.stage_server.compute.loading import Loading, Samples, Told, Untold
 from culm.stage_server.worker.work import Load
 
 log = logging.getLogger("culm.compute")
@@ -39,14 +37,12 @@ log = logging.getLogger("culm.compute")
 AHEAD = 2  # microbatches for each worker: one that it loads, and one that is here
 ENDED_MOST = 3  # times in a row that workers may end by themselves, as where memory is short
 
-Samples = tuple[Pytree, Pytree]
-
 
 class LoadingAhead:
     """Of one node. One thread calls it."""
 
-    def __init__(self, job: Job, told: Callable[[], str | None]) -> None:
-        """``told``: gives what this node told of its dataset (``loading.samples_told``)."""
+    def __init__(self, job: Job, told: Callable[[], Told]) -> None:
+        """``told``: gives what this node told of its datasets (``loading.samples_told``)."""
         self._job = job
         self._told = told
         self._workers: list[_Worker] = []
@@ -116,7 +112,7 @@ class LoadingAhead:
 class _Worker:
     """One process. ``load``: what it is loading."""
 
-    def __init__(self, job: Job, told: str | None) -> None:
+    def __init__(self, job: Job, told: Told) -> None:
         # Not forked: this process has threads, and may have a card.
         context = get_context("spawn")
         self.load: Load | None = None
@@ -128,7 +124,7 @@ class _Worker:
     def begin(self, load: Load) -> None:
         self.load = load
         with suppress(OSError):  # it has ended: ``finish`` says so
-            self.pipe.send(tuple(load))
+            self.pipe.send(load)
 
     def finish(self) -> bytes | None:
         """What it has loaded; None: it has ended by itself."""
@@ -148,24 +144,17 @@ class _Worker:
 # ---- in a worker ----------------------------------------------------------------------------------------------------
 
 
-def _work(pipe: "connection.Connection[Any, Any]", job_toml: str, told: str | None) -> None:
+def _work(pipe: "connection.Connection[Any, Any]", job_toml: str, told: Told) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the node ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    job = parse_job(job_toml)
-    microbatches: list[Microbatches] = []  # one, once it was opened
-
-    def load(step: int, pipeline: int, microbatch: int) -> Samples:
-        if not microbatches:
-            microbatches.append(Microbatches(job, opened(job, partial(dataset_of, job), told)))
-        return patiently(partial(microbatches[0].microbatch, step, pipeline, microbatch), f"microbatch {microbatch}")
-
+    loading = Loading(parse_job(job_toml), told)
     while True:
         try:
             wanted = pipe.recv()
         except (EOFError, OSError):  # the node has ended
             return
-        pipe.send_bytes(_tried(load, *wanted))
+        pipe.send_bytes(_tried(loading, wanted))
 
 
 def _end_with_parent() -> None:
@@ -175,11 +164,11 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _tried(load: Callable[..., Samples], step: int, pipeline: int, microbatch: int) -> bytes:
+def _tried(loading: Loading, load: Load) -> bytes:
     """The samples, or what was raised. As bytes: tensors in memory that is shared end with their process."""
     given: Any
     try:
-        kind, given = "samples", tuple(mapped(_alone, part) for part in load(step, pipeline, microbatch))
+        kind, given = "samples", tuple(mapped(_alone, part) for part in loading.load(load))
         return pickle.dumps((kind, given))
     except OSError as error:
         kind, given = "storage", (error.errno, str(error))
@@ -188,8 +177,9 @@ def _tried(load: Callable[..., Samples], step: int, pipeline: int, microbatch: i
     except JobError as error:
         kind, given = "job", (error.what, error.where, error.mend)
     except RAISED as error:
-        what = f"loading microbatch {microbatch} raised {described(error)}"
-        kind, given = "job", (what, "data.dataset", "correct the dataset, or what it reads")
+        what = f"{load} raised {described(error)}"
+        where = "evaluate.dataset" if load.evaluated else "data.dataset"
+        kind, given = "job", (what, where, "correct the dataset, or what it reads")
     return pickle.dumps((kind, given))
 
 

@@ -35,6 +35,7 @@ from culm.pipeline.user_code.refusals import returned_odd
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
+from culm.stage_server.compute.evaluation import StageEvaluation
 from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.split import SplitBackward
 from culm.stage_server.compute.untouched import Untouched
@@ -73,12 +74,14 @@ class Stage:
         self._parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
         self._split = SplitBackward(self._parameters) if splits else None
         self._untouched = Untouched(layers)
+        self.evaluation = StageEvaluation(job, pipeline, layers, loss if last else None)
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
         self._writes_input: bool | None = None
 
     def tallies(self, count: int | None = None) -> tuple[float, ...]:
-        """Of the step's first ``count`` microbatches, or all so far, in order; none but at the last stage."""
-        return tuple(chain.from_iterable(self._tallies[m] for m in sorted(self._tallies)[:count])) if self._last else ()
+        """Of the step's first ``count`` microbatches, or all with the evaluated ones; none but at the last stage."""
+        trained = chain.from_iterable(self._tallies[m] for m in sorted(self._tallies)[:count])
+        return (*trained, *(self.evaluation.tallies() if count is None else ()))
 
     def _enter(self) -> None:
         for layer in self.layers:
@@ -89,6 +92,7 @@ class Stage:
         self._step = step
         self.end_step()
         self._tallies.clear()
+        self.evaluation.begin_step()
         for layer in self.layers:
             layer.begin_step(self._pipeline)
         self._untouched.begin_step()
@@ -149,6 +153,12 @@ class Stage:
         if boundaries:
             self._boundaries = boundaries
         return mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad and not self._last), h)
+
+    def evaluate(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree | None:
+        """As ``StageEvaluation.forward``, in the running step."""
+        output = self.evaluation.forward(self._step, microbatch, x, target)
+        self._untouched.refuse_writes()
+        return output
 
     def _writes_now(self, layer: HeldLayer) -> JobError:
         what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"
@@ -280,7 +290,7 @@ class Stage:
                 if gradient is not None:  # a copy: backwards add to it in place, and the value came from a mailbox
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
         for m in range(count if self._last else 0):
-            size = self._job.train.tally_size
+            size = self._job.tally_form.trained
             self._tallies[m] = accumulated.tallies[m * size : (m + 1) * size]
 
 

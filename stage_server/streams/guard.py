@@ -27,7 +27,8 @@ def run_of(job: Job, source: ModelSource) -> RunShape:
         steps=job.job.steps,
         layers=shapes,
         ties=source.ties,
-        tally_size=job.train.tally_size,
+        tally=job.tally_form,
+        evaluations=job.evaluations,
     )
 
 

@@ -10,9 +10,10 @@ from functools import cached_property
 from itertools import chain
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.evaluations import NEVER, Evaluations
 from culm.pipeline.identity import difference
 from culm.pipeline.job import parse_job
-from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, PARTIAL, REDUCED, Key
+from culm.pipeline.keys import ACCUMULATED, ACROSS, ACTIVATION, EVALUATED, GRADIENT, PARTIAL, REDUCED, Key
 from culm.pipeline.plan_bounds import (
     LONGEST_PLACE,
     MOST_INCARNATION,
@@ -23,6 +24,7 @@ from culm.pipeline.plan_bounds import (
     plan_problem,
     text_problem,
 )
+from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.tensors.pytrees import MOST_TENSORS, of_text
 from culm.pipeline.tensors.tensor_bounds import problem as header_problem
 from culm.pipeline.tensors.values import CONSTANT, OUTPUT
@@ -67,10 +69,11 @@ class RunShape:
 
     pipelines: int
     microbatches: int  # of each pipeline
-    steps: int
+    steps: int  # that are trained
     layers: tuple[LayerShapes, ...]
     ties: Ties = ()
-    tally_size: int = 1  # numbers that the loss tells of a microbatch
+    tally: TallyForm = LOSS_ALONE  # numbers that a microbatch tells
+    evaluations: Evaluations = NEVER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_accumulated", accumulated(self.layers))
@@ -104,7 +107,20 @@ class RunShape:
         # each bucket a reduced gradient and less than twice as many blocks as pipelines. There are no more stages than
         # buckets.
         buckets = len(self.buckets) + len(self.uses)
-        return 4 * buckets * (self.pipelines * (3 * self.microbatches + 2) + 1)
+        return 4 * buckets * (self.pipelines * (3 * self.microbatches + self.evaluations.microbatches + 2) + 1)
+
+    @property
+    def end(self) -> int:
+        """Steps of the run, its closing one among them."""
+        return self.evaluations.end(self.steps)
+
+    def evaluated_in(self, step: int) -> int:
+        """Microbatches that each pipeline evaluates in the step."""
+        return self.evaluations.in_step(step, self.steps)
+
+    def told_in(self, step: int) -> int:
+        """Numbers that each pipeline's loss tells in a step."""
+        return self.tally.told(self.microbatches if step < self.steps else 0, self.evaluated_in(step))
 
     def problem_of_accumulated(self, header: tensor_pb2.ValueHeader) -> str:
         return unknown(header, self._accumulated)  # type: ignore[attr-defined]
@@ -127,11 +143,15 @@ def key_problem(key: Key, run: RunShape) -> str:
     across = key.kind is REDUCED and key.pipeline != ACROSS
     if (key.kind is PARTIAL) != bool(key.end) or (key.end and not is_block(key.block, run.pipelines)):
         return f"a tensor {key}, which is no block of {run.pipelines} pipelines"
-    if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.steps:
-        return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.steps} steps"
+    if across or key.pipeline >= run.pipelines or key.stage >= layers or key.step >= run.end:
+        return f"a tensor {key} of pipeline {key.pipeline}, in a run of {layers} layers and {run.end} steps"
     if key.use and (key.kind is not PARTIAL or Addend(key.index, key.use) not in run.uses):
         return f"a tensor {key}, to which layer {key.use} adds nothing"
-    most = len(run.buckets) if key.kind in (PARTIAL, REDUCED) else run.microbatches
+    most = run.microbatches if key.step < run.steps else 0  # the closing step trains nothing
+    if key.kind in (PARTIAL, REDUCED):
+        most = len(run.buckets)
+    elif key.kind is EVALUATED:
+        most = run.evaluated_in(key.step)
     return f"a tensor {key}, whose index has to be less than {most}" if key.index >= most else ""
 
 
@@ -144,15 +164,15 @@ def tensor_problem(key: Key, header: tensor_pb2.ValueHeader, run: RunShape) -> s
         wrong = unknown(header, run.buckets[key.index])  # a layer without a gradient in this step names less
         pipelines = key.end - key.pipeline if key.kind is PARTIAL else run.pipelines
         with_tallies = key.index == len(run.buckets) - run.counts[-1]
-        told = pipelines * run.microbatches * run.tally_size
+        told = pipelines * run.told_in(key.step)
         fits = len(header.tallies) in ((0, told) if with_tallies else (0,))
     elif key.kind is ACCUMULATED:
         wrong = run.problem_of_accumulated(header)
-        fits = len(header.tallies) in (0, key.index * run.tally_size)
+        fits = len(header.tallies) in (0, key.index * run.tally.trained)
     else:
         fits = not header.tallies
-        wrong = boundary_problem(header, key.kind is ACTIVATION)
-    if header.structure and key.kind is not ACTIVATION:
+        wrong = boundary_problem(header, key.kind is not GRADIENT)
+    if header.structure and key.kind not in (ACTIVATION, EVALUATED):
         wrong = wrong or "a structure"
     if not fits:
         wrong = f"{len(header.tallies)} tallies"
@@ -188,8 +208,8 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
         return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"
     if answer.HasField("synced"):
         synced, buckets = answer.synced, len(run.buckets)
-        if synced.committed > run.steps:
-            return f"it says that {synced.committed} steps are committed, and the run has {run.steps} steps"
+        if synced.committed > run.end:
+            return f"it says that {synced.committed} steps are committed, and the run has {run.end} steps"
         told = [*synced.reduced, *(cover.bucket for cover in synced.covers)]
         if len(told) > 2 * buckets + len(run.uses) or max(told, default=0) >= buckets:
             return f"it tells of {len(told)} buckets, or of one that does not exist; there are {buckets}"
@@ -216,8 +236,8 @@ def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: 
         return f"layer {piece.layer}, which nobody asked for"
     if run is None:
         return header_problem(piece.header)
-    if piece.version > run.steps:
-        return f"layer {piece.layer} at version {piece.version}, and the run has {run.steps} steps"
+    if piece.version > run.end:
+        return f"layer {piece.layer} at version {piece.version}, and the run has {run.end} steps"
     wrong = state_problem(piece.header, run.layers[piece.layer])
     return f"layer {piece.layer}: {wrong}" if wrong else ""
 
@@ -250,9 +270,9 @@ def order_problem_of(order: pb.AttendResponse, run: RunShape) -> str:
     """Of what the coordinator orders; its plans are whole."""
     body = order.WhichOneof("body")
     if body == "plan":
-        return plan_problem(order.plan, len(run.layers), run.steps, run.pipelines) or _cut_problem(order.plan, run)
+        return plan_problem(order.plan, len(run.layers), run.end, run.pipelines) or _cut_problem(order.plan, run)
     if body == "commit":
-        wrong = commit_problem(order.commit, len(run.layers), run.steps, run.pipelines)
+        wrong = commit_problem(order.commit, len(run.layers), run.end, run.pipelines)
         return wrong or (_cut_problem(order.commit.next_plan, run) if order.commit.HasField("next_plan") else "")
     if body == "dismiss":
         return text_problem("why it is dismissed", order.dismiss.why)

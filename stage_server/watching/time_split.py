@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import fields
 from typing import Literal
 
+from culm.pipeline.flow import FORWARDS
 from culm.pipeline.times import TimeSplit
 from culm.stage_server.worker.work import Apply, Install, Load, Reduce, Run, Sum, V, Work
 
@@ -20,7 +21,7 @@ def phase_of(work: Work[V] | Load) -> Phase:
     if isinstance(work, Load):
         return "forward"
     if isinstance(work, Run):
-        return "forward" if work.instruction.op == "F" else "backward"
+        return "forward" if work.instruction.op in FORWARDS else "backward"
     return "backward" if isinstance(work, Reduce | Sum) else "apply"
 
 

@@ -72,9 +72,14 @@ class Applying(Generic[V]):
 
     def save_after(self, commit: Commit, every: int) -> Save | None:
         """What this node copies for a checkpoint now that the commit is applied. ``every``: in steps; 0: never."""
-        due = every and self._at.version % every == 0 and self._at.version < self._at.steps
-        whole = self._saves_now() if due or commit.save else ()
-        return Save(self._at.era, self._at.version, whole, commit.loss) if whole else None
+        at = self._at
+        # Before the closing step, which changes nothing: the final weights are safe while they are evaluated.
+        is_final = bool(every) and at.version == at.steps < at.end
+        due = every and at.version % every == 0 and at.version < at.steps
+        whole = self._saves_now() if due or is_final or commit.save else ()
+        if is_final:
+            self._last_share = frozenset(whole)
+        return Save(at.era, min(at.version, at.steps), whole, commit.loss) if whole else None
 
     def save_at_the_end(self, last: Commit | None) -> Save | None:
         """What this node copies for the checkpoint of the last step, as of the present plan.
@@ -87,7 +92,7 @@ class Applying(Generic[V]):
             return None
         self._last_share = frozenset(whole)
         loss = last.loss if last is not None else math.nan
-        return Save(self._at.era, self._at.version, whole, loss)
+        return Save(self._at.era, min(self._at.version, self._at.steps), whole, loss)
 
     def _saves_now(self) -> tuple[int, ...]:
         """Only layers at the version: a layer of another one would spoil the checkpoint."""

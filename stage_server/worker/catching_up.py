@@ -14,7 +14,7 @@ from culm.stage_server.worker.work import V
 
 def may_wait(at: Position, plan: Plan, post: Post[V]) -> bool:
     """Whether the first queued commit waits. Never where this node's readiness was needed for it."""
-    if at.commits[-1].step + 1 >= at.steps:
+    if at.commits[-1].step + 1 >= at.end:
         return False  # no later gradient will show that one is lost: the layer is fetched again
     for known in (plan, at.commits[0].next_plan):
         if known is not None and any(at.node in stage.required() for stage in known.stages):

@@ -50,7 +50,7 @@ class Facts(Generic[V]):
         plan = self._at.plan
         if plan is None:
             return
-        if self._at.version < self._at.steps:
+        if self._at.version < self._at.end:
             self._effects.extend(self._holdings.fetches(plan, self._at.node))
             self.note_ready(plan)
             return

@@ -46,10 +46,10 @@ def needed_for(lacking: Sequence[Instruction], each_alone: bool) -> set[Instruct
 
     ``each_alone``: the stage's forwards change no buffers, so a microbatch's forward needs none before it.
     """
-    needed = {i.microbatch for i in lacking}
+    needed = {i.microbatch for i in lacking if i.op != "E"}
     forwards = needed if each_alone else set(range(max(needed, default=-1) + 1))
-    # A backward needs its forward's graph.
-    return {Instruction(i.duty, "F", m) for i in lacking[:1] for m in forwards} | {i for i in lacking if i.op == "B"}
+    # A backward needs its forward's graph. An evaluation needs nothing.
+    return {Instruction(i.duty, "F", m) for i in lacking[:1] for m in forwards} | {i for i in lacking if i.op in "BE"}
 
 
 def lost_results(

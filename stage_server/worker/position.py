@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from culm.pipeline import flow, keys
 from culm.pipeline.commit import Commit
-from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.keys import ACCUMULATED, Key
 from culm.pipeline.plan import Plan
 from culm.pipeline.schedule import Schedule
@@ -27,7 +28,8 @@ class Position:
     node: str
     incarnation: int
     schedule: Schedule
-    steps: int  # of the run
+    steps: int  # that are trained
+    evaluations: Evaluations = NEVER
     ties: Ties = ()  # the model's, which no plan tells
 
     term: int = 0  # the highest heard of; it never falls (rule 12)
@@ -49,9 +51,24 @@ class Position:
         return key.era == self.era and key.step <= self.committed + AHEAD
 
     @property
+    def end(self) -> int:
+        """The version at which the run is over."""
+        return self.evaluations.end(self.steps)
+
+    @property
+    def trains(self) -> bool:
+        """Whether the running step trains: the closing step does not."""
+        return self.version < self.steps
+
+    @property
     def microbatches(self) -> int:
-        """A pipeline's, in a step."""
-        return self.schedule.microbatches
+        """A pipeline's, that the running step trains on."""
+        return self.schedule.microbatches if self.trains else 0
+
+    @property
+    def evaluated(self) -> int:
+        """A pipeline's, that the running step evaluates."""
+        return self.evaluations.in_step(self.version, self.steps)
 
     def places_of(self, bucket: int) -> list[tuple[int, int]]:
         """Each layer that the bucket's gradient is applied to, and its place there."""
@@ -59,9 +76,10 @@ class Position:
         return self.plan.places_of(bucket)
 
     def order(self, duty: Duty) -> tuple[Instruction, ...]:
-        """All that the duty is in a step."""
+        """All that the duty is in the running step."""
         assert self.plan is not None
-        return self.schedule.order(duty, len(self.plan.stages))
+        evaluations = tuple(Instruction(duty, "E", m) for m in range(self.evaluated))
+        return evaluations + (self.schedule.order(duty, len(self.plan.stages)) if self.trains else ())
 
     def result_of(self, instruction: Instruction) -> Key:
         """The key of what the instruction gives in the running step."""
@@ -81,3 +99,8 @@ class Position:
     def accumulated(self, duty: Duty, count: int) -> Key:
         """The key of what the duty's gradients have come to after so many microbatches of the running step."""
         return Key(self.era, self.version, duty.pipeline, ACCUMULATED, duty.stage, count)
+
+    def forwards_in(self, step: int) -> tuple[tuple[Pass, int], ...]:
+        """How many microbatches of each kind go forward in a step, of a pipeline."""
+        trained = self.schedule.microbatches if step < self.steps else 0
+        return ("F", trained), ("E", self.evaluations.in_step(step, self.steps))

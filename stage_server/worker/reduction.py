@@ -12,8 +12,11 @@ from culm.pipeline.tree import Block
 
 
 def accumulates(instruction: Instruction, inherited: int) -> bool:
-    """Whether this backward adds to the duty's gradients; ``inherited``: the microbatches that are in them already."""
-    return instruction.microbatch >= inherited
+    """Whether the duty's gradient lacks what this gives; ``inherited``: the microbatches that are in it already.
+
+    What is evaluated rides with the whole gradient alone, so no prefix has it.
+    """
+    return instruction.op == "E" or instruction.microbatch >= inherited
 
 
 def is_complete(order: Sequence[Instruction], done: Container[Instruction], inherited: int) -> bool:

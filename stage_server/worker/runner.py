@@ -165,6 +165,7 @@ class Runner(Generic[V]):
         forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
         if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
             backward = None  # it has no graph yet
+        evaluation = step.next_of(duty, "E", self._at.evaluated, part)
         weights = step.next_of(duty, "W", most, part) if schedule.splits_at(duty.stage) else None
         if weights is not None and Instruction(duty, "B", weights.microbatch) not in step.done:
             weights = None
@@ -176,6 +177,8 @@ class Runner(Generic[V]):
             backward=backward,
             backward_ready=backward is not None and self._has_input(backward),
             weights=weights,
+            evaluation=evaluation,
+            evaluation_ready=evaluation is not None and self._has_input(evaluation),
             graphs=step.kept(duty, "B", most, part),
             halves=step.kept(duty, "W", most, part),
         )
@@ -225,12 +228,13 @@ class Runner(Generic[V]):
         # Not at a step's beginning, when all that runs on a machine has work to do.
         begun = any(self.duties[duty].done for duty in ends)
         version = self._at.version
-        for step in range(version, min(version + 1 + begun, self._at.steps) if ends else 0):
-            for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
-                for m in range(self._at.microbatches):
-                    forwards = (Instruction(duty, "F", m) for duty in ends if duty.pipeline == pipeline)
-                    if step > version or not all(map(self.duties.has_done, forwards)):
-                        yield Load(step, pipeline, m)
+        for step in range(version, min(version + 1 + begun, self._at.end) if ends else 0):
+            for op, count in self._at.forwards_in(step):
+                for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
+                    for m in range(count):
+                        forwards = (Instruction(duty, op, m) for duty in ends if duty.pipeline == pipeline)
+                        if step > version or not all(map(self.duties.has_done, forwards)):
+                            yield Load(step, pipeline, m, evaluated=op == "E")
 
     # ---- what was run -----------------------------------------------------------------------------------------------
 

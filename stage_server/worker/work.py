@@ -128,9 +128,10 @@ class Load(NamedTuple):
     step: int
     pipeline: int
     microbatch: int
+    evaluated: bool = False  # it is one of an evaluation, from that one's dataset
 
     def __str__(self) -> str:
-        return f"loading microbatch {self.microbatch}"
+        return f"loading microbatch {self.microbatch}{' of the evaluation' if self.evaluated else ''}"
 
 
 Work = Arrange | Run[V] | Resume[V] | Reduce | Sum[V] | Apply[V] | Install[V] | Save

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from culm.coordinator.commands import Commit
-from culm.coordinator.decisions import commit_record
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.local.redis_server import EmbeddedRedis
@@ -63,8 +61,8 @@ async def train(log: EventLog, clock: Clock, store: RedisStore) -> None:
             join("n1", step)
             clock.now += 1.0
             log.record(kinds.Hot(node="n1", stage=1, exposure_ms=250.0), "stage 1 has one", step, step)
-        commit = commit_record(Commit(term=1, era=0, step=step, scale=0.5, loss=1.0 / (step + 1)))
-        log.record(commit.event, commit.text, step + 1, 1)
+        commit = kinds.Committed(step=step, scale=0.5, loss=1.0 / (step + 1))
+        log.record(commit, kinds.words_of(commit), step + 1, 1)
         if step % 500 == 0:
             await store._drained.wait()
     await store._drained.wait()
@@ -74,16 +72,16 @@ def test_a_successor_reads_the_history_of_a_long_run(server: EmbeddedRedis, caps
     async def scenario() -> None:
         clock, store = Clock(), RedisStore(server.url, "r", "a", 3600.0)
         log = EventLog(store, await store.acquire(), clock)
-        await log.read_before(None)
+        await log.read_before()
         await train(log, clock, store)
         figures, windows = log.ledger.figures(clock.now), log.windows
-        last = log.last_commit
         # As after kill -9: no farewell, no last summary.
         successor = RedisStore(server.url, "r", "a", 3600.0)
         term = await successor.acquire()
         begun = time.perf_counter()
         after = EventLog(successor, term, clock)
-        await after.read_before(last)
+        after.begin_after([kinds.Committed(step=STEPS - 1, scale=0.5, loss=1.0 / STEPS)])
+        await after.read_before()
         seconds = time.perf_counter() - begun
         assert after.ledger.figures(clock.now) == figures
         assert after.windows == windows

@@ -19,7 +19,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.footprint import footprint
 from culm.stage_server.compute.layer import HeldLayer
-from tests.unit.test_exactness import ADAMW, make_job
+from tests.unit.exactness import ADAMW, make_job
 
 DECAY = 0.9
 

@@ -11,7 +11,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.job import Job, job_to_toml, load_job, parse_job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
-from tests.unit.test_exactness import gives_the_plain_loops_bits
+from tests.unit.exactness import gives_the_plain_loops_bits
 
 FOLDER = Path(__file__).parents[2] / "examples" / "bamboo"
 SMALL = ["resnet_small", "vgg_small", "alexnet_small", "gnmt_small", "bert_small", "gpt2_small"]

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
-from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, gives_the_plain_loops_bits, make_job
 
 HERE = "tests.unit.test_boundaries"
 WIDTH = 8

@@ -30,7 +30,7 @@ from culm.pipeline.user_code.layer_shapes import LayerShapes, of_buckets
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.blocks import joined
 from culm.stage_server.compute.stage import Stage, merged
-from tests.unit.test_exactness import ADAMW, build_all, digest, make_job, norms_of
+from tests.unit.exactness import ADAMW, build_all, digest, make_job, norms_of
 
 
 def test_a_layer_has_as_many_buckets_as_there_are_pipelines_if_they_are_large_enough() -> None:
@@ -135,7 +135,7 @@ def test_slots_by_bucket_are_even() -> None:
 # ---- in compute ------------------------------------------------------------------------------------------------------
 
 
-WIDE = "tests.unit.test_exactness:wide_layers"
+WIDE = "tests.unit.exactness:wide_layers"
 
 
 def in_buckets(layers: str, optimizer: tuple[str, str], clip: bool) -> Job:

@@ -26,7 +26,7 @@ from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Arrange, Reduce, Run
 from tests.late_device import Late
-from tests.unit.test_exactness import SGD, build_all, digest, make_job, norms_of
+from tests.unit.exactness import SGD, build_all, digest, make_job, norms_of
 
 
 class Checkpointed(nn.Module):
@@ -146,7 +146,7 @@ def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[Addend, Value]:
     return values | dict(compute.do(replace(work, left=frozenset(left))).values)
 
 
-HERE, THERE = "tests.unit.test_by_layer", "tests.unit.test_exactness"
+HERE, THERE = "tests.unit.test_by_layer", "tests.unit.exactness"
 
 
 @pytest.mark.parametrize("pipelines", [1, 3])

@@ -14,7 +14,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
-from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, gives_the_plain_loops_bits, make_job
 
 HERE = "tests.unit.test_collate"
 Sample = dict[str, torch.Tensor]

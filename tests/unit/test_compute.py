@@ -91,7 +91,8 @@ def test_a_storage_of_samples_that_fails_for_a_moment_is_asked_again(
     monkeypatch.setattr(loading, "PAUSES", (0.0, 0.0))
     compute, _ = made(tmp_path)
     flaky = Flaky(torch.zeros(16, WIDTH), torch.zeros(16, dtype=torch.int64))
-    compute._microbatches = Microbatches(compute._job, flaky)
+    compute._loading = loading.Loading(compute._job, None)
+    compute._loading._opened["data"] = Microbatches(compute._job, flaky)
     Flaky.errors = [TimeoutError("the mount does not answer"), OSError(5, "Input/output error")]
     compute.do(Load(0, 0, 0))
     assert compute.has_loaded(Load(0, 0, 0))

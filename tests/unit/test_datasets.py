@@ -20,7 +20,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import samples_of
-from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, gives_the_plain_loops_bits, make_job
 
 
 @pytest.fixture(autouse=True)
@@ -180,12 +180,12 @@ def test_a_folder_is_part_of_the_identity(tmp_path: Path) -> None:
     path = saved(tmp_path, "folder")
     args = {"path": path, "input": "x", "target": "label"}
     job = job_of("culm.datasets.hf:rows", args, "rows_layers")
-    before = samples_of(job, ModelSource(job).dataset())
-    assert samples_of(job, ModelSource(job).dataset()) == before
+    before = samples_of(job, "data", ModelSource(job).dataset())
+    assert samples_of(job, "data", ModelSource(job).dataset()) == before
     shutil.rmtree(path)
     table = {**TABLE, "name": ["a"] * 5 + ["b"]}  # a column that the job does not read: only the files tell
     datasets.Dataset.from_dict(table).save_to_disk(path)
-    assert samples_of(job, ModelSource(job).dataset()) != before
+    assert samples_of(job, "data", ModelSource(job).dataset()) != before
 
 
 def words(folder: Path) -> str:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from culm.coordinator.commands import Commit
-from culm.coordinator.decisions import commit_record
+from culm.coordinator.decisions import commit_records
 from culm.coordinator.edges import event_log
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
+from culm.coordinator.state import Settings
 from culm.pipeline.money.codec import to_fields, to_stored
 from culm.pipeline.money.kinds import Joined, Planned, RolledBack, Used, Waiting
 from culm.protos import coordinator_pb2 as pb
@@ -20,13 +21,15 @@ PLAN = to_fields(PLANNED)
 
 
 def commit(log: EventLog, step: int, loss: float = 0.5) -> None:
-    record = commit_record(Commit(term=1, era=0, step=step, scale=1.0, loss=loss))
+    (record,) = commit_records(
+        Settings(stages=1, microbatches=1, steps=1000), Commit(term=1, era=0, step=step, scale=1.0, loss=loss)
+    )
     log.record(record.event, record.text, step + 1, 1)
 
 
 async def opened(store: MemoryStore, term: int = 1) -> EventLog:
     log = EventLog(store, term, lambda: 100.0)
-    await log.read_before(None)
+    await log.read_before()
     return log
 
 
@@ -114,7 +117,7 @@ def test_a_store_that_is_away_keeps_no_leader_from_recording(monkeypatch: pytest
     async def scenario() -> None:
         log = EventLog(Away(), 2, lambda: 100.0)
         commit(log, 3)
-        await log.read_before(None)
+        await log.read_before()
         commit(log, 4)
         assert steps(log) == [3, 4]
 
@@ -130,7 +133,7 @@ def test_events_before_come_first_and_a_commit_that_is_told_again_counts_once() 
         second = EventLog(store, 2, lambda: 100.0)
         commit(second, 2)  # told by a node, before the history is read
         commit(second, 3)
-        await second.read_before(None)
+        await second.read_before()
         assert steps(second) == [0, 1, 2, 3]
         numbers = [event.sequence for event in second.since(0)]
         assert numbers == sorted(set(numbers))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from culm.pipeline.user_code.model import ModelSource
-from tests.unit.test_exactness import SGD, make_job
+from tests.unit.exactness import SGD, make_job
 
 
 def test_nodes_with_other_code_have_another_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,7 +15,7 @@ def test_nodes_with_other_code_have_another_fingerprint(tmp_path: Path, monkeypa
     (package / "__init__.py").write_text("from their_model.blocks import layers, data\n")
     blocks = package / "blocks.py"
     blocks.write_text(
-        "from torch import nn\nfrom tests.unit.test_exactness import dataset as data\n"
+        "from torch import nn\nfrom tests.unit.exactness import dataset as data\n"
         "def layers():\n    return [nn.Linear(8, 4)]\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

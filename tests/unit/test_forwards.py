@@ -15,7 +15,7 @@ from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.stage import Stage
-from tests.unit.test_exactness import ADAMW, build_all, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, build_all, gives_the_plain_loops_bits, make_job
 
 HERE = "tests.unit.test_forwards"
 
@@ -99,7 +99,7 @@ def dropping(count: int) -> list[Any]:
     [
         (f"{HERE}:dropping", "fp32"),
         (f"{HERE}:dropping", "bf16-mixed"),
-        ("tests.unit.test_exactness:careless_layers", "fp32"),  # autocast knows no complex numbers
+        ("tests.unit.exactness:careless_layers", "fp32"),  # autocast knows no complex numbers
     ],
 )
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -139,7 +139,7 @@ def test_a_graph_keeps_the_inputs_of_layers_alone() -> None:
 def test_a_layer_that_counts_in_its_forward_is_refused() -> None:
     """Its forward would count twice."""
     with pytest.raises(JobError, match=r"BatchNorm1d|Block"):
-        check_job(again_of(2, "tests.unit.test_exactness:layers"))
+        check_job(again_of(2, "tests.unit.exactness:layers"))
 
 
 def test_a_run_may_be_resumed_with_and_without_it() -> None:

@@ -18,7 +18,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.tied import by_label
 from tests.models.small import TOKENS, UNTIED, settings_of
-from tests.unit.test_exactness import ADAMW, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, gives_the_plain_loops_bits, make_job
 
 # Learned positions, rotary ones, ALiBi; tuples, tensors; norms before and after; windows of several kinds; experts.
 DECODERS = ["gpt2", "llama", "gemma3_text", "opt", "bloom", "gpt_neox", "phi3", "mixtral", "olmo2", "cohere2"]

@@ -6,7 +6,7 @@ import pytest
 
 from culm.local.kills import parse_kill
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import load_job
+from culm.pipeline.job import load_job, with_values
 
 JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
 
@@ -14,6 +14,15 @@ JOB = load_job(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
 @pytest.mark.parametrize("text", ["1@3", "node-1@3:send", "n1@3:send:0F3", "n1@3:ready:2", "n1@3:commit", "n2@3:2B3"])
 def test_what_a_run_comes_to_can_be_its_end(text: str) -> None:
     assert parse_kill(text, 3, JOB).step == 3
+
+
+def test_an_evaluation_has_instructions_in_its_steps_alone() -> None:
+    asked = {"dataset": JOB.data.dataset, "every": 10, "samples": 40}  # three microbatches
+    job = with_values(JOB, {f"evaluate.{key}": value for key, value in asked.items()})
+    assert [parse_kill(f"n1@{at}", 3, job).step for at in ("20:1E2", "60:1E0", "60:ready")] == [20, 60, 60]
+    for at in ("20:1E3", "21:1E0", "60:1B0", "61"):
+        with pytest.raises(JobError, match="--kill"):
+            parse_kill(f"n1@{at}", 3, job)
 
 
 def test_a_kill_names_node_step_and_instruction() -> None:

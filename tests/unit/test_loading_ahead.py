@@ -18,6 +18,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.data import Microbatches, dataset_of
 from culm.stage_server.compute import loading_ahead
+from culm.stage_server.compute.loading import Loading, Told
 from culm.stage_server.compute.loading_ahead import AHEAD, LoadingAhead
 from culm.stage_server.worker.work import Load
 from tests.hostile.job_files import make_job
@@ -54,7 +55,7 @@ def job_of(workers: int = 2, broken: bool = False) -> Job:
 def make() -> Iterator[Callable[..., LoadingAhead]]:
     made: list[LoadingAhead] = []
 
-    def begun(job: Job, told: str | None = None) -> LoadingAhead:
+    def begun(job: Job, told: Told = None) -> LoadingAhead:
         made.append(LoadingAhead(job, lambda: told))
         return made[-1]
 
@@ -89,7 +90,9 @@ def test_they_load_what_the_node_would_and_go_with_it(make: Callable[..., Loadin
     for i, load in enumerate(loads):
         ahead.want(loads[i:])
         assert len(ahead._here) + len(ahead._under_way()) + len(ahead._wanted) <= AHEAD * 2
-        for found, expected in zip(ahead.take(load), own.microbatch(*load), strict=True):
+        for found, expected in zip(
+            ahead.take(load), own.microbatch(load.step, load.pipeline, load.microbatch), strict=True
+        ):
             assert torch.equal(found, expected)
             assert found.stride() == expected.stride()
     assert torch.equal(ahead.take(Load(7, 0, 1))[0], own.microbatch(7, 0, 1)[0]), "nobody wanted it before"
@@ -100,7 +103,7 @@ def test_they_load_what_the_node_would_and_go_with_it(make: Callable[..., Loadin
     for pid in workers() - before:
         os.kill(pid, signal.SIGKILL)
     for load in loads[:3]:  # others take the place of those that were killed; what was here is not lost
-        assert torch.equal(ahead.take(load)[0], own.microbatch(*load)[0])
+        assert torch.equal(ahead.take(load)[0], own.microbatch(load.step, load.pipeline, load.microbatch)[0])
     begun = workers() - before
     assert begun
     ahead.close()
@@ -124,10 +127,11 @@ def test_what_a_worker_raises_is_raised_here(
 def test_a_view_goes_without_the_rest_of_its_memory() -> None:
     whole = torch.arange(1_000_000.0)
 
-    def load(*_: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return whole[:8].view(4, 2).T, whole[8]
+    class Views(Loading):
+        def load(self, load: Load) -> tuple[torch.Tensor, torch.Tensor]:
+            return whole[:8].view(4, 2).T, whole[8]
 
-    found = loading_ahead._tried(load, 0, 0, 0)
+    found = loading_ahead._tried(Views(job_of(), None), Load(0, 0, 0))
     assert len(found) < 10_000
     x, target = loading_ahead._given(*pickle.loads(found))
     assert torch.equal(x, whole[:8].view(4, 2).T)
@@ -137,7 +141,7 @@ def test_a_view_goes_without_the_rest_of_its_memory() -> None:
 
 def test_other_samples_than_the_node_told_are_refused(make: Callable[..., LoadingAhead]) -> None:
     with pytest.raises(JobError, match="the dataset gives other samples"):
-        make(job_of(1), told="40 samples, 0123456789abcdef").take(Load(0, 0, 0))
+        make(job_of(1), told={"data": "40 samples, 0123456789abcdef"}).take(Load(0, 0, 0))
 
 
 NODE = """

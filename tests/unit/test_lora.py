@@ -17,7 +17,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 from tests.models.small import TOKENS, settings_of
-from tests.unit.test_exactness import gives_the_plain_loops_bits
+from tests.unit.exactness import gives_the_plain_loops_bits
 from tests.unit.test_hf import job_of as job_without
 from tests.unit.test_hf import through
 

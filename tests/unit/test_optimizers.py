@@ -14,7 +14,7 @@ from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import CPU
-from tests.unit.test_exactness import build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
+from tests.unit.exactness import build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
 
 HERE = "tests.unit.test_optimizers"
 STEPS = 6

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from culm.pipeline.user_code.data import MOST_IN_MEMORY, Microbatches
 from culm.pipeline.user_code.permutation import place_of
-from tests.unit.test_exactness import ADAMW, make_job
+from tests.unit.exactness import ADAMW, make_job
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000, 4097])

@@ -13,7 +13,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
-from tests.unit.test_exactness import ADAMW, SGD, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, SGD, gives_the_plain_loops_bits, make_job
 
 HERE = "tests.unit.test_reduction"
 IGNORED = -100
@@ -86,7 +86,7 @@ def test_a_step_is_the_mean_over_all_that_counts() -> None:
     job = job.model_copy(
         update={
             "job": job.job.model_copy(update={"steps": 1}),
-            "model": job.model.model_copy(update={"layers": "tests.unit.test_exactness:plain_layers"}),
+            "model": job.model.model_copy(update={"layers": "tests.unit.exactness:plain_layers"}),
         }
     )
     source = ModelSource(job)

@@ -168,7 +168,7 @@ def test_a_dataset_is_let_go_of_before_it_is_made_again() -> None:
     gc.disable()
     try:
         check_job(job)
-        compute.told_samples = loading.samples_told(job, source)
+        compute.told_samples = loading.samples_told(job)
         compute.do(Load(0, 0, 0))
     finally:
         gc.enable()
@@ -188,7 +188,7 @@ def test_an_epoch_has_one_order_however_often_the_epochs_take_turns() -> None:
 
 
 def told(dataset: Any, **more: Any) -> str:
-    return samples_of(make_job(data="shuffle = false", **more), dataset)
+    return samples_of(make_job(data="shuffle = false", **more), "data", dataset)
 
 
 def test_another_order_shows_wherever_it_begins() -> None:
@@ -216,7 +216,8 @@ def test_a_sample_that_cannot_be_read_counts_unless_it_may_be_later(monkeypatch:
 def test_a_node_tells_samples_where_all_nodes_are_alike() -> None:
     job = job_of("Numbered", stages=1)
     source = ModelSource(job)
-    samples = loading.samples_told(job, source)
+    samples = loading.in_words(loading.samples_told(job))
+    assert samples.startswith("64 samples, ")
     assert availability(job, source, CPU, pb.Welcome(), samples=samples).parts["samples"] == samples
 
 
@@ -224,10 +225,13 @@ def test_machines_that_may_differ_tell_no_samples_and_do_not_open_the_dataset() 
     job = job_of("other_each_time", stages=1, job='hardware = "any"')
     source, made = ModelSource(job), len(MADE)
     compute = Compute(job, source, CPU)
-    compute.told_samples = loading.samples_told(job, source)
+    compute.told_samples = loading.samples_told(job)
     assert compute.told_samples is None
     assert len(MADE) == made
-    assert "samples" not in availability(job, source, CPU, pb.Welcome(), samples=compute.told_samples).parts
+    assert (
+        "samples"
+        not in availability(job, source, CPU, pb.Welcome(), samples=loading.in_words(compute.told_samples)).parts
+    )
     compute.do(Load(0, 0, 0))
     assert len(MADE) == made + 1
 
@@ -239,8 +243,9 @@ def test_a_node_without_the_data_takes_part_until_it_has_to_load(monkeypatch: py
     compute = Compute(job, source, CPU)
     monkeypatch.setattr(loading, "PAUSES", ())
     monkeypatch.setattr(Torn, "error", TimeoutError("the mount does not answer"))
-    compute.told_samples = loading.samples_told(job, source)
-    assert compute.told_samples == ""
+    compute.told_samples = loading.samples_told(job)
+    assert compute.told_samples == {"data": ""}
+    assert not loading.in_words(compute.told_samples)
     assert "samples" not in availability(job, source, CPU, pb.Welcome(), samples="").parts
     with pytest.raises(TimeoutError, match="the mount does not answer"):
         compute.do(Load(0, 0, 0))
@@ -270,7 +275,7 @@ def test_each_microbatch_is_loaded_in_a_time_of_its_own_and_from_one_dataset(mon
     source, made, periods = ModelSource(job), len(MADE), list[int]()
     compute = Compute(job, source, CPU)
     monkeypatch.setattr(loading, "PAUSES", (0.0,) * job.data.microbatch)
-    compute.told_samples = loading.samples_told(job, source)
+    compute.told_samples = loading.samples_told(job)
     assert compute.told_samples
     assert len(MADE) == made + 1
 
@@ -292,11 +297,11 @@ def test_a_dataset_that_is_another_one_by_now_is_refused() -> None:
     job = job_of("other_each_time", stages=1)
     source = ModelSource(job)
     compute = Compute(job, source, CPU)
-    compute.told_samples = loading.samples_told(job, source)
+    compute.told_samples = loading.samples_told(job)
     with pytest.raises(JobError, match="than when this node started"):
         compute.do(Load(0, 0, 0))
     steady = Compute(job_of("Augmented", stages=1), ModelSource(job_of("Augmented", stages=1)), CPU)
-    steady.told_samples = loading.samples_told(job_of("Augmented", stages=1), ModelSource(job_of("Augmented")))
+    steady.told_samples = loading.samples_told(job_of("Augmented", stages=1))
     steady.do(Load(0, 0, 0))
 
 
@@ -321,7 +326,7 @@ from culm.pipeline.job import load_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import samples_of
 job = load_job(sys.argv[1])
-print(samples_of(job, ModelSource(job).dataset()))
+print(samples_of(job, "data", ModelSource(job).dataset()))
 """
 
 

@@ -12,7 +12,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
-from tests.unit.test_exactness import (
+from tests.unit.exactness import (
     ADAMW,
     SGD,
     build_all,

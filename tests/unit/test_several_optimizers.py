@@ -17,7 +17,7 @@ from culm.pipeline.user_code.optimizers import OWN, Several
 from culm.stage_server.compute.copying import try_copying
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.footprint import moments
-from tests.unit.test_exactness import ADAMW, SGD, build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
+from tests.unit.exactness import ADAMW, SGD, build_all, digest, gives_the_plain_loops_bits, make_job, run_stages
 
 HERE = "tests.unit.test_several_optimizers"
 MUON = {"optimizer": "torch.optim:Muon", "lr": 0.02, "weight_decay": 0.01}

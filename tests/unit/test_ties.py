@@ -22,7 +22,7 @@ from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.tied import tied
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
-from tests.unit.test_exactness import ADAMW, NADAM, SGD, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, NADAM, SGD, gives_the_plain_loops_bits, make_job
 
 TOKENS, WIDTH = 11, 8
 HERE = "tests.unit.test_ties"

@@ -1,0 +1,43 @@
+"""What the facts of a step come to: the scale of its gradient, its loss, and how good its weights were (rule 7)."""
+
+# From the facts alone, so any coordinator with these facts comes to the same numbers, bit for bit.
+
+import math
+from dataclasses import dataclass
+
+from culm.coordinator.state import State
+from culm.pipeline import tally
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """Of the step that is to be committed."""
+
+    scale: float
+    loss: float
+    evaluated: tuple[float, ...] = ()  # the loss of what was evaluated, then each metric; of most steps nothing
+    fault: str = ""  # which number is not finite, in words
+    skipped: str = ""  # why the step changes nothing, in words; the closing step changes nothing anyhow
+
+
+def numbers_of(state: State) -> StepNumbers:
+    """Every holder that the plan requires is on record."""
+    settings, step = state.settings, state.committed
+    trained, evaluated = tally.parted(state.tallies, settings.evaluated_in(step), settings.pipelines)
+    means = tally.means(evaluated, settings.tally.evaluated, settings.pipelines) if evaluated else ()
+    if step >= settings.steps:  # the closing step
+        loss = state.last_commit.loss if state.last_commit is not None else math.nan
+        return StepNumbers(scale=SKIPPED, loss=loss, evaluated=means)
+    size = settings.tally.trained
+    fault = fault_in(state.norms, tally.losses(trained, size))
+    count = tally.counted(trained, size, settings.pipelines)
+    skipped = fault or ("" if count else "nothing counts in any of its microbatches")
+    norms = [state.norms[layer] for layer in sorted(state.norms)]
+    return StepNumbers(
+        scale=SKIPPED if skipped else clip_scale(norms, settings.clip_norm, count),
+        loss=tally.loss(trained, size, settings.pipelines),
+        evaluated=means,
+        fault=fault,
+        skipped=skipped,
+    )

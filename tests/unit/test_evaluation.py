@@ -1,0 +1,148 @@
+"""Weights that are evaluated as training goes on: the plain loop's numbers, and not a bit of the weights changes."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from culm import metrics
+from culm.oracle.plain_loop import run_plain
+from culm.pipeline import tally
+from culm.pipeline.errors import JobError
+from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.job import Job, job_to_toml, parse_job, with_values
+from culm.pipeline.keys import ACTIVATION, EVALUATED, Key
+from culm.pipeline.tally import TallyForm
+from culm.pipeline.user_code.check import check_job
+from culm.pipeline.user_code.data import EvaluatedMicrobatches, dataset_of
+from culm.pipeline.user_code.layer_shapes import LayerShapes
+from culm.stage_server.streams.stream_bounds import RunShape, key_problem
+from tests.unit.exactness import ADAMW, SGD, gives_the_plain_loops_bits, make_job
+
+HERE = "tests.unit.test_evaluation"
+
+
+def right(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A mean over the microbatch."""
+    return (output.argmax(1) == target).float().mean()
+
+
+def drawn(output: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
+    return random.random() + float(torch.rand(())), 3.0
+
+
+def broken(output: torch.Tensor, target: torch.Tensor) -> float:
+    raise ValueError("no such class")
+
+
+def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return nn.functional.cross_entropy(output, target, reduction="sum"), len(target)
+
+
+def layers(count: int = 4) -> list[nn.Module]:
+    """Some parts are in evaluation mode while others train."""
+    frozen = nn.BatchNorm1d(8).eval()
+    made = [[nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(inplace=True)] for _ in range(count - 2)]
+    return [nn.Sequential(nn.Linear(8, 8), frozen), *(nn.Sequential(*each) for each in made), nn.Linear(8, 4)]
+
+
+def job_of(stages: int = 2, optimizer: tuple[str, str] = SGD, values: dict[str, Any] | None = None) -> Job:
+    """Five samples are left over for the last microbatch of an evaluation."""
+    job = make_job(stages, 3, optimizer, clip=True, count=4)
+    asked = {"dataset": "tests.unit.exactness:dataset", "every": 2, "samples": 29, "microbatch": 8}
+    asked["metrics"] = {"accuracy": "culm.metrics:accuracy", "right": f"{HERE}:right"}
+    evaluate = {f"evaluate.{key}": value for key, value in asked.items()}
+    return with_values(job, {**evaluate, "model.layers": f"{HERE}:layers", **(values or {})})
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
+def test_what_stages_evaluate_is_the_plain_loops(stages: int, optimizer: tuple[str, str]) -> None:
+    gives_the_plain_loops_bits(job_of(stages, optimizer))
+
+
+def test_so_it_is_with_sums_and_backwards_in_two_halves_and_mixed_precision() -> None:
+    gives_the_plain_loops_bits(job_of(values={"train.loss": f"{HERE}:summed", "train.reduction": "sum"}))
+    gives_the_plain_loops_bits(job_of(3, values={"pipeline.schedule": "zb-h1"}))
+    gives_the_plain_loops_bits(job_of(values={"train.precision": "bf16-mixed"}))
+
+
+def test_no_bit_of_the_weights_depends_on_it() -> None:
+    asked = job_of(values={"evaluate.metrics": {"drawn": f"{HERE}:drawn"}})
+    plain, without = run_plain(asked), run_plain(asked.model_copy(update={"evaluate": None}))
+    assert plain.sha256 == without.sha256
+    assert plain.losses == without.losses
+    assert not without.evaluations
+    assert list(plain.evaluations) == [2, 4], "every second step, and the last one"
+
+
+@pytest.mark.parametrize("pipelines", [1, 2, 3, 5])
+@pytest.mark.parametrize("samples", [1, 7, 24, 25])
+def test_every_sample_is_evaluated_once(pipelines: int, samples: int) -> None:
+    asked = Evaluations(every=1, samples=samples, size=4, pipelines=pipelines)
+    found = [i for p in range(pipelines) for m in range(asked.microbatches) for i in asked.samples_of(p, m)]
+    assert found == list(range(samples))
+
+
+def test_when_weights_are_evaluated() -> None:
+    asked = Evaluations(every=3, samples=4, size=2)
+    assert [step for step in range(9) if asked.in_step(step, 8)] == [3, 6, 8]
+    assert asked.end(8) == 9
+    assert [step for step in range(7) if asked.in_step(step, 6)] == [3, 6]
+    assert [step for step in range(9) if NEVER.in_step(step, 8)] == []
+    assert NEVER.end(8) == 8
+
+
+def test_what_pipelines_tell_is_told_apart() -> None:
+    form = TallyForm(metrics=("accuracy",))
+    assert (form.trained, form.evaluated, form.told(2, 1)) == (1, 4, 6)
+    first, second = [0.5, 0.25, 8.0, 4.0, 3.0, 4.0], [1.5, 1.0, 4.0, 2.0, 0.0, 2.0]
+    trained, evaluated = tally.parted([*first, *second], form.evaluated, 2)
+    assert trained == [0.5, 0.25, 1.5, 1.0]
+    assert tally.means(evaluated, form.evaluated, 2) == (2.0, 0.5)
+    assert tally.means([0.0] * 4, 4, 1) == (0.0, 0.0), "nothing counts"
+
+
+def test_a_microbatch_that_counts_nothing_has_samples_all_the_same() -> None:
+    job = with_values(job_of(), {"pipeline.pipelines": 3, "evaluate.samples": 8})
+    data = EvaluatedMicrobatches(job, dataset_of(job, "evaluate"))
+    for x, other in zip(data.microbatch(2, 0, 0), data.microbatch(4, 2, 0), strict=True):
+        assert torch.equal(x, other)
+
+
+def test_a_key_of_an_evaluation_that_there_is_not_is_refused() -> None:
+    asked = Evaluations(every=2, samples=8, size=2, pipelines=2)  # two microbatches of each pipeline
+    run = RunShape(pipelines=2, microbatches=3, steps=5, layers=(LayerShapes({}, {}, {}),) * 2, evaluations=asked)
+    for step, kind, index, fits in (
+        *((2, EVALUATED, 1, True), (2, EVALUATED, 2, False), (3, EVALUATED, 0, False), (0, EVALUATED, 0, False)),
+        *((4, ACTIVATION, 2, True), (5, EVALUATED, 1, True), (5, ACTIVATION, 0, False), (6, EVALUATED, 0, False)),
+    ):
+        assert bool(key_problem(Key(0, step, 1, kind, 0, index), run)) != fits, (step, kind, index)
+
+
+def test_metrics() -> None:
+    scores = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    assert metrics.accuracy(scores, torch.tensor([1, 1, -100])) == (1.0, 2.0)
+    assert metrics.mean_absolute_error(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 2.0])) == (3.0, 2.0)
+
+
+def test_a_job_keeps_its_section_and_says_what_is_wrong_with_it() -> None:
+    job = job_of()
+    assert parse_job(job_to_toml(job)) == job
+    for values, said in (
+        ({"evaluate.samples": 51}, r"evaluate\.samples: 51 samples are to be evaluated, and the whole dataset has 50"),
+        (
+            {"evaluate.metrics": {"x": f"{HERE}:broken"}},
+            r"evaluate\.metrics\.x: the metric x raised ValueError",
+        ),
+        ({"evaluate.metrics": {"x": "torch:argmax"}}, r"evaluate\.metrics\.x: the metric x raised"),
+        ({"evaluate.metrics": {"x": f"{HERE}:layers"}}, r"evaluate\.metrics\.x: the metric x raised TypeError"),
+        ({"evaluate.metrics": {"x": "torch:stack"}}, r"evaluate\.metrics\.x"),
+        ({"evaluate.metrics": {"loss": f"{HERE}:right"}}, "'loss' cannot be a metric's name"),
+        ({"evaluate.metrics": {"x": "nowhere:thing"}}, r"evaluate\.metrics\.x: module 'nowhere' cannot be imported"),
+    ):
+        with pytest.raises(JobError, match=said):
+            check_job(with_values(job, values))
+    check_job(job)
