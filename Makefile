@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test models wan compose hostile browser bench soak lint format protos clean
+.PHONY: help install demo test models trackers wan compose hostile browser bench soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -30,8 +30,12 @@ demo: install ## train on four nodes, lose some, end with the same bits
 test: install lint ## all checks: lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models
 
-models: install ## 57 architectures of Hugging Face and others, each on a grid that loses two nodes: the same bits?
+models: install ## 70 architectures of Hugging Face and others, each on a grid that loses two nodes: the same bits?
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -rs tests/models
+
+trackers: install ## TensorBoard, trackio, Weights & Biases and MLflow: is every number there once?
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,trackio,wandb,mlflow]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/trackers
 
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
 wan: install ## nodes that are 20 ms apart, and cut off from each other; as root: CULM_WAN=RELAY make wan

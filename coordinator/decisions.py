@@ -165,12 +165,12 @@ def plan_record(state: State, plan: Plan) -> Record:
 def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kinds.Evaluated, ...]:
     """What a commit tells the event log."""
     said: list[kinds.Committed | kinds.Evaluated] = []
-    if commit.step < settings.steps:
-        said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale))
-    if commit.evaluated:
+    if commit.evaluated:  # of the weights with which the step began
         loss, *others = commit.evaluated
         metrics = dict(zip(settings.tally.metrics, others, strict=False))
         said.append(kinds.Evaluated(step=commit.step, loss=loss, metrics=metrics))
+    if commit.step < settings.steps:
+        said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale))
     return tuple(said)
 
 

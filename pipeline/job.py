@@ -19,6 +19,7 @@ from culm.pipeline.job_sections import (
     PipelineSection,
     ResilienceSection,
     Section,
+    TrackSection,
     TrainSection,
 )
 from culm.pipeline.schedule import Schedule
@@ -37,6 +38,7 @@ class Job(Section):
     resilience: ResilienceSection = ResilienceSection()
     evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
+    track: TrackSection | None = None
 
     @property
     def samples_per_step(self) -> int:

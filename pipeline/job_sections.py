@@ -34,12 +34,13 @@ def _named(name: str) -> str:
 
 def _without_secrets(url: str) -> str:
     try:
-        return refuse_secrets(url, "checkpoint.url")
+        return refuse_secrets(url, "it")
     except JobError as error:
         raise ValueError(f"{error.what}: {error.mend}") from error
 
 
 Name = Annotated[str, AfterValidator(_named)]
+Place = Annotated[str, Field(min_length=1, max_length=1000)]
 Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
 
 
@@ -255,6 +256,22 @@ class EvaluateSection(Section):
             if not is_name(name) or name == "loss":
                 raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss'")
         return self
+
+
+class TrackSection(Section):
+    """Where the run's numbers are written as it goes on, beside its own event log. Each tracker is an extra of Culm:
+    `pip install 'culm[tensorboard]'`. The coordinator writes; what gives access comes from the tracker's own variables.
+    """
+
+    tensorboard: Annotated[Place | None, "a folder; the run has one of its own in it"] = None
+    trackio: Annotated[Place | None, "a project"] = None
+    wandb: Annotated[Place | None, "a project; `WANDB_MODE=offline` writes files of this machine alone"] = None
+    mlflow: Annotated[Url | None, "a tracking URI, such as `sqlite:///mlflow.db` or `http://host:5000`"] = None
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Where each tracker that is asked for writes."""
+        return self.model_dump(exclude_none=True)
 
 
 class CheckpointSection(Section):

@@ -75,6 +75,7 @@ class Leader:
         self.settings = settings
         # 0 before the first lease. Invariant: each ``lead`` ends with a higher one, which the state has too.
         self.term = 0
+        self.begun = 0.0  # when the run's first leader began, in unix seconds
         self.log = EventLog(store, 0, time.time)
         # Set when this term is over. Invariant: while it is set nothing is decided and no node can attach.
         self.outranked: cmd.LeadAnew | None = None
@@ -101,6 +102,11 @@ class Leader:
     def state(self) -> co.State:
         return self._state
 
+    @property
+    def run_id(self) -> str:
+        """The same for every coordinator of the run, and no other run's."""
+        return f"{self.settings.job.job.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(self.begun))}"
+
     async def lead(self) -> None:
         """Takes the lease and goes on from what the leader before persisted, and then from what the nodes tell.
 
@@ -110,6 +116,7 @@ class Leader:
         self.end_streams()
         term = await self._store.acquire(above)
         document = await self._store.load()
+        self.begun = float((document or {}).get("begun") or self.begun or time.time())
         # The number tells this leader's plans from those of another one that was issued the same term, by a Redis that
         # had lost its memory in between (rule 15).
         settings, number = self.settings.decisions(), secrets.randbits(63)
@@ -313,7 +320,7 @@ class Leader:
     def _write(self) -> None:
         if self._unwritten and self.outranked is None:
             try:
-                self._store.save({**to_document(self._state), "job": self._job})
+                self._store.save({**to_document(self._state), "job": self._job, "begun": self.begun})
             except Exception as error:  # the event loop that calls this would only log it
                 self.fail(error)
                 raise

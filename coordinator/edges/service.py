@@ -31,6 +31,7 @@ from culm.coordinator.edges.leader import Leader
 from culm.coordinator.edges.redis_store import RedisStore
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.coordinator.edges.store import LostLease, MemoryStore, Store
+from culm.coordinator.edges.tracking import Tracking, refuse_missing
 from culm.coordinator.report_bounds import drain_problem, kill_problem
 from culm.coordinator.state import Phase
 from culm.pipeline.places import parse_place
@@ -152,6 +153,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     store: Store = MemoryStore()
     if settings.redis_url:
         store = RedisStore(settings.redis_url, settings.run, settings.name, settings.patience.lease)
+    refuse_missing(settings.job)
     leader = Leader(settings, store)
     try:
         exposition = Exposition(settings.metrics) if settings.metrics else None
@@ -191,6 +193,8 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     if exposition is not None:
         _expose(leader, exposition)
     print(f"culm coordinator listening on {host}:{port}", flush=True)
+    tracking = Tracking(settings.job, leader.run_id, lambda: leader.log)
+    tracked = leader.background.begin(tracking.follow())
     lead = asyncio.create_task(_lead(leader, store))
     await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)
     code = 0
@@ -204,6 +208,8 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         log.info("told to stop: its nodes keep their state and wait for another coordinator of run %s", settings.run)
         leader.end_streams()
     await server.stop(GRACE_SECONDS)
+    tracked.cancel()
+    await tracking.close()
     await leader.close()
     if exposition is not None:
         exposition.close()

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from culm.coordinator.edges.tracking import refuse_missing
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
@@ -71,6 +72,7 @@ def read_job(path: str, overrides: Sequence[str]) -> Job:
 
 def try_out(job: Job) -> None:
     """Builds the model and runs it once, so that a mistake in it shows before anything starts. Raises JobError."""
+    refuse_missing(job)
     import torch
 
     from culm.pipeline.checkpoints.storage import check_url

@@ -126,7 +126,7 @@ def train_on_cluster(
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster
     from culm.terminal.progress import display
 
-    job = job.model_copy(update={"checkpoint": None})
+    job = job.model_copy(update={"checkpoint": None, "track": None})
     strike = killer.watch if killer is not None else None
     if not shows:
         with LocalCluster(job, folder, nodes, kills) as cluster:

@@ -1,0 +1,120 @@
+"""Has a run's events written to the trackers that its job names: a process for each, which this one feeds.
+
+A tracker may be slow, away or broken: its process waits, or ends with one line and is begun again. No decision waits
+for it. It is told the log from its beginning each time, and writes what it has not: see ``culm.trackers``.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any
+
+from culm.coordinator.edges.event_log import EventLog
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import Job
+from culm.pipeline.money.codec import to_line
+from culm.pipeline.text import told
+
+log = logging.getLogger("culm.coordinator")
+
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0  # before a tracker that has failed is tried again
+CLOSING_SECONDS = 10.0  # for what it has not written yet when the coordinator stops
+
+
+def flattened(content: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"job.steps": 200, ..}`` of the sections of a job."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{key}": inner for key, inner in flattened(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def refuse_missing(job: Job) -> None:
+    """Raises JobError for a tracker that the job names and that is not installed. Each is called as its package."""
+    for kind in job.track.named if job.track is not None else ():
+        if find_spec(kind) is None:
+            what = f"{kind} is not installed where the coordinator runs"
+            raise JobError(what, f"track.{kind}", f"pip install 'culm[{kind}]', or remove the key")
+
+
+class Tracking:
+    """Of one coordinator."""
+
+    def __init__(self, job: Job, run_id: str, events: Callable[[], EventLog]) -> None:
+        """``run_id``: the same for every coordinator of the run; ``events``: the log of the present term."""
+        self._run_id = run_id
+        self._events = events
+        self._named = job.track.named if job.track is not None else {}
+        config = json.dumps(flattened(job.model_dump(exclude_none=True, exclude={"track"})))
+        self._about = ["--id", run_id, "--name", job.job.name, "--config", config]
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+
+    async def follow(self) -> None:
+        """Never ends. Cancel it, and then ``close``."""
+        await asyncio.gather(*(self._keep(kind, where) for kind, where in self._named.items()))
+
+    async def _keep(self, kind: str, where: str) -> None:
+        pause, said = PAUSE_SECONDS, ""
+        while True:
+            words = [sys.executable, "-m", "culm.trackers", kind, where, *self._about]
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(
+                *words, stdin=pipe, stderr=pipe, stdout=asyncio.subprocess.DEVNULL
+            )
+            self._processes[kind] = process
+            feeding = asyncio.create_task(self._feed(process))
+            try:
+                why = await _last_line(process)
+            finally:
+                feeding.cancel()
+            pause = PAUSE_SECONDS if why != said else min(2 * pause, LONGEST_PAUSE_SECONDS)
+            if why != said:
+                log.warning("nothing is written to %s for now (%s); it is tried again", kind, why)
+            said = why
+            await asyncio.sleep(pause)
+
+    async def _feed(self, process: asyncio.subprocess.Process) -> None:
+        """Writes events to the process, the ones before first. Its pipe holds it back where it is slow."""
+        assert process.stdin is not None
+        following = 1
+        with suppress(ConnectionError):  # it has ended, which its keeper sees
+            while True:
+                events = self._events()
+                grown = events.grown
+                await events.whole.wait()
+                for event in events.since(following):
+                    process.stdin.write(f"{to_line(event)}\n".encode())
+                    following = event.sequence + 1
+                    await process.stdin.drain()
+                await grown.wait()
+
+    async def close(self) -> None:
+        """Lets every process write what it was told; one that takes too long is ended."""
+        living = [process for process in self._processes.values() if process.returncode is None]
+        for process in living:
+            assert process.stdin is not None
+            process.stdin.close()
+        waiting = [asyncio.create_task(process.wait()) for process in living]
+        if waiting:
+            await asyncio.wait(waiting, timeout=CLOSING_SECONDS)
+        for process in living:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def _last_line(process: asyncio.subprocess.Process) -> str:
+    """Why the process has ended, once it has."""
+    assert process.stderr is not None
+    last = ""
+    async for line in process.stderr:
+        last = line.decode(errors="replace").strip() or last
+    code = await process.wait()
+    return told(last) or f"its process ended with exit code {code}"

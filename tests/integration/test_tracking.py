@@ -1,0 +1,81 @@
+"""A run whose numbers are tracked: one value for each name and step, though the coordinator dies on the way."""
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from culm.coordinator.edges import tracking
+from culm.coordinator.edges.tracking import refuse_missing
+from culm.local.cluster import LocalCluster
+from culm.local.training import train
+from culm.pipeline.errors import JobError
+from culm.pipeline.job import load_job, with_values
+from culm.protos import coordinator_pb2 as pb
+from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.trackers.tensorboard import events_in
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+STEPS = 120
+
+
+class Killer:
+    """Kills the coordinator at two moments of the run."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self.left = [30, 70]
+
+    def __call__(self, stub: CoordinatorStub, status: pb.GetStatusResponse, deaths: list[tuple[str, float]]) -> None:
+        if self.left and status.step >= self.left[0]:
+            self.left.pop(0)
+            os.kill(self._cluster.pids()["coordinator"], signal.SIGKILL)
+
+
+def test_each_number_is_there_once_whoever_has_written_it(tmp_path: Path) -> None:
+    job = load_job(EXAMPLES / "digits_mlp.toml", [f"job.steps={STEPS}"])
+    asked = {"dataset": job.data.dataset, "args": {"samples": 64, "seed": 1}, "every": 25, "samples": 64}
+    values = {"track.tensorboard": str(tmp_path / "board"), **{f"evaluate.{k}": v for k, v in asked.items()}}
+    with LocalCluster(with_values(job, values), EXAMPLES, 3, folder=tmp_path / "run", patience=20.0) as cluster:
+        killer = Killer(cluster)
+        outcome = train(cluster, lambda status, events, outcome: None, killer)
+    assert not killer.left
+    (folder,) = (tmp_path / "board").iterdir()
+    found: dict[str, dict[int, float]] = {}
+    often: Counter[tuple[str, int]] = Counter()
+    for event in events_in(folder):
+        for value in event.summary.value:
+            found.setdefault(value.tag, {})[event.step] = value.simple_value
+            often[value.tag, event.step] += 1
+    assert max(often.values()) == 1
+    assert found["train/loss"] == {i + 1: float(np.float32(loss)) for i, loss in enumerate(outcome.losses)}
+    assert found["evaluate/loss"] == {s: float(np.float32(x["loss"])) for s, x in outcome.evaluations.items()}
+    assert list(found["evaluate/loss"]) == [25, 50, 75, 100, STEPS]
+
+
+def test_a_tracker_that_fails_holds_up_nothing(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    values = {"job.steps": 6, "track.tensorboard": str(tmp_path / "taken" / "board")}
+    job = with_values(load_job(EXAMPLES / "digits_mlp.toml"), values)
+    with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run", patience=20.0) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+        log = next((tmp_path / "run").glob("*coordinator*.log"))
+        deadline = time.monotonic() + 60.0
+        while "nothing is written to tensorboard for now (NotADirectoryError" not in log.read_text():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+    assert len(outcome.losses) == 6
+
+
+def test_one_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = with_values(load_job(EXAMPLES / "digits_mlp.toml"), {"track.tensorboard": "board"})
+    refuse_missing(job)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    with pytest.raises(
+        JobError, match=r"track\.tensorboard: tensorboard is not installed .*pip install 'culm\[tensorboard\]'"
+    ):
+        refuse_missing(job)

@@ -1,0 +1,40 @@
+"""What the events of a run say in numbers."""
+
+from culm.pipeline.money.codec import Entry
+from culm.pipeline.money.kinds import Committed, Evaluated, Event, Planned, RolledBack
+from culm.trackers.scalars import Scalars
+
+
+def entry(event: Event, at: float = 0.0) -> Entry:
+    return Entry(sequence=1, time=at, kind=event.kind, text="", step=0, generation=1, event=event)
+
+
+def numbers(scalars: Scalars, event: Event, at: float = 0.0) -> dict[str, tuple[int, float]]:
+    return {scalar.name: (scalar.step, scalar.value) for scalar in scalars.of(entry(event, at))}
+
+
+def test_a_commit_tells_its_loss_and_how_fast_the_step_was() -> None:
+    scalars = Scalars(lambda name: -1)
+    assert numbers(scalars, Planned(samples_per_step=8, tokens_per_step=800)) == {}
+    assert numbers(scalars, Committed(step=0, loss=2.0), 10.0) == {"train/loss": (1, 2.0)}
+    assert numbers(scalars, Committed(step=1, loss=1.5), 12.0) == {
+        "train/loss": (2, 1.5),
+        "train/samples_per_second": (2, 4.0),
+        "train/tokens_per_second": (2, 400.0),
+    }
+    assert numbers(scalars, Committed(step=5, loss=1.0), 13.0) == {"train/loss": (6, 1.0)}, "not the step before"
+
+
+def test_an_evaluation_stands_at_the_steps_that_were_trained() -> None:
+    scalars = Scalars(lambda name: -1)
+    found = numbers(scalars, Evaluated(step=4, loss=0.5, metrics={"accuracy": 0.75}))
+    assert found == {"evaluate/loss": (4, 0.5), "evaluate/accuracy": (4, 0.75)}
+
+
+def test_what_is_told_again_is_not_new() -> None:
+    scalars = Scalars(lambda name: 2 if name == "train/loss" else -1)
+    told = [numbers(scalars, Committed(step=step, loss=1.0)) for step in range(4)]
+    assert told == [{}, {}, {"train/loss": (3, 1.0)}, {"train/loss": (4, 1.0)}]
+    assert numbers(scalars, RolledBack(step=1)) == {}
+    assert [numbers(scalars, Committed(step=step, loss=1.0)) for step in (1, 2, 3)] == [{}, {}, {}]
+    assert numbers(scalars, Evaluated(step=1, loss=0.5)) == {"evaluate/loss": (1, 0.5)}
