@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
-# Test processes that run at once. They wait more than they compute, so three keep two cores busy.
-WORKERS ?= 3
+# Test processes that run at once. They wait more than they compute, so four keep two cores busy.
+WORKERS ?= 4
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test models trackers wan compose hostile browser bench soak lint format protos clean
@@ -31,7 +31,7 @@ test: install lint ## all checks: lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models
 
 models: install ## 70 architectures of Hugging Face and others, each on a grid that loses two nodes: the same bits?
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -rs tests/models
+	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -rs tests/models tests/unit/test_bamboo_jobs.py
 
 trackers: install ## TensorBoard, trackio, Weights & Biases and MLflow: is every number there once?
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,trackio,wandb,mlflow]'

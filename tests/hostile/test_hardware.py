@@ -40,7 +40,7 @@ def last_line(folder: Path, name: str) -> str:
 
 
 @pytest.mark.skipif(USUAL == "DEFAULT", reason="this processor has no other instruction set than torch's default")
-@pytest.mark.parametrize("hardware", ["same", "any"])
+@pytest.mark.parametrize("hardware", ["same", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_node_with_another_instruction_set(hardware: str, tmp_path: Path) -> None:
     """It joined, and whatever it computed had other bits."""
     job = make_job(steps=10**6, stages=1, job=f'hardware = "{hardware}"')

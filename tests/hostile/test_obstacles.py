@@ -161,6 +161,7 @@ def blackhole() -> Iterator[list[str]]:
         subprocess.run([ip, "netns", "delete", name], check=True)
 
 
+@pytest.mark.slow
 def test_dropped_packets_are_not_reported_as_a_fault_of_tls(blackhole: list[str], certificates: Path) -> None:
     stage = ("stage", "--coordinator", "10.9.9.9:7070", "--listen", "127.0.0.1:0", "--connect-timeout", "1")
     for identity in (None, certificates / "stage"):

@@ -140,6 +140,7 @@ class Ordered(Exception):
     """The node has been ordered to die, under this process id."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="a PID namespace needs root")
 def test_an_order_to_die_kills_the_first_process_of_a_container(tmp_path: Path) -> None:
     """The kernel ignores a SIGKILL that PID 1 sends to itself."""

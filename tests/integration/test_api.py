@@ -50,6 +50,7 @@ def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path) -> Non
     assert of_script["seen"] == [[step, loss] for step, loss in enumerate(plain.losses)]
 
 
+@pytest.mark.slow
 def test_a_script_proves_that_kills_and_shapes_change_nothing() -> None:
     changes = {"job.steps": 12, "pipeline.pipelines": 2}
     plain = run_plain(culm.load_job(JOB, [f"{key}={value}" for key, value in changes.items()]))

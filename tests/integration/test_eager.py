@@ -57,6 +57,7 @@ class Chosen(Exception):
     """Some steps have been computed by what was chosen; its argument: the losses of all steps."""
 
 
+@pytest.mark.slow
 def test_auto_fills_the_bubbles_once_nodes_are_lost(tmp_path: Path) -> None:
     """Forwards and bubbles are long against what load adds to a step: with one lost node in 100 s they still pay."""
     settings = {"stages": STAGES, "microbatches": 3, "redundancy": "auto"}

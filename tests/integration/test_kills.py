@@ -126,6 +126,7 @@ def test_a_frozen_node_is_detected_and_replaced(job: Job, plain: PlainResult, tm
     assert loss["detect_ms"] >= 2000
 
 
+@pytest.mark.slow
 def test_a_node_that_is_alive_but_stuck_is_replaced(job: Job, tmp_path: Path) -> None:
     """Heartbeats go on; its own history tells that an instruction has been running for far too long."""
     model = job.model.model_copy(update={"layers": "tests.integration.bad_models:sticky", "args": {}})

@@ -86,6 +86,7 @@ def test_frozen_processes_are_ended_too(home: Path) -> None:
     assert running(pids) == []
 
 
+@pytest.mark.slow
 def test_what_its_keeper_leaves_behind_is_ended(home: Path) -> None:
     told = up("--name", "orphans", *ALONE)
     with subprocess.Popen(["sleep", "600"]) as left:

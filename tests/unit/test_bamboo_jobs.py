@@ -80,7 +80,10 @@ def test_a_small_one_gives_the_plain_loops_bits(name: str) -> None:
     gives_the_plain_loops_bits(job)
 
 
-@pytest.mark.parametrize("name", SMALL)
+TAKES_LONG = ("bert_small", "gpt2_small")  # make models
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in TAKES_LONG else n for n in SMALL])
 def test_a_small_one_learns(name: str) -> None:
     losses = run_plain(job_of(name)).losses
     first, last = sum(losses[:5]) / 5, sum(losses[-5:]) / 5
