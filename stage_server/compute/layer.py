@@ -329,6 +329,8 @@ class HeldLayer:
         self._end_step()
 
     def _restore(self, buffers: dict[str, torch.Tensor]) -> None:
+        if not buffers:
+            return
         own = self._buffers()
         with torch.no_grad():
             for name, buffer in buffers.items():

@@ -16,6 +16,7 @@ where services are started by hand.
 #     Python's generator        never: libraries draw from it on other threads, as object storages' do between tries
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from culm.pipeline.tensors.bits import checksum
 from culm.pipeline.user_code.refusals import changes_parameter, draws_in_backward, gives_sparse
 from culm.pipeline.user_code.streams import drawn_between, numpy_states, torch_states
 from culm.stage_server.compute.layer import HeldLayer
+
+_version = attrgetter("_version")  # asked of every parameter after each forward and backward
 
 
 class Untouched:
@@ -60,7 +63,7 @@ class Untouched:
 
     def refuse_writes(self) -> None:
         """After a forward or a backward."""
-        if sum(p._version for p in self._parameters) != self._versions:
+        if sum(map(_version, self._parameters)) != self._versions:
             self._refuse_changes()
 
     def before_last_backward(self) -> None:

@@ -161,6 +161,8 @@ class Runner(Generic[V]):
 
     def _left(self, duty: Duty, part: set[Instruction] | None) -> Left:
         """The heads of what is left of a duty, with what is known here of them."""
+        if part is not None and not part:
+            return Left(duty=duty)
         step, most, schedule = self.duties[duty], self._at.microbatches, self._at.schedule
         forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
         if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
