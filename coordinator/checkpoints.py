@@ -20,6 +20,7 @@
 
 from dataclasses import replace
 
+from culm.coordinator.best import best_checkpoint, noted, written
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import CheckpointBad, Checkpointed, CheckpointFault, Examined, Saved, Sight, Unread
@@ -78,6 +79,8 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
     known = sorted({*(c for c in state.checkpoints if c.folder != new.folder), new})
     own = [c for c in known if c.folder == _folder(state, c.step)]
     kept = {*own[-state.settings.checkpoints_kept :], new}
+    if (good := best_checkpoint(replace(state, checkpoints=tuple(known)))) is not None:
+        kept.add(good)
     if _is_being_read(state):  # retention deleted the origin while nodes read it (rule 14)
         kept.add(state.origin)
     left = tuple(c for c in known if c in kept or c not in own)
@@ -91,13 +94,17 @@ def checkpointed(state: State, report: Checkpointed) -> Decision:
         else state.storage,
     )
     text = f"the checkpoint of step {new.step} is whole: {new.folder}"
-    record = Record(kinds.Checkpointed(step=new.step, folder=new.folder), text)
+    state = noted(state, {})
+    told: tuple[Command, ...] = (
+        Record(kinds.Checkpointed(step=new.step, folder=new.folder), text),
+        *written(state, new.step),
+    )
     # What this leader does not know of it would delete as well. Once that is known the next one cleans up.
     if state.storage.search is not Search.OVER:
         ready = not recovering(state) and any(node.available for node in state.nodes.values())
         state, searching = search_first(state) if ready else (state, ())
-        return state, (Persist(), record, *searching)
-    return state, (Persist(), record, Retain(new.step, frozenset(c.step for c in left)))
+        return state, (Persist(), *told, *searching)
+    return state, (Persist(), *told, Retain(new.step, frozenset(c.step for c in left)))
 
 
 def fault(state: State, report: CheckpointFault) -> Decision:

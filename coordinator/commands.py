@@ -91,6 +91,14 @@ class WriteManifest:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteEvaluation:
+    """Write beside a whole checkpoint how good its weights are: the loss, then each of the job's metrics."""
+
+    folder: str
+    evaluated: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Retain:
     """Delete what is older than the checkpoint of this step, whole or not, but for the checkpoints of these steps."""
 
@@ -127,5 +135,5 @@ class Record:
         return self.event.kind
 
 
-ForStorage = WriteManifest | Retain | Examine | FindCheckpoints
+ForStorage = WriteManifest | WriteEvaluation | Retain | Examine | FindCheckpoints
 Command = Publish | Commit | SendPlan | SendCommit | Dismiss | Ask | LeadAnew | Persist | ForStorage | Record

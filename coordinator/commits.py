@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from statistics import median
 
-from culm.coordinator import cutting, draining, failures, links, membership, redundancy, settling, takeover
+from culm.coordinator import best, cutting, draining, failures, links, membership, redundancy, settling, takeover
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.decisions import (
     TARGET_LOST,
@@ -150,8 +150,9 @@ def commit_if_ready(state: State, now: float) -> Decision:
         next_plan=next_plan,
         save=saves,
     )
-    state = replace(state, last_commit=commit)
-    return state, (Persist(), commit, *commit_records(settings, commit), *recovered, *records, *ended)
+    state = best.noted(replace(state, last_commit=commit), {step: numbers.evaluated})
+    told: tuple[Command, ...] = (*commit_records(settings, commit), *best.written(state, step))
+    return state, (Persist(), commit, *told, *recovered, *records, *ended)
 
 
 def _not_written_over(state: State) -> tuple[Origin, ...]:

@@ -285,6 +285,7 @@ class Whole:
 
     origin: Origin
     identity: Identity
+    evaluated: tuple[float, ...] = ()  # of its weights, if they were
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataclasses import replace
 
 from culm.coordinator import agreement
 from culm.coordinator.agreement import Agreement
+from culm.coordinator.best import noted
 from culm.coordinator.commands import Command, FindCheckpoints, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import CheckpointsFound, Whole
@@ -92,6 +93,7 @@ def found(state: State, report: CheckpointsFound) -> Decision:
     state = replace(state, storage=replace(state.storage, search=Search.OVER))
     commands: list[Command] = []
     shown: dict[str, Origin] = {}
+    evaluated: dict[int, tuple[float, ...]] = {}
     for whole in report.whole:
         if whole.origin in state.storage.proved_bad:
             continue
@@ -100,10 +102,11 @@ def found(state: State, report: CheckpointsFound) -> Decision:
             commands.append(Record(kinds.CheckpointFault(node="", step=whole.origin.step, why=why), why))
         else:
             shown[whole.origin.folder] = whole.origin
+            evaluated[whole.origin.step] = whole.evaluated
     before = state.checkpoints
     known = tuple(sorted({*shown.values(), *(c for c in before if c.folder not in shown)}))
     if known != before:
-        state = replace(state, checkpoints=known)
+        state = noted(replace(state, checkpoints=known), evaluated)
         commands.append(Persist())
     newest = known[-1] if known else Origin()
     if waiting and (newest.step > state.origin.step or (state.resumed and not known)):
@@ -121,13 +124,14 @@ def going_on(state: State, ours: Sequence[Whole], allow: frozenset[str]) -> Stat
     if not ours or ours[-1].origin.step <= state.committed:
         return state
     newest = ours[-1]
-    return replace(
+    found = replace(
         state,
         committed=newest.origin.step,
         origin=newest.origin,
         checkpoints=tuple(whole.origin for whole in ours),
         agreement=Agreement(checkpoint=newest.identity.without(allow), lineage=newest.identity.lineage),
     )
+    return noted(found, {whole.origin.step: whole.evaluated for whole in ours})
 
 
 def _of_another_run(state: State, whole: Whole) -> str:

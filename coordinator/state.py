@@ -22,7 +22,7 @@ from culm.coordinator.reports import CheckpointBad, Unread
 from culm.coordinator.slowness import Pace
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
-from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.evaluations import NEVER, Best, Evaluations
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
@@ -66,6 +66,7 @@ class Settings:
     clip_norm: float | None = None
     tally: TallyForm = LOSS_ALONE  # numbers that a microbatch tells
     evaluations: Evaluations = NEVER
+    keeps_best: Best | None = None  # by what; None: a checkpoint stays as long as newer ones leave it
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     bulks_before: BulksBefore = NOTHING_BEFORE
@@ -302,6 +303,9 @@ class State:
     resumed: bool = False  # whether the run began from a checkpoint
     # Whole ones, oldest first: what a later era may begin from. Invariant: what is about to be deleted is not here.
     checkpoints: tuple[Origin, ...] = ()
+    # Step -> what was evaluated of its weights. Invariant: of checkpoints on record, and of few other steps
+    # (best.KEPT), the newest.
+    evaluated: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     # Step -> layer -> files, so far. Invariant: of few steps, the newest (checkpoints.SHARES_KEPT).
     saved: Mapping[int, Mapping[int, tuple[File, ...]]] = field(default_factory=dict)
     storage: Storage = field(default_factory=Storage)

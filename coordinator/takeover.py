@@ -35,6 +35,7 @@
 from dataclasses import replace
 
 from culm.coordinator import agreement
+from culm.coordinator.best import noted
 from culm.coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
 from culm.coordinator.decisions import Decision, commit_records, done, plan_record
 from culm.coordinator.reports import Available
@@ -136,7 +137,7 @@ def learn(state: State, report: Available, now: float) -> Decision:
         state = replace(state, committed=applied, facts={}, norms={}, tallies=())
     if told is not None and told.step < state.committed and (known is None or told.step > known.step):
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
-        state = replace(state, last_commit=told)
+        state = noted(replace(state, last_commit=told), {told.step: told.evaluated})
         commands.extend(commit_records(state.settings, told))
     if state.committed >= state.settings.end:
         state = done(state, now)

@@ -16,7 +16,9 @@
 # those numbered from p * microbatches on. Where they do not divide, the last microbatches count nothing: they run
 # samples from the beginning once more.
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,3 +51,17 @@ class Evaluations:
 
 
 NEVER = Evaluations()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """By which of an evaluation's numbers weights are the best: its place, the loss being the first one."""
+
+    place: int = 0
+    most: bool = False  # whether more is better
+
+    def of(self, evaluated: Mapping[int, Sequence[float]]) -> int | None:
+        """The step, of these; of equals the first. What is no number is never the best."""
+        ranked = {step: numbers[self.place] for step, numbers in evaluated.items() if len(numbers) > self.place}
+        ranked = {step: -number if self.most else number for step, number in ranked.items() if not isnan(number)}
+        return min(ranked, key=lambda step: (ranked[step], step), default=None)

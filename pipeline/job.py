@@ -3,13 +3,13 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.evaluations import NEVER, Best, Evaluations
 from culm.pipeline.job_sections import (
     CheckpointSection,
     DataSection,
@@ -39,6 +39,24 @@ class Job(Section):
     evaluate: EvaluateSection | None = None
     checkpoint: CheckpointSection | None = None
     track: TrackSection | None = None
+
+    @model_validator(mode="after")
+    def _saves_the_best(self) -> Self:
+        if self.evaluate is None or not self.evaluate.keep_best:
+            return self
+        if self.checkpoint is None:
+            raise ValueError("evaluate.keep_best keeps a checkpoint, and there is no [checkpoint]: add the section")
+        if self.evaluate.every % self.checkpoint.every:
+            what = f"evaluate.every is {self.evaluate.every}, and only every {self.checkpoint.every} steps are saved"
+            raise ValueError(f"{what}: set evaluate.every to a multiple of checkpoint.every")
+        return self
+
+    @property
+    def best(self) -> Best:
+        """By what weights that were evaluated are the best."""
+        if (asked := self.evaluate) is None:
+            return Best()
+        return Best(place=("loss", *asked.metrics).index(asked.best), most=asked.best_is == "most")
 
     @property
     def samples_per_step(self) -> int:

@@ -250,11 +250,22 @@ class EvaluateSection(Section):
         "mean over the samples of the microbatch, or a pair (sum, count)",
     ] = {}
 
+    best: Annotated[str, "`loss` or a metric's name: what tells which weights are the best so far"] = "loss"
+    best_is: Annotated[Literal["least", "most"], "of what `best` names"] = "least"
+    keep_best: Annotated[
+        bool,
+        "whether the checkpoint of the best weights stays, beside those that `checkpoint.keep` counts; `every` has to "
+        "be a multiple of `checkpoint.every` then",
+    ] = False
+
     @model_validator(mode="after")
     def _has_names(self) -> Self:
         for name in self.metrics:
             if not is_name(name) or name == "loss":
                 raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss'")
+        if self.best not in ("loss", *self.metrics):
+            known = ", ".join(["loss", *self.metrics])
+            raise ValueError(f"best is {self.best[:80]!r}, which nothing is called: name one of {known}")
         return self
 
 

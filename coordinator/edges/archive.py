@@ -7,6 +7,7 @@
 #
 #     command         what comes back
 #     WriteManifest   Checkpointed; until then CheckpointFault after each attempt, of which one is on record
+#     WriteEvaluation nothing: where it fails the checkpoint does without
 #     Retain          nothing: what stays behind goes with the next one
 #     Examine         Examined, with THERE, WRONG, AWAY or BUSY: only WRONG is a proof against a checkpoint
 #     FindCheckpoints CheckpointsFound, with a reason after each attempt that brought no answer, and then with them
@@ -22,6 +23,7 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator.edges.background import Background
 from culm.coordinator.edges.origins import of_another_job, of_this_job, whole_of
+from culm.pipeline.checkpoints import evaluation_file
 from culm.pipeline.checkpoints.manifest import (
     CheckpointCorrupt,
     Manifest,
@@ -67,6 +69,8 @@ class Archive:
         if isinstance(command, cmd.WriteManifest):
             self._newest = max(self._newest, (command.era, command.step))
             self._background.begin(self._complete(command))
+        elif isinstance(command, cmd.WriteEvaluation):
+            self._background.begin(self._write_evaluation(command))
         elif isinstance(command, cmd.Retain):
             self._background.begin(self._retain(command))
         elif isinstance(command, cmd.Examine):
@@ -108,6 +112,13 @@ class Archive:
         """Another job's checkpoints at the same URL are another run's, which may have to go back to them."""
         return not of_another_job(manifest, self._job, frozenset())
 
+    async def _write_evaluation(self, command: cmd.WriteEvaluation) -> None:
+        found = dict(zip(("loss", *self._job.tally_form.metrics), command.evaluated, strict=True))
+        try:
+            await asyncio.to_thread(evaluation_file.write, command.folder, found)
+        except (OSError, JobError) as error:
+            log.warning("could not write beside %s how good its weights are: %s", command.folder, in_a_line(error))
+
     async def _retain(self, command: cmd.Retain) -> None:
         try:
             await asyncio.to_thread(retain, self._url, command.step, command.kept, self._is_own)
@@ -124,7 +135,8 @@ class Archive:
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, 2 * pause)
                 continue
-            self._take(reports.CheckpointsFound(tuple(whole_of(found) for found in shown)))
+            metrics = self._job.tally_form.metrics
+            self._take(reports.CheckpointsFound(tuple(whole_of(found, metrics) for found in shown)))
             return
 
     async def _examine(self, asked: cmd.Examine) -> None:

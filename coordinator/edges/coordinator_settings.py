@@ -56,6 +56,7 @@ class CoordinatorSettings:
             clip_norm=job.train.clip_norm,
             tally=job.tally_form,
             evaluations=job.evaluations,
+            keeps_best=job.best if job.evaluate is not None and job.evaluate.keep_best else None,
             nonfinite=job.train.nonfinite,
             same_hardware=job.job.hardware == "same",
             copies=job.resilience.copies_held,

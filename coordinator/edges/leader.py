@@ -10,6 +10,7 @@ from dataclasses import replace
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
+from culm.coordinator.best import noted
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.decisions import events_of
 from culm.coordinator.edges.archive import Archive, in_a_line
@@ -18,7 +19,7 @@ from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.order_stream import OrderStream
-from culm.coordinator.edges.origins import going_on, left_behind, refuse_other_job, resumable, to_resume
+from culm.coordinator.edges.origins import going_on, left_behind, numbers_of, refuse_other_job, resumable, to_resume
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.store import Store
@@ -205,7 +206,7 @@ class Leader:
         assert newest.manifest is not None
         agreed = resumable(newest.manifest, newest.sha256, newest.url, self.settings)
         log.info("going on from the checkpoint %s", newest.url)
-        return replace(
+        state = replace(
             self._state,
             committed=newest.step,
             origin=newest.origin,
@@ -213,6 +214,8 @@ class Leader:
             checkpoints=tuple(found.origin for found in whole),
             agreement=agreed,
         )
+        metrics = state.settings.tally.metrics
+        return noted(state, {found.step: numbers_of(found, metrics) for found in whole})
 
     # ---- nodes ------------------------------------------------------------------------------------------------------
 

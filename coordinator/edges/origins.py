@@ -164,7 +164,8 @@ def _leave_out(found: Found, why: str) -> None:
 
 def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> State:
     """The state of a run of which only checkpoints are left; one that is resumed from a newer one stays as it is."""
-    beyond = rolling_back.going_on(state, [whole_of(found) for found in ours], with_what_follows(allow))
+    names = state.settings.tally.metrics
+    beyond = rolling_back.going_on(state, [whole_of(found, names) for found in ours], with_what_follows(allow))
     if beyond is not state:
         log.warning(
             "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more, the run"
@@ -176,8 +177,15 @@ def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> Stat
     return beyond
 
 
-def whole_of(found: Found) -> Whole:
-    return Whole(found.origin, identity_of(found))
+def whole_of(found: Found, metrics: Sequence[str]) -> Whole:
+    """``metrics``: of the job, whose numbers count."""
+    return Whole(found.origin, identity_of(found), numbers_of(found, metrics))
+
+
+def numbers_of(found: Found, metrics: Sequence[str]) -> tuple[float, ...]:
+    """What was evaluated of a checkpoint: the loss, then each metric; nothing where one of them was not."""
+    names = ("loss", *metrics)
+    return tuple(found.evaluated[name] for name in names) if all(name in found.evaluated for name in names) else ()
 
 
 def identity_of(found: Found) -> Identity:

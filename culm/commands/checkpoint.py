@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+from culm.pipeline.checkpoints import evaluation_file
 from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
 from culm.pipeline.errors import JobError
+from culm.pipeline.job import parse_job
 from culm.terminal import flags
 
 HF_LAYERS = "culm.models.hf:layers"
@@ -47,12 +49,16 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
         action.add_argument("--json", action="store_true", help="print the result as JSON")
     for action in (verify, export):
-        action.add_argument("--step", type=flags.whole(0, 10**12), metavar="N", help="its step; default: the newest")
+        which = action.add_mutually_exclusive_group()
+        which.add_argument("--step", type=flags.whole(0, 10**12), metavar="N", help="its step; default: the newest")
+        which.add_argument("--best", action="store_true", help="the best one by its job's [evaluate] section")
 
 
 def _chosen(arguments: argparse.Namespace) -> Found:
     """The checkpoint that is meant. Raises JobError when there is none."""
     found = find_checkpoints(arguments.url)
+    if arguments.best:
+        return _best(found, arguments.url)
     wanted = [f for f in found if arguments.step is None or f.step == arguments.step]
     if not wanted:
         there = ", ".join(str(f.step) for f in found) or "none"
@@ -60,6 +66,19 @@ def _chosen(arguments: argparse.Namespace) -> Found:
         raise JobError(f"there is {what}", arguments.url, f"choose one of the steps that are there: {there}")
     whole = [f for f in wanted if f.manifest is not None]
     return (whole or wanted)[0]
+
+
+def _best(found: list[Found], url: str) -> Found:
+    """By what the newest one's job calls best. Raises JobError where none was evaluated."""
+    whole = [f for f in found if f.manifest is not None]
+    toml = whole[0].manifest.job_toml if whole and whole[0].manifest is not None else ""
+    job = parse_job(toml, "the checkpoint's job") if toml else None
+    if job is not None and job.evaluate is not None:
+        name, sign = job.evaluate.best, -1.0 if job.evaluate.best_is == "most" else 1.0
+        known = [f for f in whole if math.isfinite(f.evaluated.get(name, math.nan))]
+        if known:
+            return min(known, key=lambda f: (sign * f.evaluated[name], f.step))
+    raise JobError("no checkpoint was evaluated", url, "choose one with --step, from culm checkpoint ls")
 
 
 def _reached(action: Action, arguments: argparse.Namespace) -> int:
@@ -85,6 +104,7 @@ def _row(found: Found) -> dict[str, object]:
         "bytes": manifest.size if manifest else None,
         "completed": completed.isoformat(timespec="seconds") if completed else None,
         "loss": manifest.loss if manifest and math.isfinite(manifest.loss) else None,
+        "evaluated": evaluation_file.finite(found.evaluated) or None,
     }
 
 
@@ -100,16 +120,17 @@ def _ls(arguments: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("step", "layers", "MB", "completed", "loss", "state", box=None, padding=(0, 2))
+    table = Table("step", "layers", "MB", "completed", "loss", "evaluated", "state", box=None, padding=(0, 2))
     for f in found:
         if f.manifest is None:
-            table.add_row(str(f.step), "", "", "", "", f"[yellow]incomplete: {escape(f.problem)}")
+            table.add_row(str(f.step), "", "", "", "", "", f"[yellow]incomplete: {escape(f.problem)}")
         else:
             completed = completed_at(f.url)
             when = f"{completed.astimezone():%Y-%m-%d %H:%M}" if completed else "-"
             size = f"{f.manifest.size / 1e6:.1f}"
             loss = f"{f.manifest.loss:.4f}"
-            table.add_row(str(f.step), str(len(f.manifest.files)), size, when, loss, "[green]complete")
+            evaluated = escape(evaluation_file.in_words(f.evaluated))
+            table.add_row(str(f.step), str(len(f.manifest.files)), size, when, loss, evaluated, "[green]complete")
     Console().print(table)
     return 0
 
@@ -144,7 +165,6 @@ def _export(arguments: argparse.Namespace) -> int:
 def _export_folder(chosen: Found, folder: str, average: bool) -> None:
     """Raises JobError where the job has other layers."""
     from culm.pipeline.checkpoints.layer_file import weights_of
-    from culm.pipeline.job import parse_job
 
     job = parse_job(chosen.manifest.job_toml) if chosen.manifest is not None and chosen.manifest.job_toml else None
     if job is None or job.model.layers != HF_LAYERS:

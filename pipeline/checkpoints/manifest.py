@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from culm.pipeline.checkpoints import storage
+from culm.pipeline.checkpoints import evaluation_file, storage
 from culm.pipeline.identity import Identity, identity_from, identity_to
 from culm.pipeline.origin import Origin
 
@@ -83,7 +83,7 @@ class Manifest:
         return sum(file.size for files in self.files.values() for file in files)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A folder that looks like a checkpoint. Without a manifest it is incomplete, and ``problem`` says why."""
 
@@ -92,6 +92,7 @@ class Found:
     manifest: Manifest | None
     problem: str = ""
     sha256: str = ""  # of the manifest
+    evaluated: Mapping[str, float] = field(default_factory=dict)  # of these weights, by name, if they were
 
     @property
     def origin(self) -> Origin:
@@ -217,6 +218,7 @@ def write_manifest(folder: str, manifest: Manifest) -> Origin:
         if replace(there, loss=0.0) == replace(manifest, loss=0.0):
             return Origin(manifest.step, folder, sha256)
     data = manifest_to_json(manifest)
+    storage.remove(folder, evaluation_file.FILE)  # of what lay there before
     storage.put(folder, MANIFEST, data)
     return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest())
 
@@ -295,8 +297,8 @@ def found_in(folder: str, step: int) -> Found:
     try:
         manifest, sha256 = _read_manifest(folder)
     except CheckpointCorrupt as error:
-        return Found(step, folder, None, error.problem)
-    return Found(step, folder, manifest, sha256=sha256)
+        return Found(step=step, url=folder, manifest=None, problem=error.problem)
+    return Found(step=step, url=folder, manifest=manifest, sha256=sha256, evaluated=evaluation_file.read(folder))
 
 
 def completed_at(folder: str) -> datetime | None:
