@@ -1,5 +1,6 @@
 """The charts, as Vega-Lite specifications. Pure."""
 
+from math import isfinite
 from typing import Any
 
 from culm.pipeline.money.ledger import USES
@@ -10,6 +11,7 @@ from culm.ui.words import clock, money
 Spec = dict[str, Any]
 POINTS = 500  # of the loss curve at most
 LOST = "#d9434e"
+EVALUATED = "#e8871a"
 GREY = "#80868f"  # readable on a light page and on a dark one
 PHASES = ("detect", "promote", "resume", "redundancy restored")
 MEANING = {
@@ -31,7 +33,7 @@ def name(field: str, title: str | None = None, **more: object) -> Spec:
 
 
 def loss_curve(history: History) -> Spec:
-    """The loss by step, thinned out, with a dashed line where a node was lost."""
+    """The loss by step, thinned out, with a dashed line where a node was lost, and a point for each evaluation."""
     stride = max(1, len(history.steps) // POINTS)
     kept = sorted({*range(0, len(history.steps), stride), len(history.steps) - 1})
     points = [{"step": history.steps[i], "loss": history.losses[i]} for i in kept]
@@ -46,7 +48,13 @@ def loss_curve(history: History) -> Spec:
         "mark": {"type": "rule", "strokeDash": [4, 4], "color": LOST, "opacity": 0.7, "tooltip": {"content": "data"}},
         "encoding": {"x": number("step", "step")},
     }
-    return {"layer": [curve, rules], "height": 320}
+    found = [{"step": s, "loss": x["loss"]} for s, x in history.evaluations.items() if isfinite(x["loss"])]
+    evaluated = {
+        "data": {"values": found[-POINTS:]},
+        "mark": {"type": "point", "filled": True, "size": 70, "color": EVALUATED, "tooltip": {"content": "data"}},
+        "encoding": {"x": number("step", "step"), "y": number("loss", "loss", scale={"zero": False})},
+    }
+    return {"layer": [curve, rules, evaluated], "height": 320}
 
 
 def timeline(preemptions: list[Preemption]) -> Spec:

@@ -8,6 +8,7 @@ from culm.pipeline.money.kinds import (
     Committed,
     Dismissed,
     Draining,
+    Evaluated,
     Joined,
     Left,
     Lost,
@@ -44,6 +45,8 @@ class History:
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    # By how many steps the weights were trained: the loss and each metric. Told again after a rollback, with the same.
+    evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     preemptions: list[Preemption] = field(default_factory=list)
     notable: list[Entry] = field(default_factory=list)
     gone: dict[str, float] = field(default_factory=dict)  # nodes lost and not back, and when
@@ -60,6 +63,8 @@ class History:
                 self.steps.append(event.step)
                 self.losses.append(event.loss)
                 self.times.append(entry.time)
+            case Evaluated():
+                self.evaluations[event.step] = {"loss": event.loss, **event.metrics}
             case Draining() | Warned():
                 self._notices[event.node] = entry.time
             case Joined():

@@ -144,6 +144,14 @@ def test_the_loss_curve_is_thinned_and_keeps_its_end() -> None:
     assert points[-1]["step"] == 9_999
 
 
+def test_what_was_evaluated_is_in_the_chart_once_and_as_a_number() -> None:
+    told = [(3, 0.5, 0.75), (6, float("nan"), 0.5), (3, 0.5, 0.75)]
+    events = [event(i, i, "evaluated", s, step=s, loss=x, **{"metric.accuracy": y}) for i, (s, x, y) in enumerate(told)]
+    history = folded([*events, event(9, 9, "commit", 7, step=6, loss=1.0)])
+    assert history.evaluations[3] == {"loss": 0.5, "accuracy": 0.75}
+    assert loss_curve(history)["layer"][2]["data"]["values"] == [{"step": 3, "loss": 0.5}]
+
+
 def test_charts_hold_what_there_is() -> None:
     history = folded(a_run_with_a_lost_node())
     assert [v["phase"] for v in timeline(history.preemptions)["data"]["values"]] == [

@@ -6,7 +6,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from culm.pipeline.money.codec import to_line
-from tests.unit.test_ui_history import START, a_run_with_a_lost_node
+from tests.unit.test_ui_history import START, a_run_with_a_lost_node, event
 
 PATIENCE = 60.0
 SCRIPT = """
@@ -38,6 +38,14 @@ def test_the_overview_tells_progress_and_money(log: Path) -> None:
     assert told["Samples a second"] == "5"
     assert told["Goodput"] == "76.5%"
     assert told["A million tokens"] == "–"
+
+
+def test_the_overview_tells_what_was_evaluated_last(log: Path) -> None:
+    told = event(20, 9.4, "evaluated", 4, step=4, loss=0.25, **{"metric.accuracy": 0.5})
+    with log.open("a") as file:
+        file.write(to_line(told) + "\n")
+    shown = {metric.label: metric.value for metric in page("overview", log).metric}
+    assert (shown["Evaluated: loss"], shown["Evaluated: accuracy"]) == ("0.25", "0.5")
 
 
 def test_a_stage_without_a_standby_is_warned_of(log: Path) -> None:

@@ -34,6 +34,13 @@ def show(source: Source) -> None:
         ("Saved against on-demand", _saved(cost.on_demand_dollars, cost.dollars), ""),
         ("Saved against checkpoints", _saved(cost.checkpoint_dollars, cost.dollars), ""),
     )
+    if look.history.evaluations:
+        step, found = max(look.history.evaluations.items())
+        each = [
+            (f"Evaluated: {literal(name)}", f"{number:.4g}", f"after step {step}") for name, number in found.items()
+        ]
+        for first in range(0, len(each), 4):
+            tiles(*each[first : first + 4])
     st.subheader("Loss")
     if look.history.steps:
         st.vega_lite_chart(None, loss_curve(look.history), width="stretch")
