@@ -56,7 +56,7 @@ def budget_of(state: State) -> Budget:
         layers = tuple(replace(each, boundary=0) for each in layers)
     return Budget(
         layers=layers,
-        microbatches=state.settings.microbatches,
+        microbatches=state.settings.kept_microbatches,
         told={n.node: n.memory_bytes for n in state.nodes.values()},
         kept={n.node: n.spill_above for n in state.nodes.values()},
         hosted=state.settings.hosts_standbys,

@@ -100,6 +100,16 @@ class Settings:
         return self.pipelines * self.microbatches
 
     @property
+    def kept_microbatches(self) -> int:
+        """Of each pipeline: whose boundary tensors are kept until a commit, those of an evaluation among them.
+
+        Of these there is no gradient, so two count as one.
+        """
+        asked = self.evaluations
+        size = max(1, self.samples_per_step // self.microbatches_of_step)  # samples in one that is trained
+        return self.microbatches + -(-(asked.microbatches * asked.size) // (2 * size) if asked.every else 0)
+
+    @property
     def end(self) -> int:
         """How many steps are committed when the run is done, its closing step among them."""
         return self.evaluations.end(self.steps)

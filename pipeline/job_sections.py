@@ -128,8 +128,9 @@ class TrainSection(Section):
     ] = None
     schedule_args: Annotated[Arguments, "what it is called with beside that"] = {}
     precision: Annotated[
-        Literal["fp32", "bf16-mixed"],
-        '"bf16-mixed" runs forwards under torch.autocast; parameters, gradients and sums stay float32',
+        Literal["fp32", "bf16-mixed", "bf16"],
+        '"bf16-mixed" runs forwards under torch.autocast; parameters, gradients and sums stay float32. With "bf16" '
+        "layers, their gradients and the optimizer's state are bfloat16, and so are the inputs that are floating point",
     ] = "fp32"
     activation_checkpointing: Annotated[
         bool, "whether a backward runs each layer's forward again, so that its input alone is kept in between"

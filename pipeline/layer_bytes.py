@@ -6,7 +6,7 @@
 #     gradients          one for each layer that it holds, which becomes the reduced one; of a layer that it owns in k
 #                        pipelines log2(k) more, rounded up: blocks of the tree of which the other half is not there yet
 #     boundary tensors   of every microbatch of the pipelines that it runs: the activation and the gradient between two
-#                        stages of which it owns one, or both (rule 5)
+#                        stages of which it owns one, or both (rule 5); the activation alone of those evaluated
 #
 # How large these are nodes tell (``LayerBytes``). The bytes at boundaries are measured beside the layers' times, and
 # are 0 where nobody has measured. What is left out: the graphs of microbatches under way, what a neighbour sends of the

@@ -10,6 +10,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.devices import settle
+from culm.pipeline.user_code.forwards import cast_inputs
 from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
 from culm.pipeline.user_code.permutation import place_of
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
@@ -85,13 +86,14 @@ class EvaluatedMicrobatches:
         # Step 0 evaluates nothing, and trains on the microbatches before these.
         seed_all(sample_seed(self._job.job.seed, 0, pipeline, self._job.pipeline.microbatches + index))
         inputs, targets = self._collate([self._dataset[i] for i in samples])
-        return inputs, targets
+        return cast_inputs(self._job, inputs), targets
 
 
 class Microbatches:
     """The microbatches of a job. Step t takes the next samples of the epoch's permutation, pipeline by pipeline."""
 
     def __init__(self, job: Job, dataset: Any) -> None:
+        self._job = job
         self._dataset = dataset
         self._length = len(dataset)
         self._seed = job.job.seed
@@ -109,7 +111,7 @@ class Microbatches:
         seed_all(sample_seed(self._seed, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
         inputs, targets = self._collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
-        return inputs, targets
+        return cast_inputs(self._job, inputs), targets
 
     def _sample(self, position: int) -> int:
         epoch, place = divmod(position, self._length)

@@ -7,6 +7,9 @@
 # twice has one copy, whose gradient is added up in bfloat16, and any other tensor has two. In one process a layer's
 # input is no leaf; at the beginning of a stage it would be one. ``as_within`` takes care that a cut changes no bit.
 #
+# Under "bf16" there is no context: layers are cast when they are built, samples when they are loaded.
+# Sums over microbatches and pipelines are bfloat16 then, too. Norms are taken in float64, as ever.
+#
 # With activation checkpointing a graph keeps each layer's input alone, and its backward runs the forward again. That
 # draws the same random numbers: every generator is seeded as before the first time, and put back afterwards. torch
 # would put back its own alone.
@@ -31,14 +34,26 @@ Seeding = Callable[[int], None]
 
 def precision_of(job: Job) -> Callable[[], AbstractContextManager[Any]]:
     """Gives the context of one forward, of a layer or of the loss."""
-    if job.train.precision == "fp32":
+    if job.train.precision != "bf16-mixed":
         return nullcontext
     return partial(torch.autocast, device_of(job).type, dtype=torch.bfloat16)
 
 
+def cast_layer(job: Job, layer: nn.Module) -> nn.Module:
+    """The layer itself, its parameters and buffers in the job's precision."""
+    return layer.to(torch.bfloat16) if job.train.precision == "bf16" else layer
+
+
+def cast_inputs(job: Job, inputs: Pytree) -> Pytree:
+    """Samples in the job's precision, where they are floating point; never targets."""
+    if job.train.precision != "bf16":
+        return inputs
+    return mapped(lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t, inputs)
+
+
 def as_within(job: Job, x: Pytree) -> Pytree:
     """A stage's input as it would be in one process, for the layer that takes it."""
-    return x if job.train.precision == "fp32" else mapped(lambda t: t.view_as(t) if t.requires_grad else t, x)
+    return mapped(lambda t: t.view_as(t) if t.requires_grad else t, x) if job.train.precision == "bf16-mixed" else x
 
 
 class Forwards:
@@ -46,7 +61,7 @@ class Forwards:
 
     def __init__(self, job: Job) -> None:
         self.precision = precision_of(job)
-        self.is_mixed = job.train.precision != "fp32"
+        self.is_mixed = job.train.precision == "bf16-mixed"
         self.runs_again = job.train.activation_checkpointing
 
     def once(self, layer: nn.Module, x: Pytree) -> Any:

@@ -22,6 +22,7 @@ from culm.pipeline.user_code.configuration import configuration_of, configuratio
 from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.fingerprint import parts_of
+from culm.pipeline.user_code.forwards import cast_layer
 from culm.pipeline.user_code.groups import Groups, Options, groups_of
 from culm.pipeline.user_code.imports import RAISED, called, load_callable
 from culm.pipeline.user_code.optimizers import OWN
@@ -100,7 +101,7 @@ class ModelSource:
         if not isinstance(made, nn.Sequential | list | tuple):
             what = f"the callable returned a {type(made).__name__}, not a list of layers"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "return an nn.Sequential or a list")
-        return list(made)
+        return [cast_layer(self._job, layer) if isinstance(layer, nn.Module) else layer for layer in made]
 
     def _tied(self, made: list[Any], ready: Mapping[int, nn.Module]) -> tuple[Group, ...]:
         """The parameters that several layers use. Raises JobError."""
@@ -165,7 +166,7 @@ class ModelSource:
             what = f"the constructor of layer {index} returned a {type(module).__name__}, not an nn.Module"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "let it return an nn.Module")
         refuse_lazy(module, index)
-        return module.train()
+        return cast_layer(self._job, module).train()
 
     def outlines(self) -> tuple[Outline, ...]:
         """What each layer consists of, known without allocating what constructors make.

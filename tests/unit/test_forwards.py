@@ -10,12 +10,12 @@ from torch import nn
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import changes
-from culm.pipeline.job import Job
+from culm.pipeline.job import Job, with_values
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.data import Microbatches
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.stage import Stage
-from tests.unit.exactness import ADAMW, build_all, gives_the_plain_loops_bits, make_job
+from tests.unit.exactness import ADAMW, SGD, build_all, gives_the_plain_loops_bits, make_job
 
 HERE = "tests.unit.test_forwards"
 
@@ -69,6 +69,20 @@ def test_every_cut_gives_the_plain_loops_bits(stages: int, splits: bool) -> None
     job = job_of(stages, splits)
     check_job(job)
     gives_the_plain_loops_bits(job)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("layers", ["layers", "varied_layers"])
+@pytest.mark.parametrize("optimizer", [ADAMW, SGD], ids=["adamw", "sgd"])
+def test_layers_in_bfloat16_give_the_plain_loops_bits(stages: int, layers: str, optimizer: tuple[str, str]) -> None:
+    job = make_job(stages, 3, optimizer, True, 6)
+    args = job.model.args if layers == "layers" else {}
+    values = {"train.precision": "bf16", "model.layers": f"tests.unit.exactness:{layers}", "model.args": args}
+    job = with_values(job, values)
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+    trained = [tensor for _, state in run_plain(job).layers for tensor in state.values() if tensor.is_floating_point()]
+    assert {tensor.dtype for tensor in trained} == {torch.bfloat16}
 
 
 def test_it_changes_what_is_computed_and_keeps_the_weights_float32() -> None:
