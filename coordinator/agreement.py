@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from culm.pipeline.identity import Identity, identity_from, identity_to
-from culm.pipeline.identity_parts import PARTS
+from culm.pipeline.identity_parts import OF_NODES, PARTS
 
 # Each refusal ends in what to do: the reader starts machines, and has not read this code.
 _FILES = "the files that [{0}] names in its arguments have other content on {1} than {2}"
@@ -32,6 +32,7 @@ _MENDS = {
     "hardware": 'start nodes of one kind, or set job.hardware to "any" and give up that bits are the same',
     "configuration": "let its constructor go by the job's arguments alone, not by the machine or its environment",
     "samples": "give every node the same data in the same order, and sort what a folder or a set lists",
+    "evaluation": "give every node the same data in the same order, and sort what a folder or a set lists",
 }
 
 
@@ -56,7 +57,7 @@ def refusal(agreement: Agreement, node: str, identity: Identity) -> str:
         (agreement.nodes, "on nodes before it"),
     ):
         from_checkpoint = known is agreement.checkpoint
-        for part in PARTS:
+        for part in (*PARTS, *OF_NODES):
             there, here = known.parts.get(part), identity.parts.get(part)
             if there and here and there != here:
                 mend = _MENDS[part]
@@ -81,8 +82,9 @@ def _in_words(part: str, node: str, whose: str, there: str, here: str) -> str:
         return f"{node} computes on {here}, but {whose} it is {there}"
     if part == "configuration":
         return f"{_layer_that_differs(there, here)} is set otherwise on {node} than {whose}, as by a dropout rate"
-    if part == "samples":
-        return f"the dataset gives other samples on {node} ({here}) than {whose} ({there})"
+    if part in ("samples", "evaluation"):
+        what = "the dataset" if part == "samples" else "the evaluation's dataset"
+        return f"{what} gives other samples on {node} ({here}) than {whose} ({there})"
     return _FILES.format(part, node, whose)
 
 

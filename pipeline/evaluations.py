@@ -35,6 +35,11 @@ class Evaluations:
         """Of each pipeline in one evaluation."""
         return -(-self.samples // (self.size * self.pipelines))
 
+    @property
+    def last(self) -> tuple[int, int]:
+        """Pipeline and number of the last microbatch that counts: it may have fewer samples."""
+        return divmod(-(-self.samples // self.size) - 1, self.microbatches)
+
     def end(self, steps: int) -> int:
         """The version at which a run of so many trained steps is over: one more for the closing step."""
         return steps + 1 if self.every else steps

@@ -6,8 +6,11 @@ from culm.pipeline.errors import JobError
 
 PARTS = ("model", "data", "train", "code", "versions", "hardware", "configuration", "samples")
 
+# What nodes of one run agree on beside these, and what changes no bit of the weights: a checkpoint does not tell it.
+OF_NODES = ("evaluation",)
+
 # What may come from a machine: with ``hardware = "any"`` nodes do not compare it.
-OF_MACHINES = frozenset({"hardware", "configuration", "samples"})
+OF_MACHINES = frozenset({"hardware", "configuration", "samples", "evaluation"})
 
 # What also differs where one of these does: dropout rates with the model's arguments, samples with the seed.
 _FOLLOWS = {

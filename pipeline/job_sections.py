@@ -262,8 +262,8 @@ class EvaluateSection(Section):
     @model_validator(mode="after")
     def _has_names(self) -> Self:
         for name in self.metrics:
-            if not is_name(name) or name == "loss":
-                raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss'")
+            if not is_name(name) or name in ("loss", "step"):
+                raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss' or 'step'")
         if self.best not in ("loss", *self.metrics):
             known = ", ".join(["loss", *self.metrics])
             raise ValueError(f"best is {self.best[:80]!r}, which nothing is called: name one of {known}")

@@ -12,6 +12,7 @@
 # model's last layer, and to the coordinator, which alone adds them up: as gradients are, those of a pipeline one after
 # the other, then the tree (rule 19). So every coordinator comes to the same loss and scale, and the plain loop too.
 
+import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -81,9 +82,9 @@ def loss(tallies: Sequence[float], size: int, pipelines: int) -> float:
 
 
 def means(tallies: Sequence[float], size: int, pipelines: int) -> tuple[float, ...]:
-    """Of what was evaluated: the loss, then each metric, over all that each counted; 0.0 of nothing."""
+    """Of what was evaluated: the loss, then each metric, over all that each counted; NaN of nothing."""
     sums = [_total(tallies[i::size], pipelines) for i in range(size)]
-    return tuple(total / count if count else 0.0 for total, count in zip(sums[::2], sums[1::2], strict=True))
+    return tuple(total / count if count else math.nan for total, count in zip(sums[::2], sums[1::2], strict=True))
 
 
 def _total(numbers: Sequence[float], pipelines: int) -> float:

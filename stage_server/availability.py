@@ -1,5 +1,8 @@
 """What a node tells of itself once it has built the model, and repeats on every order stream."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from culm.pipeline.job import Job
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.messages import identity_into
@@ -20,18 +23,16 @@ def availability(
     welcome: pb.Welcome,
     memory: int = 0,
     spill_above: int = 0,
-    samples: str = "",
+    samples: Mapping[str, str] = MappingProxyType({}),
 ) -> pb.Available:
     """The model's layers, what the bits depend on, and how long the layers take if the coordinator wants to know.
 
     ``memory``: the bytes that the node may use, and ``spill_above``: for tensors that it keeps until the commit, if
-    whoever started it has said so. ``samples``: what the dataset gives here, if it gives any and somebody
-    compares it.
+    whoever started it has said so. ``samples``: what the datasets give here, as parts of the run's identity.
     """
     available = pb.Available(layer_parameters=source.parameter_counts(), fingerprint=source.fingerprint())
     identity_into(source.identity(), available)
-    if samples:
-        available.parts["samples"] = samples
+    available.parts.update(samples)
     available.memory_bytes, available.spill_above = memory_bytes(device, memory), spill_above
     for state, gradient in footprint(source):
         available.layer_state_bytes.append(state)

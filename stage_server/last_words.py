@@ -24,9 +24,8 @@ def work_of(work: Work[Value] | Load, plan: Plan, building: int | None) -> pb.Fa
     if isinstance(work, Run):
         return _failed(work.instruction.of_stage, work.step, plan.stages[work.instruction.stage].layers)
     if isinstance(work, Load):
-        return _failed(
-            f"load {work.microbatch} of pipeline {work.pipeline}", work.step, range(plan.stages[-1].end_layer)
-        )
+        what = f"load {work.microbatch} of pipeline {work.pipeline}{' of the evaluation' if work.evaluated else ''}"
+        return _failed(what, work.step, range(plan.stages[-1].end_layer))
     if isinstance(work, Reduce):
         return _failed("reduce", work.step, plan.stages[work.stage].layers)
     if isinstance(work, Sum):

@@ -59,7 +59,7 @@ from culm.stage_server.availability import allowance_for, availability
 from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import device_for
-from culm.stage_server.compute.loading import Untold, in_words, samples_told
+from culm.stage_server.compute.loading import Untold, parts_of, samples_told
 from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
@@ -213,7 +213,7 @@ class StageServer:
         compute.warm_up()
         memory, spill = self._settings.memory_bytes, self._settings.spill_above
         compute.told_samples = samples_told(job)
-        available = availability(job, source, device, welcome, memory, spill, in_words(compute.told_samples))
+        available = availability(job, source, device, welcome, memory, spill, parts_of(compute.told_samples))
         worker.at.term, worker.at.ties, worker.at.evaluations = welcome.term, source.ties, job.evaluations
         patience = Patience(welcome.patience_seconds or self._settings.patience)
         run = run_of(job, source)

@@ -364,6 +364,11 @@ class Leader:
         state = self._state
         self.log.record(record.event, record.text, min(state.committed, state.settings.steps), state.generation)
 
+    def untracked(self, tracker: str, why: str) -> None:
+        """A tracker cannot be written to."""
+        text = f"nothing is written to {tracker} for now: {why}; it is tried again as long as the run goes on"
+        self._record(cmd.Record(kinds.Untracked(tracker=tracker, why=why), text))
+
     # ---- views ------------------------------------------------------------------------------------------------------
 
     def cost(self) -> pb.GetCostResponse:

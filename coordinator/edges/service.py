@@ -193,7 +193,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     if exposition is not None:
         _expose(leader, exposition)
     print(f"culm coordinator listening on {host}:{port}", flush=True)
-    tracking = Tracking(settings.job, leader.run_id, lambda: leader.log)
+    tracking = Tracking(settings.job, leader.run_id, lambda: leader.log, leader.untracked)
     tracked = leader.background.begin(tracking.follow())
     lead = asyncio.create_task(_lead(leader, store))
     await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)

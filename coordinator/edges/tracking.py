@@ -47,9 +47,13 @@ def refuse_missing(job: Job) -> None:
 class Tracking:
     """Of one coordinator."""
 
-    def __init__(self, job: Job, run_id: str, events: Callable[[], EventLog]) -> None:
-        """``run_id``: the same for every coordinator of the run; ``events``: the log of the present term."""
+    def __init__(self, job: Job, run_id: str, events: Callable[[], EventLog], tell: Callable[[str, str], None]) -> None:
+        """``run_id``: the same for every coordinator of the run; ``events``: the log of the present term.
+
+        ``tell``: called with a tracker that has failed and the reason, each reason once in a row.
+        """
         self._run_id = run_id
+        self._tell = tell
         self._events = events
         self._named = job.track.named if job.track is not None else {}
         config = json.dumps(flattened(job.model_dump(exclude_none=True, exclude={"track"})))
@@ -74,9 +78,10 @@ class Tracking:
                 why = await _last_line(process)
             finally:
                 feeding.cancel()
+                await _closed(process)
             pause = PAUSE_SECONDS if why != said else min(2 * pause, LONGEST_PAUSE_SECONDS)
             if why != said:
-                log.warning("nothing is written to %s for now (%s); it is tried again", kind, why)
+                self._tell(kind, why)
             said = why
             await asyncio.sleep(pause)
 
@@ -97,17 +102,27 @@ class Tracking:
 
     async def close(self) -> None:
         """Lets every process write what it was told; one that takes too long is ended."""
-        living = [process for process in self._processes.values() if process.returncode is None]
-        for process in living:
-            assert process.stdin is not None
-            process.stdin.close()
-        waiting = [asyncio.create_task(process.wait()) for process in living]
+        for process in self._processes.values():
+            if process.stdin is not None:
+                process.stdin.close()
+        waiting = [asyncio.create_task(process.wait()) for process in self._processes.values()]
         if waiting:
             await asyncio.wait(waiting, timeout=CLOSING_SECONDS)
-        for process in living:
+        for kind, process in self._processes.items():
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+            if process.returncode:
+                log.warning("%s has not all numbers of run %s", kind, self._run_id)
+
+
+async def _closed(process: asyncio.subprocess.Process) -> None:
+    """Lets go of the pipe to a process that has ended; what was in it is lost with that."""
+    assert process.stdin is not None
+    if process.returncode is not None:
+        process.stdin.close()
+        with suppress(ConnectionError):
+            await process.stdin.wait_closed()
 
 
 async def _last_line(process: asyncio.subprocess.Process) -> str:

@@ -13,7 +13,7 @@ from typing import Self
 
 from culm.local import nursery
 from culm.local.kills import Kill
-from culm.local.processes import Child
+from culm.local.processes import STOP_SECONDS, Child
 from culm.local.redis_server import EmbeddedRedis
 from culm.pipeline import default_ports, private
 from culm.pipeline.errors import JobError
@@ -23,6 +23,7 @@ from culm.pipeline.text import LONGEST_NAME
 from culm.terminal.outcome import RunFailed
 
 START_SECONDS = 30.0
+TRACKED_STOP_SECONDS = 15.0  # for a coordinator whose trackers have numbers to write
 USUAL_ADDRESS = f"{default_ports.COORDINATOR},127.0.0.1:0"  # where `culm status` asks; any port if that is taken
 LISTENING = re.compile(rb"^culm coordinator listening on (\S+)$", re.MULTILINE)
 # How a process ended says what to do. Code 0: a node was drained, or its run is done. SIGKILL and other signals: the
@@ -106,10 +107,11 @@ class LocalCluster:
 
     def close(self) -> None:
         """Ends every process: asks all of them first, then kills those that stay."""
+        tracked = self.job.track is not None  # its coordinator lets trackers write what they were told last
         for child in self._children.values():
             child.interrupt()
-        for child in self._children.values():
-            child.stop()
+        for name, child in self._children.items():
+            child.stop(TRACKED_STOP_SECONDS if tracked and name == "coordinator" else STOP_SECONDS)
         self._children.clear()
         if self._redis is not None:
             self._redis.stop()

@@ -93,7 +93,7 @@ def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: Local
         outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
         outcome.losses.append(event.loss)
     elif isinstance(event, Evaluated):
-        outcome.evaluations[event.step] = {"loss": event.loss, **event.metrics}
+        outcome.evaluations[event.step] = {"loss": event.loss, **dict(sorted(event.metrics.items()))}
     elif isinstance(event, Lost):
         lost[event.node] = entry
     elif isinstance(event, Recovered):

@@ -3,6 +3,7 @@
 # Every microbatch begins with the committed buffers, and leaves them. Sums and counts add up in order of microbatch
 # within a pipeline, pipelines as the tree; a loss or metric that is a mean counts for as many as there are samples.
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from culm.pipeline.user_code.data import EvaluatedMicrobatches
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.forwards import precision_of
 from culm.pipeline.user_code.imports import load_callable
+from culm.pipeline.user_code.modes import evaluation_mode
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
 Tree = Callable[[Sequence[Any]], Any]
@@ -36,27 +38,24 @@ class PlainEvaluation:
     @torch.no_grad()
     def run(self, step: int, tree: Tree) -> dict[str, float]:
         """The loss and each metric of the model as it is. ``tree``: adds up what the pipelines come to."""
-        modes = [(part, part.training) for layer in self._model for part in layer.modules()]
         buffers = [buffer for layer in self._model for buffer in layer.buffers()]
         before = [buffer.clone() for buffer in buffers]
         evaluations = self._job.evaluations
         of_pipelines: dict[str, list[tuple[float, float]]] = {name: [] for name in ("loss", *self._metrics)}
-        for layer in self._model:
-            layer.eval()
         for pipeline in range(self._job.pipeline.pipelines):
             found = dict.fromkeys(of_pipelines, (0.0, 0.0))
             for index in range(evaluations.microbatches):
                 if samples := len(evaluations.samples_of(pipeline, index)):
-                    for name, (total, count) in self._microbatch(step, pipeline, index, samples).items():
+                    with evaluation_mode(*self._model):
+                        numbers = self._microbatch(step, pipeline, index, samples)
+                    for name, (total, count) in numbers.items():
                         found[name] = (found[name][0] + total, found[name][1] + count)
                 for buffer, old in zip(buffers, before, strict=True):
                     buffer.copy_(old)
             for name, pair in found.items():
                 of_pipelines[name].append(pair)
-        for part, training in modes:
-            part.training = training
         sums = {name: [tree(list(part)) for part in zip(*pairs, strict=True)] for name, pairs in of_pipelines.items()}
-        return {name: total / count if count else 0.0 for name, (total, count) in sums.items()}
+        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
     def _microbatch(self, step: int, pipeline: int, index: int, samples: int) -> dict[str, tuple[float, float]]:
         job, device = self._job, device_of(self._job)

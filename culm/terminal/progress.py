@@ -20,6 +20,7 @@ SHOWN = {
     "plan",
     "lost",
     "evaluated",
+    "untracked",
     "resumed",
     "recovered",
     "hot",

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import Entry, Reader, of_lines
+from culm.pipeline.money.kinds import Done, RolledBack
 from culm.trackers.scalars import Scalars
 from culm.trackers.tracker import TrackedRun, Tracker
 
@@ -29,7 +31,7 @@ TRACKERS = {
     "wandb": ("culm.trackers.wandb", "WeightsAndBiases"),
     "mlflow": ("culm.trackers.mlflow", "MLflow"),
 }
-CLOSING_SECONDS = 30.0  # for what is still to be sent once nothing more comes
+CLOSING_SECONDS = 10.0  # for what is still to be sent once the coordinator is gone
 
 
 @contextmanager
@@ -50,13 +52,24 @@ def opened(kind: str, where: str, run: TrackedRun) -> Tracker:
     return make(where, run)
 
 
-def follow(lines: Iterable[str], tracker: Tracker) -> None:
-    """Writes what the events say, until there are no more."""
+def follow(lines: Iterable[str], tracker: Tracker) -> bool:
+    """Writes what the events say, until there are no more. Whether the run is done then."""
+    done = False
     scalars, reader = Scalars(tracker.newest), Reader("what is tracked")
     for event in of_lines(lines, "the events"):
         found: list[Entry] = []
         if reader.read(event, found.append) and (numbers := scalars.of(found[0])):
             tracker.write(numbers)
+        done = (done or event.kind == Done.kind) and event.kind != RolledBack.kind
+    return done
+
+
+def end_with(parent: int) -> None:
+    """Ends this process some time after its parent, whatever it waits for."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    time.sleep(CLOSING_SECONDS)
+    os._exit(1)
 
 
 def main() -> int:
@@ -70,15 +83,12 @@ def main() -> int:
     arguments = parser.parse_args()
     # Ctrl-C reaches all processes of a terminal. What the run still says is to be written, and then this one ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=end_with, args=[os.getppid()], daemon=True).start()
     run = TrackedRun(id=arguments.id, name=arguments.name, config=json.loads(arguments.config))
     try:
         with alone(f"{arguments.kind}-{run.id}"):
             tracker = opened(arguments.kind, arguments.where, run)
-            follow(sys.stdin, tracker)
-            closing = threading.Timer(CLOSING_SECONDS, os._exit, [1])
-            closing.daemon = True
-            closing.start()
-            tracker.close()
+            tracker.close(follow(sys.stdin, tracker))
     except JobError as error:
         print(error, file=sys.stderr)
         return 2

@@ -39,5 +39,6 @@ class MLflow:
         for first in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self._run, metrics=metrics[first : first + MOST_METRICS])
 
-    def close(self) -> None:
-        self._client.set_terminated(self._run)
+    def close(self, done: bool) -> None:
+        if done:
+            self._client.set_terminated(self._run)

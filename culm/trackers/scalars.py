@@ -39,10 +39,11 @@ class Scalars:
 
     def _is_new(self, scalar: Scalar) -> bool:
         name = scalar.name
-        newest = self._newest[name] if name in self._newest else self._written(name)
-        if scalar.step <= newest:
+        if name not in self._newest:  # once: a tracker may have to read all that it has for that
+            self._newest[name] = self._written(name)
+        if scalar.step <= self._newest[name]:
             return False
-        self._newest[scalar.name] = scalar.step
+        self._newest[name] = scalar.step
         return True
 
     def _told(self, entry: Entry) -> Iterable[Scalar]:

@@ -38,5 +38,5 @@ class TensorBoard:
             self._writer.add_event(Event(wall_time=scalar.time, step=scalar.step, summary=Summary(value=[value])))
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, done: bool) -> None:
         self._writer.close()

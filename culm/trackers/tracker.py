@@ -27,6 +27,6 @@ class Tracker(Protocol):
         """Keeps them: they outlive this process once it returns."""
         ...
 
-    def close(self) -> None:
-        """The run is over, or another process goes on."""
+    def close(self, done: bool) -> None:
+        """Nothing more comes from here. ``done``: the run is over; else another process may go on."""
         ...

@@ -27,5 +27,5 @@ class Trackio:
         for step, numbers in by_step(scalars):
             self._run.log(numbers, step=step)
 
-    def close(self) -> None:
+    def close(self, done: bool) -> None:
         self._run.finish()

@@ -44,5 +44,5 @@ class WeightsAndBiases:
         whole.write_text(json.dumps(self._newest))
         whole.replace(self._file)
 
-    def close(self) -> None:
+    def close(self, done: bool) -> None:
         self._run.finish()

@@ -303,6 +303,15 @@ class Failed(Event):
     code: Annotated[int, "the exit code of ``culm run``"] = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Untracked(Event):
+    """A tracker that the job names cannot be written to. It is told all that it lacks once it can."""
+
+    kind = "untracked"
+    tracker: Annotated[str, "which one"]
+    why: Why = ""
+
+
 # ---- coordinators ----------------------------------------------------------------------------------------------------
 
 
@@ -379,7 +388,7 @@ GROUPS: Mapping[str, tuple[type[Event], ...]] = {
     "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
     "Steps": (Committed, Evaluated, Skipped, Waiting, Silent, Stalled, Moving),
     "Checkpoints": (Checkpointed, CheckpointFault),
-    "The run": (Stopping, Done, Fetched, Released, Failed),
+    "The run": (Stopping, Done, Fetched, Released, Failed, Untracked),
     "Coordinators": (Adopted, TookOver),
     "Money": (Priced, Tariff, Used),
 }

@@ -11,7 +11,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
 from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
 from culm.pipeline.user_code.devices import device_of
-from culm.pipeline.user_code.evaluating import check_evaluation
+from culm.pipeline.user_code.evaluating import Held, check_evaluation
 from culm.pipeline.user_code.groups import refuse_unknown
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.model import ModelSource
@@ -32,7 +32,10 @@ def check_job(job: Job) -> None:
     a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))
     ask_again(source, job, a, b)
     if job.evaluate is not None:
-        check_evaluation(source, job, *_microbatches(job, "evaluate", [(0, 0, 0)])[0])
+        keys = [(0, 0, 0), (0, *job.evaluations.last)]
+        held = zip(keys, _microbatches(job, "evaluate", keys), strict=True)
+        microbatches = [Held(pipeline, number, x, target) for (_, pipeline, number), (x, target) in held]
+        check_evaluation(source, job, a.x, microbatches)
     _check_optimizer(source, job)
 
 

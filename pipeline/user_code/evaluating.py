@@ -1,20 +1,35 @@
 """What an evaluation tells of a microbatch: sums and counts of the loss and of each metric."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.bits import digest_of
+from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers
-from culm.pipeline.tensors.pytrees import Pytree
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described, load_callable
 from culm.pipeline.user_code.losses import MOST_COUNTED, taken
 from culm.pipeline.user_code.model import ModelSource
+from culm.pipeline.user_code.modes import evaluation_mode
+from culm.pipeline.user_code.streams import stream_seed
+from culm.pipeline.user_code.trial import Trial
 
 Numbers = tuple[float, ...]
+
+
+class Held(NamedTuple):
+    """A microbatch of an evaluation: whose, which one, and what it holds."""
+
+    pipeline: int
+    number: int
+    x: Pytree
+    target: Pytree
 
 
 class Measures:
@@ -47,7 +62,9 @@ class Measures:
                 try:
                     given = metric(output, target)
                 except RAISED as error:
-                    raise JobError(f"the metric {name} raised {described(error)}", where, "correct it") from error
+                    raise JobError(
+                        f"the metric {name} raised {described(error)}", where, "correct it, or name another"
+                    ) from error
                 numbers += _sum_and_count(given, samples, where)
         return tuple(numbers)
 
@@ -63,28 +80,54 @@ def _sum_and_count(given: Any, samples: int, where: str) -> Numbers:
 
 def _number(given: Any, where: str) -> float:
     try:
+        if isinstance(given, str | bytes):
+            raise TypeError
         return float(given)
     except (TypeError, ValueError, RuntimeError) as error:
         what = f"it returned a {type(given).__name__} that is not a single number"
         raise JobError(what, where, "return the mean over the microbatch's samples, or a pair (sum, count)") from error
 
 
-def check_evaluation(source: ModelSource, job: Job, x: Pytree, target: Pytree) -> None:
-    """Runs a microbatch of the evaluation through every layer, the loss and the metrics. Raises JobError."""
-    forwards, h = Forwards(job), x
-    with torch.no_grad():
-        for index in range(source.layer_count):
-            layer = source.build(index).eval()
-            try:
-                h = between_layers(forwards.once(layer, h))
-            except RAISED as error:
-                what = f"layer {index} ({type(layer).__name__}) raised {described(error)} in an evaluation"
-                mend = "let it take what evaluate.dataset gives, in evaluation mode"
-                raise JobError(what, "evaluate.dataset", mend) from error
+def check_evaluation(source: ModelSource, job: Job, x: Pytree, microbatches: Sequence[Held]) -> None:
+    """Runs microbatches of the evaluation through every layer, the loss and the metrics. Raises JobError.
+
+    ``x``: an input of training. On that each layer has to compute the same before and after it is evaluated.
+    """
+    forwards, inputs = Forwards(job), [held.x for held in microbatches]
+    for index in range(source.layer_count):
+        layer = source.build(index)
+        name, seed = f"layer {index} ({type(layer).__name__})", stream_seed(job.job.seed, 0, 0, 0, index)
+        trial, parameters = Trial(layer, name, False, False, forwards), _bits_of(layer)
+        before = trial.run(x, seed, backward=False)
+        inputs = [_evaluated(forwards, layer, name, each) for each in inputs]
+        if written := [key for key, bits in _bits_of(layer).items() if parameters.get(key) != bits]:
+            what = f"{name} changes its parameter {written[0]} in an evaluation"
+            raise JobError(what, "evaluate", "leave parameters as they are: what eval() merges belongs into an export")
+        if trial.run(x, seed, backward=False).bits != before.bits:
+            what = f"{name} computes something else in training once it was evaluated"
+            raise JobError(what, "evaluate", "let train() undo what eval() does, and keep nothing else from a forward")
+        x = before.output
+    measures = Measures(job, source.loss)
+    for held, output in zip(microbatches, inputs, strict=True):
         try:
-            Measures(job, source.loss).of(0, 0, h, target)
+            measures.of(held.pipeline, held.number, output, held.target)
         except JobError:
             raise
         except RAISED as error:
             what = f"the loss raised {described(error)} in an evaluation"
             raise JobError(what, "evaluate.dataset", "let it take what evaluate.dataset gives") from error
+
+
+@torch.no_grad()
+def _evaluated(forwards: Forwards, layer: nn.Module, name: str, x: Pytree) -> Pytree:
+    try:
+        with evaluation_mode(layer):
+            return between_layers(forwards.once(layer, mapped(copy_of, x)))
+    except RAISED as error:
+        what = f"{name} raised {described(error)} in an evaluation"
+        mend = "let it take what evaluate.dataset gives, in evaluation mode"
+        raise JobError(what, "evaluate.dataset", mend) from error
+
+
+def _bits_of(layer: nn.Module) -> dict[str, str]:
+    return {name: digest_of(parameter) for name, parameter in layer.named_parameters()}

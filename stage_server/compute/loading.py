@@ -79,11 +79,12 @@ def samples_told(job: Job) -> Told:
     return {section: _told(job, section) for section in sections_of(job)}
 
 
-def in_words(told: Told) -> str:
-    """For the coordinator; nothing where a dataset gives nothing, or nobody compares it."""
-    if not told or not all(told.values()):
-        return ""
-    return "; ".join(text if section == "data" else f"evaluated: {text}" for section, text in told.items())
+_PARTS: Mapping[Section, str] = {"data": "samples", "evaluate": "evaluation"}
+
+
+def parts_of(told: Told) -> dict[str, str]:
+    """Of the run's identity; without a dataset that gives nothing, or that nobody compares."""
+    return {_PARTS[section]: text for section, text in (told or {}).items() if text}
 
 
 def _told(job: Job, section: Section) -> str:

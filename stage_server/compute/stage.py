@@ -156,9 +156,7 @@ class Stage:
 
     def evaluate(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree | None:
         """As ``StageEvaluation.forward``, in the running step."""
-        output = self.evaluation.forward(self._step, microbatch, x, target)
-        self._untouched.refuse_writes()
-        return output
+        return self.evaluation.forward(self._step, microbatch, x, target)
 
     def _writes_now(self, layer: HeldLayer) -> JobError:
         what = f"layer {layer.index} ({type(layer.module).__name__}) changes its input in place, but not always"

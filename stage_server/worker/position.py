@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from culm.pipeline import flow, keys
 from culm.pipeline.commit import Commit
@@ -19,6 +20,12 @@ from culm.pipeline.tree import Block
 # steps still further ahead it forgets what peers say, which would stay in memory until then. When it comes to such a
 # step a repeat costs little, and is acknowledged again (rule 4).
 AHEAD = 2
+
+
+@lru_cache(maxsize=1024)
+def _order(duty: Duty, stages: int, schedule: Schedule, trains: bool, evaluated: int) -> tuple[Instruction, ...]:
+    evaluations = tuple(Instruction(duty, "E", m) for m in range(evaluated))
+    return evaluations + (schedule.order(duty, stages) if trains else ())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,8 +85,7 @@ class Position:
     def order(self, duty: Duty) -> tuple[Instruction, ...]:
         """All that the duty is in the running step."""
         assert self.plan is not None
-        evaluations = tuple(Instruction(duty, "E", m) for m in range(self.evaluated))
-        return evaluations + (self.schedule.order(duty, len(self.plan.stages)) if self.trains else ())
+        return _order(duty, len(self.plan.stages), self.schedule, self.trains, self.evaluated)
 
     def result_of(self, instruction: Instruction) -> Key:
         """The key of what the instruction gives in the running step."""

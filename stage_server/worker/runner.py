@@ -233,9 +233,11 @@ class Runner(Generic[V]):
         for step in range(version, min(version + 1 + begun, self._at.end) if ends else 0):
             for op, count in self._at.forwards_in(step):
                 for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
-                    for m in range(count):
-                        forwards = (Instruction(duty, op, m) for duty in ends if duty.pipeline == pipeline)
-                        if step > version or not all(map(self.duties.has_done, forwards)):
+                    mine = [duty for duty in ends if duty.pipeline == pipeline]
+                    # Microbatches run in order, but for an heir's, which may be done here and there.
+                    whole = step > version or any(self.has_taken_over(duty) for duty in mine)
+                    for m in range(0 if whole else min(self.duties[duty].count[op] for duty in mine), count):
+                        if step > version or not all(self.duties.has_done(Instruction(duty, op, m)) for duty in mine):
                             yield Load(step, pipeline, m, evaluated=op == "E")
 
     # ---- what was run -----------------------------------------------------------------------------------------------

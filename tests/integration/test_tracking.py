@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job, with_values
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
+from culm.terminal.client import connect
 from culm.trackers.tensorboard import events_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -63,12 +63,13 @@ def test_a_tracker_that_fails_holds_up_nothing(tmp_path: Path) -> None:
     job = with_values(load_job(EXAMPLES / "digits_mlp.toml"), values)
     with LocalCluster(job, EXAMPLES, 3, folder=tmp_path / "run", patience=20.0) as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
-        log = next((tmp_path / "run").glob("*coordinator*.log"))
-        deadline = time.monotonic() + 60.0
-        while "nothing is written to tensorboard for now (NotADirectoryError" not in log.read_text():
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.1)
+        channel, stub = connect(cluster.address)
+        with channel:
+            told = next(e for e in stub.ListEvents(pb.ListEventsRequest(follow=True)) if e.kind == "untracked")
+    assert told.fields["tracker"] == "tensorboard"
+    assert "NotADirectoryError" in told.fields["why"]
     assert len(outcome.losses) == 6
+    assert "tensorboard has not all numbers of run" in next((tmp_path / "run").glob("*coordinator*.log")).read_text()
 
 
 def test_one_that_is_not_installed_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from culm.pipeline.money.codec import Entry, to_line, to_message
-from culm.pipeline.money.kinds import Committed, Evaluated, Event, Planned
+from culm.pipeline.money.kinds import Committed, Done, Evaluated, Event, Planned
 
 ROOT = Path(__file__).parents[2]
 ID = "digits-20260102-030405"
@@ -25,13 +25,14 @@ def line(number: int, event: Event) -> str:
     return to_line(to_message(entry))
 
 
-def log(steps: int) -> list[str]:
+def log(steps: int, done: bool = False) -> list[str]:
     """Of a run that evaluates after steps 2 and 4."""
     events: list[Event] = [Planned(generation=1, samples_per_step=8)]
     for step in range(steps):
         if step in (2, 4):
             events.append(Evaluated(step=step, loss=0.5 / step, metrics={"accuracy": step / 8}))
         events.append(Committed(step=step, loss=1.0 / (step + 1)))
+    events += [Done(step=steps)] if done else []
     return [line(i + 1, event) for i, event in enumerate(events)]
 
 
@@ -133,7 +134,7 @@ def test_what_two_coordinators_tell_is_there_once(kind: str, tmp_path: Path) -> 
     place, read = TRACKERS[kind]
     where = place.format(folder=tmp_path)
     tell(kind, where, log(3), tmp_path)
-    tell(kind, where, log(6), tmp_path)  # from the beginning, as a successor does
+    tell(kind, where, log(6, done=True), tmp_path)  # from the beginning, as a successor does
     found = read(where, tmp_path)
     assert {name: sorted(found[name]) for name in ("train/loss", "evaluate/loss", "evaluate/accuracy")} == {
         "train/loss": [1, 2, 3, 4, 5, 6],

@@ -1,5 +1,6 @@
 """Weights that are evaluated as training goes on: the plain loop's numbers, and not a bit of the weights changes."""
 
+import math
 import random
 from typing import Any
 
@@ -35,6 +36,16 @@ def drawn(output: torch.Tensor, target: torch.Tensor) -> tuple[float, float]:
 
 def broken(output: torch.Tensor, target: torch.Tensor) -> float:
     raise ValueError("no such class")
+
+
+def spelt(output: torch.Tensor, target: torch.Tensor) -> str:
+    return "0.5"
+
+
+def of_eight(output: torch.Tensor, target: torch.Tensor) -> float:
+    if len(target) < 8:
+        raise ValueError("five samples are too few")
+    return 1.0
 
 
 def summed(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -102,7 +113,7 @@ def test_what_pipelines_tell_is_told_apart() -> None:
     trained, evaluated = tally.parted([*first, *second], form.evaluated, 2)
     assert trained == [0.5, 0.25, 1.5, 1.0]
     assert tally.means(evaluated, form.evaluated, 2) == (2.0, 0.5)
-    assert tally.means([0.0] * 4, 4, 1) == (0.0, 0.0), "nothing counts"
+    assert all(map(math.isnan, tally.means([0.0] * 4, 4, 1))), "nothing counts"
 
 
 def test_a_microbatch_that_counts_nothing_has_samples_all_the_same() -> None:
@@ -122,10 +133,95 @@ def test_a_key_of_an_evaluation_that_there_is_not_is_refused() -> None:
         assert bool(key_problem(Key(0, step, 1, kind, 0, index), run)) != fits, (step, kind, index)
 
 
+class Flagged(nn.Linear):
+    """Keeps a flag of its own beside ``training``, as some modules do."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.on = True
+
+    def train(self, mode: bool = True) -> "Flagged":
+        self.on = mode
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, 8]
+        y: torch.Tensor = super().forward(x)
+        return y * 2.0 if self.on else y
+
+
+class Merging(nn.Linear):
+    """Merges an adapter into its weight in evaluation mode, in a way that torch counts as no change."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.adapter = nn.Parameter(torch.ones(8, 8))
+
+    def train(self, mode: bool = True) -> "Merging":
+        if not mode:
+            self.weight.data += self.adapter
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, 8]
+        return x @ (self.weight + self.adapter)
+
+
+class Counting(nn.Linear):
+    """Was it evaluated? Then it trains otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.evaluated = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # x: [B, 8]
+        self.evaluated = self.evaluated or not self.training
+        y: torch.Tensor = super().forward(x)
+        return -y if self.evaluated else y
+
+
+def with_a(kind: str) -> list[nn.Module]:
+    return [{"flagged": Flagged, "merging": Merging, "counting": Counting}[kind](), nn.Linear(8, 8), nn.Linear(8, 4)]
+
+
+def of_a(kind: str) -> Job:
+    return job_of(values={"model.layers": f"{HERE}:with_a", "model.args": {"kind": kind}, "evaluate.every": 1})
+
+
+def test_a_layer_trains_again_by_its_own_method() -> None:
+    job = of_a("flagged")
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+    assert run_plain(job).sha256 == run_plain(job.model_copy(update={"evaluate": None})).sha256
+
+
+def test_a_layer_that_an_evaluation_changes_is_refused_before_anything_starts() -> None:
+    for kind, said in (
+        ("merging", "changes its parameter weight in an evaluation"),
+        ("counting", "once it was evaluated"),
+    ):
+        with pytest.raises(JobError, match=rf"evaluate: layer 0 \({kind.title()}\) .*{said}"):
+            check_job(of_a(kind))
+
+
+def test_a_parameter_that_changes_only_in_the_run_ends_it_there() -> None:
+    job = of_a("merging")
+    with pytest.raises(JobError, match="changes its parameter weight itself"):
+        gives_the_plain_loops_bits(job)
+
+
 def test_metrics() -> None:
     scores = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
     assert metrics.accuracy(scores, torch.tensor([1, 1, -100])) == (1.0, 2.0)
     assert metrics.mean_absolute_error(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 2.0])) == (3.0, 2.0)
+    logits = torch.eye(4).view(2, 2, 4)
+    assert metrics.token_accuracy(logits, torch.tensor([[0, 1], [-100, 0]])) == (2.0, 3.0)
+    with pytest.raises(ValueError, match=r"\[4, 1\] and \[4\], and have to be of one shape"):
+        metrics.mean_absolute_error(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"culm\.metrics:token_accuracy takes"):
+        metrics.accuracy(logits, torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="and have to be"):
+        metrics.accuracy(torch.eye(4), torch.zeros(4, 1))
+    with pytest.raises(ValueError, match=r"culm\.metrics:accuracy takes"):
+        metrics.token_accuracy(torch.eye(4), torch.zeros(4))
 
 
 def test_a_job_keeps_its_section_and_says_what_is_wrong_with_it() -> None:
@@ -141,6 +237,9 @@ def test_a_job_keeps_its_section_and_says_what_is_wrong_with_it() -> None:
         ({"evaluate.metrics": {"x": f"{HERE}:layers"}}, r"evaluate\.metrics\.x: the metric x raised TypeError"),
         ({"evaluate.metrics": {"x": "torch:stack"}}, r"evaluate\.metrics\.x"),
         ({"evaluate.metrics": {"loss": f"{HERE}:right"}}, "'loss' cannot be a metric's name"),
+        ({"evaluate.metrics": {"step": f"{HERE}:right"}}, "'step' cannot be a metric's name"),
+        ({"evaluate.metrics": {"x": f"{HERE}:spelt"}}, r"evaluate\.metrics\.x: it returned a str"),
+        ({"evaluate.metrics": {"x": f"{HERE}:of_eight"}}, r"evaluate\.metrics\.x: .*five samples are too few"),
         ({"evaluate.metrics": {"x": "nowhere:thing"}}, r"evaluate\.metrics\.x: module 'nowhere' cannot be imported"),
     ):
         with pytest.raises(JobError, match=said):

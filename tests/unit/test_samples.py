@@ -216,9 +216,9 @@ def test_a_sample_that_cannot_be_read_counts_unless_it_may_be_later(monkeypatch:
 def test_a_node_tells_samples_where_all_nodes_are_alike() -> None:
     job = job_of("Numbered", stages=1)
     source = ModelSource(job)
-    samples = loading.in_words(loading.samples_told(job))
-    assert samples.startswith("64 samples, ")
-    assert availability(job, source, CPU, pb.Welcome(), samples=samples).parts["samples"] == samples
+    samples = loading.parts_of(loading.samples_told(job))
+    assert samples["samples"].startswith("64 samples, ")
+    assert availability(job, source, CPU, pb.Welcome(), samples=samples).parts["samples"] == samples["samples"]
 
 
 def test_machines_that_may_differ_tell_no_samples_and_do_not_open_the_dataset() -> None:
@@ -230,7 +230,7 @@ def test_machines_that_may_differ_tell_no_samples_and_do_not_open_the_dataset() 
     assert len(MADE) == made
     assert (
         "samples"
-        not in availability(job, source, CPU, pb.Welcome(), samples=loading.in_words(compute.told_samples)).parts
+        not in availability(job, source, CPU, pb.Welcome(), samples=loading.parts_of(compute.told_samples)).parts
     )
     compute.do(Load(0, 0, 0))
     assert len(MADE) == made + 1
@@ -245,8 +245,8 @@ def test_a_node_without_the_data_takes_part_until_it_has_to_load(monkeypatch: py
     monkeypatch.setattr(Torn, "error", TimeoutError("the mount does not answer"))
     compute.told_samples = loading.samples_told(job)
     assert compute.told_samples == {"data": ""}
-    assert not loading.in_words(compute.told_samples)
-    assert "samples" not in availability(job, source, CPU, pb.Welcome(), samples="").parts
+    assert not loading.parts_of(compute.told_samples)
+    assert "samples" not in availability(job, source, CPU, pb.Welcome()).parts
     with pytest.raises(TimeoutError, match="the mount does not answer"):
         compute.do(Load(0, 0, 0))
     monkeypatch.setattr(Torn, "error", ValueError("sample 63 is torn"))
