@@ -43,7 +43,10 @@ def dataset_of(job: Job, section: Section = "data") -> Any:
     where = f"{section}.dataset"
     make = load_callable(name, where)
     seed_all(job.job.seed)
-    made = called(make, args, where)
+    try:
+        made = called(make, args, where)
+    except JobError as error:  # of a dataset of Culm's own, which knows of [data] alone
+        raise JobError(error.what, error.where.replace("data.", f"{section}.", 1), error.mend) from error
     settle(job)
     mend = "return a map-style Dataset with __len__ and __getitem__"
     try:
