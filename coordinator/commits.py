@@ -139,7 +139,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
     # A last checkpoint is asked for once, by the first commit after every node was told to go.
     saves = state.stopping is not None and state.stopping.step is None
     if state.stopping is not None and saves:
-        state = replace(state, stopping=replace(state.stopping, step=state.committed))
+        state = replace(state, stopping=replace(state.stopping, step=min(state.committed, settings.steps)))
     commit = Commit(
         term=state.term,
         era=state.era,

@@ -114,7 +114,7 @@ def _available(state: State, said: pb.Available) -> str:
         commit = said.last_commit
         if commit.step >= max(said.version, 1):
             return f"it has applied step {commit.step}, but is at version {said.version}"
-        if wrong := commit_problem(commit, count, steps, pipelines):
+        if wrong := commit_problem(commit, count, steps, pipelines, state.settings.tally.means):
             return wrong
     if said.HasField("plan"):
         wrong = plan_problem(said.plan, count, steps, pipelines) or _its_plan(state, said.plan)

@@ -106,12 +106,18 @@ def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: i
     return f"it has {end} layers; the model has {layers}" if end != layers else ""
 
 
-def commit_problem(commit: pb.Commit, layers: int | None, steps: int, pipelines: int) -> str:
-    """Of a commit. Its loss may be NaN: that is a fact of the job."""
+def commit_problem(
+    commit: pb.Commit, layers: int | None, steps: int, pipelines: int, evaluated: int | None = None
+) -> str:
+    """Of a commit. Its loss may be NaN: that is a fact of the job. ``evaluated``: numbers of an evaluation."""
     if wrong := order_problem(commit.term, 0):
         return f"the commit is refused: {wrong}"
     if commit.step >= steps:
         return f"the commit is of step {commit.step}; the last step is {steps - 1}"
     if not math.isfinite(commit.scale) or commit.scale < 0.0:
         return f"the commit of step {commit.step} has the scale {commit.scale}; it has to be finite, and not negative"
+    if evaluated is not None and len(commit.evaluated) not in (0, evaluated):
+        return (
+            f"the commit of step {commit.step} tells {len(commit.evaluated)} numbers of an evaluation, not {evaluated}"
+        )
     return plan_problem(commit.next_plan, layers, steps, pipelines) if commit.HasField("next_plan") else ""

@@ -36,7 +36,12 @@ class TallyForm:
     @property
     def evaluated(self) -> int:
         """Numbers of a microbatch that is evaluated."""
-        return 2 * (1 + len(self.metrics))
+        return 2 * self.means
+
+    @property
+    def means(self) -> int:
+        """Numbers that an evaluation comes to."""
+        return 1 + len(self.metrics)
 
     def told(self, trained: int, evaluated: int) -> int:
         """How many numbers a pipeline tells in a step of so many microbatches."""

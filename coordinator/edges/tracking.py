@@ -22,6 +22,7 @@ from culm.pipeline.text import told
 log = logging.getLogger("culm.coordinator")
 
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0  # before a tracker that has failed is tried again
+LONGEST_CONFIG = 100_000  # characters: what an argument of a process takes
 CLOSING_SECONDS = 10.0  # for what it has not written yet when the coordinator stops
 
 
@@ -57,6 +58,7 @@ class Tracking:
         self._events = events
         self._named = job.track.named if job.track is not None else {}
         config = json.dumps(flattened(job.model_dump(exclude_none=True, exclude={"track"})))
+        config = config if len(config) <= LONGEST_CONFIG else "{}"
         self._about = ["--id", run_id, "--name", job.job.name, "--config", config]
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
@@ -67,23 +69,28 @@ class Tracking:
     async def _keep(self, kind: str, where: str) -> None:
         pause, said = PAUSE_SECONDS, ""
         while True:
-            words = [sys.executable, "-m", "culm.trackers", kind, where, *self._about]
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=pipe, stderr=pipe, stdout=asyncio.subprocess.DEVNULL
-            )
-            self._processes[kind] = process
-            feeding = asyncio.create_task(self._feed(process))
             try:
-                why = await _last_line(process)
-            finally:
-                feeding.cancel()
-                await _closed(process)
+                why = await self._once(kind, where)
+            except OSError as error:  # no process can be begun: memory is short
+                why = told(str(error))
             pause = PAUSE_SECONDS if why != said else min(2 * pause, LONGEST_PAUSE_SECONDS)
             if why != said:
                 self._tell(kind, why)
             said = why
             await asyncio.sleep(pause)
+
+    async def _once(self, kind: str, where: str) -> str:
+        """Begins the tracker's process, feeds it to its end, and says why it has ended."""
+        words = [sys.executable, "-m", "culm.trackers", kind, where, *self._about]
+        pipe, nowhere = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=nowhere, stderr=pipe)
+        self._processes[kind] = process
+        feeding = asyncio.create_task(self._feed(process))
+        try:
+            return await _last_line(process)
+        finally:
+            feeding.cancel()
+            await _closed(process)
 
     async def _feed(self, process: asyncio.subprocess.Process) -> None:
         """Writes events to the process, the ones before first. Its pipe holds it back where it is slow."""

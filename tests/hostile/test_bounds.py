@@ -240,7 +240,11 @@ def test_a_plan_that_no_coordinator_makes_is_refused(wrong: Plan) -> None:
 
 def test_orders_are_held_against_the_run() -> None:
     assert bounds.order_problem_of(pb.AttendResponse(commit=pb.Commit(step=4, scale=1.0, loss=math.nan)), RUN) == ""
-    for commit in (pb.Commit(step=STEPS), pb.Commit(step=4, scale=math.nan), pb.Commit(step=4, scale=-1.0)):
+    assert (
+        bounds.order_problem_of(pb.AttendResponse(commit=pb.Commit(step=4, scale=1.0, evaluated=[math.nan])), RUN) == ""
+    )
+    more = pb.Commit(step=4, scale=1.0, evaluated=[1.0, 2.0])  # of a job without metrics
+    for commit in (pb.Commit(step=STEPS), pb.Commit(step=4, scale=math.nan), pb.Commit(step=4, scale=-1.0), more):
         assert bounds.order_problem_of(pb.AttendResponse(commit=commit), RUN)
     assert bounds.order_problem_of(pb.AttendResponse(die=pb.Die(at="nowhere")), RUN)
     assert bounds.welcome_problem(pb.Welcome(heartbeat_seconds=math.nan))
@@ -284,6 +288,7 @@ WRONG = [
     pb.AttendRequest(available=pb.Available(layers=[4], **FOUR)),
     pb.AttendRequest(available=pb.Available(layers=[0, 0], **FOUR)),
     pb.AttendRequest(available=pb.Available(last_commit=pb.Commit(step=1 << 60), **FOUR)),  # hung the coordinator
+    pb.AttendRequest(available=pb.Available(version=5, last_commit=pb.Commit(step=4, evaluated=[1.0] * 9), **FOUR)),
     pb.AttendRequest(available=pb.Available(plan=pb.Plan(step=1 << 60), **FOUR)),
     # A leader would adopt it, and all nodes refuse whatever comes after the last generation, or era.
     pb.AttendRequest(available=pb.Available(plan=plan_to_proto(plan(step=0, generation=(1 << 63) - 1)), **FOUR)),
