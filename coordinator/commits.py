@@ -146,6 +146,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         step=step,
         scale=numbers.scale,
         loss=numbers.loss,
+        norm=numbers.norm,
         evaluated=numbers.evaluated,
         next_plan=next_plan,
         save=saves,

@@ -170,7 +170,7 @@ def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kin
         metrics = dict(zip(settings.tally.metrics, others, strict=False))
         said.append(kinds.Evaluated(step=commit.step, loss=loss, metrics=metrics))
     if commit.step < settings.steps:
-        said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale))
+        said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale, norm=commit.norm))
     return tuple(said)
 
 

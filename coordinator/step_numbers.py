@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from culm.coordinator.state import State
 from culm.pipeline import tally
-from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
+from culm.pipeline.clip import SKIPPED, clip_scale, fault_in, norm_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,7 @@ class StepNumbers:
 
     scale: float
     loss: float
+    norm: float = 0.0  # of the whole gradient, before clipping; 0 where the job clips nothing, or the step is skipped
     evaluated: tuple[float, ...] = ()  # the loss of what was evaluated, then each metric; of most steps nothing
     fault: str = ""  # which number is not finite, in words
     skipped: str = ""  # why the step changes nothing, in words; the closing step changes nothing anyhow
@@ -37,6 +38,7 @@ def numbers_of(state: State) -> StepNumbers:
     return StepNumbers(
         scale=SKIPPED if skipped else clip_scale(norms, settings.clip_norm, count),
         loss=tally.loss(trained, size, settings.pipelines),
+        norm=norm_of(norms, count) if settings.clip_norm is not None and not skipped else 0.0,
         evaluated=means,
         fault=fault,
         skipped=skipped,

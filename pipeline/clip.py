@@ -17,6 +17,11 @@ SKIPPED = 0.0
 NORM_CHUNK = 1 << 18
 
 
+def norm_of(squared_norms: Sequence[float], count: float = 1.0) -> float:
+    """The whole gradient's L2 norm. ``squared_norms``: as ``clip_scale`` takes them, and ``count``."""
+    return math.sqrt(in_order(squared_norms)) / count
+
+
 def clip_scale(squared_norms: Sequence[float], clip_norm: float | None, count: float = 1.0) -> float:
     """``min(1, clip_norm / (norm + 1e-6)) / count`` of the whole gradient; ``1 / count`` without ``clip_norm``.
 
@@ -28,7 +33,7 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None, count: f
         return SKIPPED
     if clip_norm is None:
         return 1.0 / count or math.ulp(0.0)
-    norm = math.sqrt(in_order(squared_norms)) / count
+    norm = norm_of(squared_norms, count)
     # 1e-6 as in torch's clip_grad_norm_. A huge norm may divide down to 0.0, which holders would read as SKIPPED.
     return min(1.0, clip_norm / (norm + 1e-6)) / count or math.ulp(0.0)
 

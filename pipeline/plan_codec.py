@@ -94,6 +94,7 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
 def commit_to_proto(commit: Commit) -> pb.Commit:
     order = pb.Commit(term=commit.term, era=commit.era, step=commit.step)
     order.scale, order.loss, order.save = commit.scale, commit.loss, commit.save
+    order.norm = commit.norm
     order.evaluated.extend(commit.evaluated)
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
@@ -107,6 +108,7 @@ def commit_from_proto(commit: pb.Commit) -> Commit:
         step=commit.step,
         scale=commit.scale,
         loss=commit.loss,
+        norm=commit.norm,
         evaluated=tuple(commit.evaluated),
         next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
         save=commit.save,

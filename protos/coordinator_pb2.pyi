@@ -1232,6 +1232,7 @@ class Commit(_message.Message):
     NEXT_PLAN_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
@@ -1240,6 +1241,8 @@ class Commit(_message.Message):
     loss: _builtins.float
     save: _builtins.bool
     """Write a checkpoint once the step is applied, whatever its number: every node is to stop."""
+    norm: _builtins.float
+    """The L2 norm of the step's whole gradient, before clipping; 0 where the job clips nothing."""
     @_builtins.property
     def next_plan(self) -> Global___Plan:
         """A switch: adopt this plan once the step is applied."""
@@ -1261,10 +1264,11 @@ class Commit(_message.Message):
         next_plan: Global___Plan | None = ...,
         save: _builtins.bool = ...,
         evaluated: _abc.Iterable[_builtins.float] | None = ...,
+        norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "evaluated", b"evaluated", "loss", b"loss", "next_plan", b"next_plan", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "evaluated", b"evaluated", "loss", b"loss", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

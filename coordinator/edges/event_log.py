@@ -68,7 +68,8 @@ TERM_BITS = 32
 # What is kept in memory, of a run of any length: events that are no commits and no usage, usage, commits as numbers.
 KEPT = 10_000
 USAGE_KEPT = 1_000  # the ledger has added up what is older
-COMMITS_KEPT = 1 << 16  # 3 MiB, and more points of a loss curve than a screen shows
+OLDEST_COLUMNS = 6  # of commits, in a summary that does not say how many
+COMMITS_KEPT = 1 << 16  # 4 MiB, and more points of a loss curve than a screen shows
 # Events between two summaries: so many, at most, a successor reads one by one.
 SUMMARY_EVERY = 1_000
 READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
@@ -82,6 +83,8 @@ class Commits:
     curve keeps its shape.
     """
 
+    COLUMNS = 7  # as ``_columns`` has them
+
     def __init__(self) -> None:
         # Invariant: all columns are of one length, and ``sequences`` ascends: ``since`` searches in it.
         self.sequences = array("Q")
@@ -90,9 +93,13 @@ class Commits:
         self._times = array("d")
         self._losses = array("d")
         self._scales = array("d")
+        self._norms = array("d")
 
     def _columns(self) -> "tuple[array[Any], ...]":
-        return (self.sequences, self._generations, self.steps, self._times, self._losses, self._scales)
+        return (
+            *(self.sequences, self._generations, self.steps, self._times, self._losses, self._scales),
+            self._norms,
+        )
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -106,7 +113,7 @@ class Commits:
         said = entry.event
         if not isinstance(said, Committed) or said.step < 0 or to_fields(said) != dict(event.fields):
             return False
-        row = (entry.sequence, entry.generation, said.step, entry.time, said.loss, said.scale)
+        row = (entry.sequence, entry.generation, said.step, entry.time, said.loss, said.scale, said.norm)
         for column, value in zip(self._columns(), row, strict=True):
             column.append(value)
         # The first commit stays, and the newer half as it is.
@@ -121,7 +128,7 @@ class Commits:
             yield self._event(i)
 
     def _event(self, i: int) -> Event:
-        committed = Committed(step=self.steps[i], loss=self._losses[i], scale=self._scales[i])
+        committed = Committed(step=self.steps[i], loss=self._losses[i], scale=self._scales[i], norm=self._norms[i])
         entry = Entry(
             sequence=self.sequences[i],
             time=self._times[i],
@@ -137,13 +144,13 @@ class Commits:
         columns = b"".join(column.tobytes() for column in self._columns())
         return base64.b64encode(zlib.compress(columns, 1)).decode()
 
-    def read(self, text: str) -> None:
-        """Takes what ``to_text`` gave in place of what is here."""
+    def read(self, text: str, columns: int) -> None:
+        """Takes what ``to_text`` gave in place of what is here. ``columns``: of the version that wrote it."""
         data = zlib.decompress(base64.b64decode(text))
-        size = len(data) // len(self._columns())
+        size = len(data) // columns
         for i, column in enumerate(self._columns()):
             del column[:]
-            column.frombytes(data[i * size : (i + 1) * size])
+            column.frombytes(data[i * size : (i + 1) * size] if i < columns else bytes(size))
 
 
 @dataclass(slots=True)
@@ -256,6 +263,7 @@ class EventLog:
                 "ledger": self.ledger.to_document(),
                 "windows": {s: [w.count, w.longest, w.total] for s, w in self.windows.items()},
                 "commits": self._commits.to_text(),
+                "columns": self._commits.COLUMNS,
             }
         except Exception:
             log.exception("could not sum up the run's figures: the next coordinator will read all events instead")
@@ -321,7 +329,7 @@ class EventLog:
                 int(s): Windows(count=count, longest=longest, total=total)
                 for s, (count, longest, total) in summary["windows"].items()
             }
-            self._commits.read(summary["commits"])
+            self._commits.read(summary["commits"], summary.get("columns", OLDEST_COLUMNS))
             sequence = int(summary["sequence"])
         except Exception as error:
             log.warning("could not read the summary of the run's figures (%s): they begin with the events kept", error)

@@ -56,6 +56,8 @@ class Scalars:
         elif isinstance(event, Committed):
             trained = event.step + 1
             yield Scalar("train/loss", trained, event.loss, at)
+            if event.norm:
+                yield Scalar("train/gradient_norm", trained, event.norm, at)
             yield from self._speed(event.step, trained, at)
             self._last = (event.step, at)
 

@@ -1,7 +1,9 @@
 """The event log keeps what it can, counts what it can read, and never stops who decides."""
 
 import asyncio
+import base64
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -12,8 +14,8 @@ from culm.coordinator.edges import event_log
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
 from culm.coordinator.state import Settings
-from culm.pipeline.money.codec import to_fields, to_stored
-from culm.pipeline.money.kinds import Joined, Planned, RolledBack, Used, Waiting
+from culm.pipeline.money.codec import Entry, to_fields, to_message, to_stored
+from culm.pipeline.money.kinds import Committed, Joined, Planned, RolledBack, Used, Waiting, words_of
 from culm.protos import coordinator_pb2 as pb
 
 PLANNED = Planned(generation=1, steps=9, stage_count=1, stages=(), samples_per_step=8)
@@ -174,3 +176,19 @@ def test_what_is_kept_has_a_bound_and_the_curve_its_shape(monkeypatch: pytest.Mo
         assert steps(await opened(store, 2))[-1] == 999
 
     asyncio.run(scenario())
+
+
+def test_numbers_of_commits_are_read_from_a_summary_of_before_there_were_norms() -> None:
+    commits, read, older = event_log.Commits(), event_log.Commits(), event_log.Commits()
+    for i in range(3):
+        committed = Committed(step=i, loss=1.0 / (i + 1), scale=0.5, norm=float(i))
+        entry = Entry(
+            sequence=i + 1, time=9.0, kind="commit", text=words_of(committed), step=i + 1, generation=1, event=committed
+        )
+        assert commits.add(to_message(entry))
+    read.read(commits.to_text(), event_log.Commits.COLUMNS)
+    assert list(read.since(1)) == list(commits.since(1))
+    columns = b"".join(column.tobytes() for column in commits._columns()[: event_log.OLDEST_COLUMNS])
+    older.read(base64.b64encode(zlib.compress(columns, 1)).decode(), event_log.OLDEST_COLUMNS)
+    assert [event.fields["norm"] for event in older.since(1)] == ["0.0"] * 3
+    assert [event.fields["loss"] for event in older.since(1)] == [event.fields["loss"] for event in commits.since(1)]

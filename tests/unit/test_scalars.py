@@ -25,6 +25,11 @@ def test_a_commit_tells_its_loss_and_how_fast_the_step_was() -> None:
     assert numbers(scalars, Committed(step=5, loss=1.0), 13.0) == {"train/loss": (6, 1.0)}, "not the step before"
 
 
+def test_a_job_that_clips_tells_the_gradients_norm() -> None:
+    found = numbers(Scalars(lambda name: -1), Committed(step=4, loss=1.0, scale=0.5, norm=2.0))
+    assert found == {"train/loss": (5, 1.0), "train/gradient_norm": (5, 2.0)}
+
+
 def test_an_evaluation_stands_at_the_steps_that_were_trained() -> None:
     scalars = Scalars(lambda name: -1)
     found = numbers(scalars, Evaluated(step=4, loss=0.5, metrics={"accuracy": 0.75}))
