@@ -147,6 +147,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         scale=numbers.scale,
         loss=numbers.loss,
         norm=numbers.norm,
+        measured=numbers.measured,
         evaluated=numbers.evaluated,
         next_plan=next_plan,
         save=saves,

@@ -162,15 +162,18 @@ def plan_record(state: State, plan: Plan) -> Record:
     return Record(planned, plan.reason)
 
 
-def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kinds.Evaluated, ...]:
+def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kinds.Measured | kinds.Evaluated, ...]:
     """What a commit tells the event log."""
-    said: list[kinds.Committed | kinds.Evaluated] = []
+    said: list[kinds.Committed | kinds.Measured | kinds.Evaluated] = []
     if commit.evaluated:  # of the weights with which the step began
         loss, *others = commit.evaluated
         metrics = dict(zip(settings.tally.metrics, others, strict=False))
         said.append(kinds.Evaluated(step=commit.step, loss=loss, metrics=metrics))
     if commit.step < settings.steps:
         said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale, norm=commit.norm))
+    if commit.measured:
+        named = dict(zip(settings.tally.measured, commit.measured, strict=False))
+        said.append(kinds.Measured(step=commit.step, metrics=named))
     return tuple(said)
 
 

@@ -17,6 +17,7 @@
 # coordinator; a squared norm of -1 ended it.
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -114,7 +115,7 @@ def _available(state: State, said: pb.Available) -> str:
         commit = said.last_commit
         if commit.step >= max(said.version, 1):
             return f"it has applied step {commit.step}, but is at version {said.version}"
-        if wrong := commit_problem(commit, count, steps, pipelines, state.settings.tally.means):
+        if wrong := commit_problem(commit, count, steps, pipelines, state.settings.tally):
             return wrong
     if said.HasField("plan"):
         wrong = plan_problem(said.plan, count, steps, pipelines) or _its_plan(state, said.plan)
@@ -219,7 +220,9 @@ def _ready(state: State, said: pb.Ready) -> str:
     if len(said.tallies) not in (0, told):
         return f"it tells {len(said.tallies)} tallies where step {said.step} has {told}"
     trained, evaluated = tally.parted(said.tallies, settings.evaluated_in(said.step), settings.pipelines)
-    counts = [*evaluated[1::2], *(trained[1::2] if settings.tally.counted else ())]
+    form = settings.tally
+    of_training = (trained[i :: form.trained] for i in range(form.trained - 1, 0, -2))  # where the loss counts, too
+    counts = [*evaluated[1::2], *chain.from_iterable(of_training)]
     if any(not isfinite(count) or count < 0.0 for count in counts):
         return "a count is negative, or not finite"
     # An heir may run each microbatch's forward, backward and, with zb-h1, the backward's second half again.

@@ -17,6 +17,7 @@ class StepNumbers:
     scale: float
     loss: float
     norm: float = 0.0  # of the whole gradient, before clipping; 0 where the job clips nothing, or the step is skipped
+    measured: tuple[float, ...] = ()  # each metric of training
     evaluated: tuple[float, ...] = ()  # the loss of what was evaluated, then each metric; of most steps nothing
     fault: str = ""  # which number is not finite, in words
     skipped: str = ""  # why the step changes nothing, in words; the closing step changes nothing anyhow
@@ -30,14 +31,15 @@ def numbers_of(state: State) -> StepNumbers:
     if step >= settings.steps:  # the closing step
         loss = state.last_commit.loss if state.last_commit is not None else math.nan
         return StepNumbers(scale=SKIPPED, loss=loss, evaluated=means)
-    size = settings.tally.trained
-    fault = fault_in(state.norms, tally.losses(trained, size))
-    count = tally.counted(trained, size, settings.pipelines)
+    form = settings.tally
+    fault = fault_in(state.norms, tally.losses(trained, form))
+    count = tally.counted(trained, form, settings.pipelines)
     skipped = fault or ("" if count else "nothing counts in any of its microbatches")
     norms = [state.norms[layer] for layer in sorted(state.norms)]
     return StepNumbers(
         scale=SKIPPED if skipped else clip_scale(norms, settings.clip_norm, count),
-        loss=tally.loss(trained, size, settings.pipelines),
+        loss=tally.loss(trained, form, settings.pipelines),
+        measured=tally.measured(trained, form, settings.pipelines),
         norm=norm_of(norms, count) if settings.clip_norm is not None and not skipped else 0.0,
         evaluated=means,
         fault=fault,

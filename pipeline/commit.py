@@ -16,6 +16,7 @@ class Commit:
     scale: float  # of the step's reduced gradients, as ``culm.pipeline.clip`` gives it
     loss: float = 0.0  # the step's, a mean over its microbatches; of the closing step that of the last one
     norm: float = 0.0  # of the step's whole gradient, before clipping; 0 where the job clips nothing
+    measured: tuple[float, ...] = ()  # each metric of training
     evaluated: tuple[float, ...] = ()  # how good the step's weights were: the loss, then each of the job's metrics
     next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
     save: bool = False  # a checkpoint of the step, whatever its number

@@ -19,7 +19,7 @@ _KEYS: Mapping[str, Mapping[str, str]] = {
     "job": {"seed": "train", "threads": "hardware", "device": "hardware"},
     "model": {"*": "model"},
     "data": {"*": "data", "tokens_per_sample": "", "workers": ""},
-    "train": {"*": "train", "activation_checkpointing": "", "average": ""},
+    "train": {"*": "train", "activation_checkpointing": "", "average": "", "metrics": ""},
     "pipeline": {"microbatches": "data", "pipelines": "data"},
 }
 

@@ -78,7 +78,7 @@ class Job(Section):
     def tally_form(self) -> TallyForm:
         """Which numbers its microbatches tell."""
         metrics = tuple(self.evaluate.metrics) if self.evaluate is not None else ()
-        return TallyForm(counted=self.train.reduction == "sum", metrics=metrics)
+        return TallyForm(counted=self.train.reduction == "sum", measured=tuple(self.train.metrics), metrics=metrics)
 
     @property
     def schedule(self) -> Schedule:

@@ -3,6 +3,7 @@
 Each key says in its annotation what it is for: docs/job.md is made from these (``job_page``).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -42,6 +43,13 @@ def _without_secrets(url: str) -> str:
 Name = Annotated[str, AfterValidator(_named)]
 Place = Annotated[str, Field(min_length=1, max_length=1000)]
 Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
+
+
+def _refuse_names(metrics: Mapping[str, str]) -> None:
+    """Raises ValueError for what cannot be a metric's name: others are told beside it."""
+    for name in metrics:
+        if not is_name(name) or name in ("loss", "step", "gradient_norm"):
+            raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss' or 'step'")
 
 
 class Section(BaseModel):
@@ -108,6 +116,11 @@ class TrainSection(Section):
     """Loss and optimizer."""
 
     loss: Annotated[Factory, "called with (output, target); a mean over the microbatch, or as `reduction` says"]
+    metrics: Annotated[
+        dict[str, Factory],
+        'of what is trained on, by name: `{ accuracy = "module:callable" }`, called with (output, target) as the '
+        "loss is; it returns the mean over the samples of the microbatch, or a pair (sum, count)",
+    ] = {}
     reduction: Annotated[
         Literal["mean", "sum"],
         '"mean": a step\'s loss is the mean of its microbatches\'. "sum": the loss returns a pair, the sum over a '
@@ -146,6 +159,11 @@ class TrainSection(Section):
         'what becomes of a step whose loss or gradient is NaN or infinite: "stop" ends the run there, with the weights '
         'of the step before; "skip" commits it, and neither weights nor buffers nor the optimizer\'s state change',
     ] = "stop"
+
+    @model_validator(mode="after")
+    def _has_names(self) -> Self:
+        _refuse_names(self.metrics)
+        return self
 
 
 class PipelineSection(Section):
@@ -261,9 +279,7 @@ class EvaluateSection(Section):
 
     @model_validator(mode="after")
     def _has_names(self) -> Self:
-        for name in self.metrics:
-            if not is_name(name) or name in ("loss", "step"):
-                raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss' or 'step'")
+        _refuse_names(self.metrics)
         if self.best not in ("loss", *self.metrics):
             known = ", ".join(["loss", *self.metrics])
             raise ValueError(f"best is {self.best[:80]!r}, which nothing is called: name one of {known}")

@@ -7,6 +7,7 @@ nobody has told it is None: then only what no run exceeds is refused.
 import math
 from collections.abc import Iterable
 
+from culm.pipeline.tally import TallyForm
 from culm.pipeline.terms import TERM_LIMIT
 from culm.pipeline.text import is_name
 from culm.protos import coordinator_pb2 as pb
@@ -107,17 +108,25 @@ def _stages_problem(stages: Iterable[pb.StagePlan], members: set[str], layers: i
 
 
 def commit_problem(
-    commit: pb.Commit, layers: int | None, steps: int, pipelines: int, evaluated: int | None = None
+    commit: pb.Commit, layers: int | None, steps: int, pipelines: int, form: TallyForm | None = None
 ) -> str:
-    """Of a commit. Its loss may be NaN: that is a fact of the job. ``evaluated``: numbers of an evaluation."""
+    """Of a commit. Its loss may be NaN: that is a fact of the job. ``form``: which numbers the job tells."""
     if wrong := order_problem(commit.term, 0):
         return f"the commit is refused: {wrong}"
     if commit.step >= steps:
         return f"the commit is of step {commit.step}; the last step is {steps - 1}"
     if not math.isfinite(commit.scale) or commit.scale < 0.0:
         return f"the commit of step {commit.step} has the scale {commit.scale}; it has to be finite, and not negative"
-    if evaluated is not None and len(commit.evaluated) not in (0, evaluated):
-        return (
-            f"the commit of step {commit.step} tells {len(commit.evaluated)} numbers of an evaluation, not {evaluated}"
-        )
+    if form is not None and (wrong := _told_problem(commit, form)):
+        return f"the commit of step {commit.step} tells {wrong}"
     return plan_problem(commit.next_plan, layers, steps, pipelines) if commit.HasField("next_plan") else ""
+
+
+def _told_problem(commit: pb.Commit, form: TallyForm) -> str:
+    for told, known, what in (
+        (len(commit.evaluated), form.means, "an evaluation"),
+        (len(commit.measured), len(form.measured), "training"),
+    ):
+        if told not in (0, known):
+            return f"{told} numbers of {what}, not {known}"
+    return ""

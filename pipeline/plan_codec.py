@@ -95,6 +95,7 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
     order = pb.Commit(term=commit.term, era=commit.era, step=commit.step)
     order.scale, order.loss, order.save = commit.scale, commit.loss, commit.save
     order.norm = commit.norm
+    order.measured.extend(commit.measured)
     order.evaluated.extend(commit.evaluated)
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
@@ -109,6 +110,7 @@ def commit_from_proto(commit: pb.Commit) -> Commit:
         scale=commit.scale,
         loss=commit.loss,
         norm=commit.norm,
+        measured=tuple(commit.measured),
         evaluated=tuple(commit.evaluated),
         next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
         save=commit.save,

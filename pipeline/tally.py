@@ -1,11 +1,12 @@
 """What the loss tells of each microbatch, as numbers beside gradients, and what a step makes of them. Pure."""
 
 # Of a microbatch that is trained: its loss; where the loss is a sum (``reduction = "sum"``), the sum, and over how many
-# summands it is. Of one that is evaluated: a sum and a count of the loss and of each metric. They lie end to end, what
-# is trained in front, in order of microbatch:
+# summands it is; then a sum and a count of each metric of training. Of one that is evaluated: a sum and a count of the
+# loss and of each metric. They lie end to end, what is trained in front, in order of microbatch:
 #
 #     mean         loss, loss, ...
 #     sum          sum, count, sum, count, ...
+#     a metric     loss, sum, count, loss, sum, count, ...
 #     evaluated    sum, count of the loss, sum, count of the first metric, ..., the same of the next microbatch
 #
 # Over several pipelines: all that a pipeline tells, then all of the next one. They travel with the gradient of the
@@ -26,12 +27,18 @@ class TallyForm:
     """Which numbers a job's microbatches tell."""
 
     counted: bool = False  # whether the loss is a sum, and tells over how many
+    measured: tuple[str, ...] = ()  # metrics of what is trained
     metrics: tuple[str, ...] = ()  # of what is evaluated, beside its loss
+
+    @property
+    def of_loss(self) -> int:
+        """Numbers that the loss tells of a microbatch that is trained."""
+        return 2 if self.counted else 1
 
     @property
     def trained(self) -> int:
         """Numbers of a microbatch that is trained."""
-        return 2 if self.counted else 1
+        return self.of_loss + 2 * len(self.measured)
 
     @property
     def evaluated(self) -> int:
@@ -69,21 +76,31 @@ def parted(tallies: Sequence[float], evaluated: int, pipelines: int) -> tuple[Se
     return [*chain.from_iterable(trained)], [*chain.from_iterable(rest)]
 
 
-def losses(tallies: Sequence[float], size: int) -> Sequence[float]:
-    """The loss of each microbatch that is trained, as the job gives it. ``size``: numbers a microbatch."""
-    return tallies[::size]
+def losses(tallies: Sequence[float], form: TallyForm) -> Sequence[float]:
+    """The loss of each microbatch that is trained, as the job gives it."""
+    return tallies[:: form.trained]
 
 
-def counted(tallies: Sequence[float], size: int, pipelines: int) -> float:
+def counted(tallies: Sequence[float], form: TallyForm, pipelines: int) -> float:
     """By what the step's gradient is to be divided: all counts, or 1.0 where losses are means already."""
-    return _total(tallies[1::size], pipelines) if size > 1 else 1.0
+    return _total(tallies[1 :: form.trained], pipelines) if form.counted else 1.0
 
 
-def loss(tallies: Sequence[float], size: int, pipelines: int) -> float:
+def loss(tallies: Sequence[float], form: TallyForm, pipelines: int) -> float:
     """The step's loss: the mean over microbatches, or over all that was counted; 0.0 of nothing."""
-    each = losses(tallies, size)
-    of = counted(tallies, size, pipelines) if size > 1 else float(len(each))
+    each = losses(tallies, form)
+    of = counted(tallies, form, pipelines) if form.counted else float(len(each))
     return _total(each, pipelines) / of if of else 0.0
+
+
+def measured(tallies: Sequence[float], form: TallyForm, pipelines: int) -> tuple[float, ...]:
+    """Of what was trained: each metric, over all that it counted; NaN of nothing."""
+    places = range(form.of_loss, form.trained, 2)
+    pairs = [
+        (_total(tallies[i :: form.trained], pipelines), _total(tallies[i + 1 :: form.trained], pipelines))
+        for i in places
+    ]
+    return tuple(total / count if count else math.nan for total, count in pairs)
 
 
 def means(tallies: Sequence[float], size: int, pipelines: int) -> tuple[float, ...]:

@@ -1233,6 +1233,7 @@ class Commit(_message.Message):
     SAVE_FIELD_NUMBER: _builtins.int
     EVALUATED_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
+    MEASURED_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
@@ -1253,6 +1254,10 @@ class Commit(_message.Message):
         order of the job's [evaluate] metrics.
         """
 
+    @_builtins.property
+    def measured(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Each metric of the job's [train] metrics, in their order."""
+
     def __init__(
         self,
         *,
@@ -1265,10 +1270,11 @@ class Commit(_message.Message):
         save: _builtins.bool = ...,
         evaluated: _abc.Iterable[_builtins.float] | None = ...,
         norm: _builtins.float = ...,
+        measured: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "evaluated", b"evaluated", "loss", b"loss", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "evaluated", b"evaluated", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

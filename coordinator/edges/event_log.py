@@ -33,7 +33,7 @@ from culm.pipeline.money.codec import (
     to_message,
     to_stored,
 )
-from culm.pipeline.money.kinds import FREQUENT, Committed, Evaluated, Hot, RolledBack, Used, words_of
+from culm.pipeline.money.kinds import FREQUENT, Committed, Evaluated, Hot, Measured, RolledBack, Used, words_of
 from culm.pipeline.money.kinds import Event as Said
 from culm.pipeline.money.ledger import Ledger
 from culm.protos import coordinator_pb2 as pb
@@ -75,7 +75,7 @@ SUMMARY_EVERY = 1_000
 READ_PAUSE, READ_ATTEMPTS = 0.5, 20  # of a store that does not answer while the history is read
 
 Event = pb.ListEventsResponse  # as it is kept and sent
-CommitSaid = Committed | Evaluated
+CommitSaid = Committed | Measured | Evaluated
 
 
 class Commits:
@@ -187,6 +187,7 @@ class EventLog:
         # By number, as bytes: a tenth of what the messages take. Invariant: ascending: ``_since`` reads from the end.
         self._notable: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._usage: deque[tuple[int, bytes]] = deque(maxlen=USAGE_KEPT)
+        self._measured: deque[tuple[int, bytes]] = deque(maxlen=KEPT)
         self._commits = Commits()
         self._reader = Reader("the run's figures")
         self._waiting: list[Event] = []  # own events, until ``whole``
@@ -234,6 +235,8 @@ class EventLog:
     def _keep(self, event: Event) -> None:
         if event.kind == Used.kind:
             self._usage.append((event.sequence, event.SerializeToString()))
+        elif event.kind == Measured.kind:
+            self._measured.append((event.sequence, event.SerializeToString()))
         elif event.kind != Committed.kind or not self._commits.add(event):
             self._notable.append((event.sequence, event.SerializeToString()))
 
@@ -247,7 +250,7 @@ class EventLog:
 
     def since(self, sequence: int) -> Iterator[Event]:
         """What is kept, from this number on, in order."""
-        others = (_since(kept, sequence) for kept in (self._notable, self._usage))
+        others = (_since(kept, sequence) for kept in (self._notable, self._usage, self._measured))
         return merge(*others, self._commits.since(sequence), key=lambda event: event.sequence)
 
     # ---- what a successor needs --------------------------------------------------------------------------------------
@@ -305,13 +308,14 @@ class EventLog:
             self._take(event)
         for said in lacking:
             self._last = {kind: other for kind, other in self._last.items() if kind != said.kind}
-            self.record(said, words_of(said), said.step + 1 if isinstance(said, Committed) else said.step, 0)
+            self.record(said, words_of(said), said.step if isinstance(said, Evaluated) else said.step + 1, 0)
 
-    def _is_on_record(self, said: Committed | Evaluated, own: Sequence[Event]) -> bool:
+    def _is_on_record(self, said: CommitSaid, own: Sequence[Event]) -> bool:
         """``own``: events that wait."""
         if isinstance(said, Committed) and said.step in self._commits.steps:
             return True
-        read = (Event.FromString(data) for _, data in self._notable) if isinstance(said, Evaluated) else ()
+        kept = {Evaluated: self._notable, Measured: self._measured}.get(type(said), ())
+        read = (Event.FromString(data) for _, data in kept)
         return any(_is_same(_said(event), {said.kind: said}) for event in (*own, *read) if event.kind == said.kind)
 
     @property
@@ -373,7 +377,7 @@ def _since(kept: "deque[tuple[int, bytes]]", sequence: int) -> list[Event]:
 
 def _last_told(said: Said, before: Mapping[str, CommitSaid]) -> Mapping[str, CommitSaid]:
     """What the last commit told; after a rollback the same one may come again."""
-    if isinstance(said, Committed | Evaluated):
+    if isinstance(said, CommitSaid):
         return {**before, said.kind: said}
     return {} if isinstance(said, RolledBack) else before
 

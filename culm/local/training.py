@@ -11,7 +11,7 @@ from culm.local.gathering import gather
 from culm.local.last_checkpoint import LastCheckpoint
 from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.money.codec import Entry, Reader
-from culm.pipeline.money.kinds import Committed, Done, Evaluated, Failed, Lost, Planned, Recovered, RolledBack
+from culm.pipeline.money.kinds import Committed, Done, Evaluated, Failed, Lost, Measured, Planned, Recovered, RolledBack
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
@@ -92,6 +92,8 @@ def _take(entry: Entry, outcome: Outcome, lost: dict[str, Entry], cluster: Local
         # The log lacks commits of a coordinator that was killed while Redis was away.
         outcome.losses.extend([math.nan] * (step - len(outcome.losses)))
         outcome.losses.append(event.loss)
+    elif isinstance(event, Measured):
+        outcome.metrics[event.step] = dict(sorted(event.metrics.items()))
     elif isinstance(event, Evaluated):
         outcome.evaluations[event.step] = {"loss": event.loss, **dict(sorted(event.metrics.items()))}
     elif isinstance(event, Lost):

@@ -54,8 +54,7 @@ class PlainEvaluation:
                     buffer.copy_(old)
             for name, pair in found.items():
                 of_pipelines[name].append(pair)
-        sums = {name: [tree(list(part)) for part in zip(*pairs, strict=True)] for name, pairs in of_pipelines.items()}
-        return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
+        return {name: mean_of(pairs, tree) for name, pairs in of_pipelines.items()}
 
     def _microbatch(self, step: int, pipeline: int, index: int, samples: int) -> dict[str, tuple[float, float]]:
         job, device = self._job, device_of(self._job)
@@ -69,11 +68,18 @@ class PlainEvaluation:
                 "loss": self._loss(x, target),
                 **{name: metric(x, target) for name, metric in self._metrics.items()},
             }
-        return {name: _pair(value, samples) for name, value in given.items()}
+        return {name: pair_of(value, samples) for name, value in given.items()}
 
 
-def _pair(value: Any, samples: int) -> tuple[float, float]:
+def pair_of(value: Any, samples: int) -> tuple[float, float]:
+    """Sum and count of what a loss or metric returns."""
     if isinstance(value, tuple):
         total, count = value
         return float(total), float(count)
     return float(value) * samples, float(samples)
+
+
+def mean_of(pairs: Sequence[tuple[float, float]], tree: Tree) -> float:
+    """Of the sum and the count of each pipeline."""
+    total, count = (tree(list(part)) for part in zip(*pairs, strict=True))
+    return total / count if count else math.nan

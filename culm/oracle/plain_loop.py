@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from culm.oracle.plain_evaluation import PlainEvaluation
+from culm.oracle.plain_evaluation import PlainEvaluation, mean_of, pair_of
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
@@ -18,6 +18,7 @@ from culm.pipeline.tensors.pytrees import mapped
 from culm.pipeline.user_code.data import Microbatches, dataset_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.forwards import precision_of
+from culm.pipeline.user_code.imports import load_callable
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.streams import seed_all, stream_seed
 
@@ -51,6 +52,7 @@ class PlainResult:
     seconds: float
     trace: list[list[str]]
     evaluations: dict[int, dict[str, float]]
+    metrics: list[dict[str, float]]  # of each step, as the job measures what it trains on
 
 
 def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, trace: bool = False) -> PlainResult:
@@ -72,6 +74,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
     sums_up = job.train.reduction == "sum"
     losses: list[float] = []
+    metrics = {name: load_callable(metric, "train.metrics") for name, metric in job.train.metrics.items()}
+    measured: list[dict[str, float]] = []
     traced: list[list[str]] = []
     evaluation = PlainEvaluation(job, model, source.loss, dataset_of(job, "evaluate")) if job.evaluate else None
     evaluated: dict[int, dict[str, float]] = {}
@@ -83,6 +87,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             break
         before = _buffers(model)
         of_step: list[float] = []
+        found_of: dict[str, list[tuple[float, float]]] = {name: [] for name in metrics}
         sums: list[float] = []
         counts: list[float] = []
         gradients: list[list[torch.Tensor | None]] = []
@@ -92,6 +97,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             for parameter in parameters:
                 parameter.grad = None
             total = number = 0.0
+            of_pipeline = dict.fromkeys(metrics, (0.0, 0.0))
             for index in range(microbatches):
                 found = data.microbatch(step, pipeline, index)
                 x, target = (mapped(lambda tensor: tensor.to(device), part) for part in found)
@@ -100,6 +106,10 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
                         seed_all(stream_seed(job.job.seed, step, pipeline, index, place))
                         x = between_layers(layer(x))
                     returned = source.loss(x, target)
+                    with torch.no_grad():
+                        told = {
+                            name: pair_of(metric(x, target), job.data.microbatch) for name, metric in metrics.items()
+                        }
                 fresh = [parameter for parameter in parameters if parameter.grad is None]
                 # A sum is divided once, by the step's whole count; means are each microbatch's part of the step.
                 loss, counted = returned if sums_up else (returned, 0.0)
@@ -108,8 +118,12 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
                 of_step.append(loss.item())
                 total += of_step[-1]
                 number += float(counted)
+                for name, (value, of) in told.items():
+                    of_pipeline[name] = (of_pipeline[name][0] + value, of_pipeline[name][1] + of)
             sums.append(total)
             counts.append(number)
+            for name, pair in of_pipeline.items():
+                found_of[name].append(pair)
             gradients.append([parameter.grad for parameter in parameters])
             after.append(_buffers(model))
         _put_back(model, after[0])
@@ -133,6 +147,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
             scheduler.step()  # a step that is skipped counts
         of = count if sums_up else pipelines * microbatches
         losses.append(_tree(sums) / of if of else 0.0)
+        measured.append({name: mean_of(pairs, _tree) for name, pairs in found_of.items()})
         if trace:
             traced.append([hash_layer(i, layer.state_dict()) for i, layer in enumerate(model)])
         if on_step is not None:
@@ -146,6 +161,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         seconds=seconds,
         trace=traced,
         evaluations=evaluated,
+        metrics=measured,
     )
 
 

@@ -75,14 +75,14 @@ class Killer:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a run left the plain loop; layer -1 for the loss, -2 for an evaluation."""
+    """The first place where a run left the plain loop; layer -1 for the loss, -2 for an evaluation, -3 for a metric."""
 
     run: str
     step: int
     layer: int
 
     def __str__(self) -> str:
-        what = {-1: "loss", -2: "evaluation"}.get(self.layer, f"weights of layer {self.layer}")
+        what = {-1: "loss", -2: "evaluation", -3: "metrics"}.get(self.layer, f"weights of layer {self.layer}")
         return f"the {self.run} run differs: {what} after step {self.step}"
 
 
@@ -91,6 +91,9 @@ def compare(name: str, plain: PlainResult, run: Outcome) -> Difference | None:
     for step, loss in enumerate(plain.losses):
         if step >= len(run.losses) or run.losses[step].hex() != loss.hex():
             return Difference(name, step, -1)
+    for step, found in enumerate(plain.metrics):
+        if found and _hexes(run.metrics.get(step, {})) != _hexes(found):
+            return Difference(name, step, -3)
     for step, found in plain.evaluations.items():
         if _hexes(run.evaluations.get(step, {})) != _hexes(found):
             return Difference(name, step, -2)

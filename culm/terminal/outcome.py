@@ -16,11 +16,12 @@ LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
 class Outcome:
     """The outcome of a run. ``losses`` by step from ``first_step`` on. The names are those of ``culm run --json``.
 
-    ``evaluations``: the loss and the metrics, by name, of the weights after so many steps.
+    ``metrics``: by step and name. ``evaluations``: loss and metrics, by name, of the weights after so many steps.
     """
 
     losses: list[float] = field(default_factory=list)
     first_step: int = 0  # more than 0 where the run went on from a checkpoint
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     losses_of_nodes: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -39,14 +40,16 @@ class Outcome:
             "first_step": self.first_step,
             "losses": [*map(_finite, self.losses)],
             "loss_hex": [loss.hex() for loss in self.losses],
-            "evaluations": [
-                {"step": step, **{name: _finite(number) for name, number in found.items()}}
-                for step, found in self.evaluations.items()
-            ],
+            "metrics": _rows(self.metrics),
+            "evaluations": _rows(self.evaluations),
             "seconds": self.seconds,
             "losses_of_nodes": self.losses_of_nodes,
             "weights_sha256": self.sha256,
         }
+
+
+def _rows(by_step: dict[int, dict[str, float]]) -> list[dict[str, float | None]]:
+    return [{"step": step, **{name: _finite(x) for name, x in found.items()}} for step, found in by_step.items()]
 
 
 def _finite(number: float) -> float | None:

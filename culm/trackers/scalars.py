@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from culm.pipeline.money.codec import Entry
-from culm.pipeline.money.kinds import Committed, Evaluated, Planned
+from culm.pipeline.money.kinds import Committed, Evaluated, Measured, Planned
 
 
 class Scalar(NamedTuple):
@@ -50,6 +50,9 @@ class Scalars:
         event, at = entry.event, entry.time
         if isinstance(event, Planned):
             self._samples, self._tokens = event.samples_per_step, event.tokens_per_step
+        elif isinstance(event, Measured):
+            for name, value in event.metrics.items():
+                yield Scalar(f"train/{name}", event.step + 1, value, at)
         elif isinstance(event, Evaluated):
             for name, value in {"loss": event.loss, **event.metrics}.items():
                 yield Scalar(f"evaluate/{name}", event.step, value, at)

@@ -184,6 +184,17 @@ class Committed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Event):
+    """The metrics of a step that was committed, over what it trained on."""
+
+    kind = "measured"
+    step: Step
+    metrics: Annotated[Mapping[str, float], "of the job's `[train] metrics`: a field `metric.NAME` each"] = field(
+        default_factory=dict
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated(Event):
     """The weights were evaluated on samples that are not trained on."""
 
@@ -387,7 +398,7 @@ class Used(Event):
 GROUPS: Mapping[str, tuple[type[Event], ...]] = {
     "Nodes": (Joined, Attached, Dismissed, Warned, Draining, Left, Lost, Slow, Tight),
     "Plans": (Planned, Resumed, Recovered, Hot, RolledBack),
-    "Steps": (Committed, Evaluated, Skipped, Waiting, Silent, Stalled, Moving),
+    "Steps": (Committed, Measured, Evaluated, Skipped, Waiting, Silent, Stalled, Moving),
     "Checkpoints": (Checkpointed, CheckpointFault),
     "The run": (Stopping, Done, Fetched, Released, Failed, Untracked),
     "Coordinators": (Adopted, TookOver),
@@ -396,13 +407,14 @@ GROUPS: Mapping[str, tuple[type[Event], ...]] = {
 KINDS: Mapping[str, type[Event]] = {each.kind: each for group in GROUPS.values() for each in group}
 
 
-def words_of(event: Committed | Evaluated) -> str:
-    """What the log says of a commit, or of what it evaluated: a reader that keeps numbers only can say it again."""
+def words_of(event: Committed | Measured | Evaluated) -> str:
+    """What the log says of a commit, or of its numbers: a reader that keeps numbers only can say it again."""
     if isinstance(event, Committed):
         return f"step {event.step} committed, loss {event.loss:.4f}"
-    found = {"loss": event.loss, **event.metrics}
-    return f"after step {event.step}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}"
+    found = dict(event.metrics) if isinstance(event, Measured) else {"loss": event.loss, **event.metrics}
+    when = "step" if isinstance(event, Measured) else "after step"
+    return f"{when} {event.step}: {', '.join(f'{name} {value:.4g}' for name, value in found.items())}"
 
 
 ENDS = (Lost, Left, Dismissed)  # after these the node's process takes part no more
-FREQUENT = (Committed, Used)  # a stream of their own keeps them
+FREQUENT = (Committed, Measured, Used)  # a stream of their own keeps them

@@ -13,14 +13,13 @@ from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.user_code.forwards import Forwards
-from culm.pipeline.user_code.imports import RAISED, described, load_callable
-from culm.pipeline.user_code.losses import MOST_COUNTED, taken
+from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.losses import taken
+from culm.pipeline.user_code.metrics import Metrics, Numbers, sum_and_count
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.modes import evaluation_mode
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import Trial
-
-Numbers = tuple[float, ...]
 
 
 class Held(NamedTuple):
@@ -41,9 +40,7 @@ class Measures:
         self._job = job
         self._precision = Forwards(job).precision
         self._loss = loss
-        self._metrics = [
-            (name, load_callable(x, f"evaluate.metrics.{name}")) for name, x in job.evaluate.metrics.items()
-        ]
+        self._metrics = Metrics(job.evaluate.metrics, "evaluate")
 
     @torch.no_grad()
     def of(self, pipeline: int, microbatch: int, output: Pytree, target: Pytree) -> Numbers:
@@ -56,36 +53,8 @@ class Measures:
             return (0.0,) * self._job.tally_form.evaluated
         with self._precision():
             returned, counts = taken(self._loss(output, target), self._job)
-            numbers = [*_sum_and_count((returned, *counts) if counts else returned, samples, "train.loss")]
-            for name, metric in self._metrics:
-                where = f"evaluate.metrics.{name}"
-                try:
-                    given = metric(output, target)
-                except RAISED as error:
-                    raise JobError(
-                        f"the metric {name} raised {described(error)}", where, "correct it, or name another"
-                    ) from error
-                numbers += _sum_and_count(given, samples, where)
-        return tuple(numbers)
-
-
-def _sum_and_count(given: Any, samples: int, where: str) -> Numbers:
-    """What a mean over the samples, or a pair (sum, count), tells. Raises JobError."""
-    is_pair = isinstance(given, tuple) and len(given) == 2
-    number, count = (_number(x, where) for x in (given if is_pair else (given, samples)))
-    if not 0.0 <= count <= MOST_COUNTED:
-        raise JobError(f"it gives the count {count:g}", where, "return how many summands the sum has, 0 or more")
-    return (number, count) if is_pair else (number * count, count)
-
-
-def _number(given: Any, where: str) -> float:
-    try:
-        if isinstance(given, str | bytes):
-            raise TypeError
-        return float(given)
-    except (TypeError, ValueError, RuntimeError) as error:
-        what = f"it returned a {type(given).__name__} that is not a single number"
-        raise JobError(what, where, "return the mean over the microbatch's samples, or a pair (sum, count)") from error
+            told = sum_and_count((returned, *counts) if counts else returned, samples, "train.loss")
+            return (*told, *self._metrics.numbers(output, target, samples))
 
 
 def check_evaluation(source: ModelSource, job: Job, x: Pytree, microbatches: Sequence[Held]) -> None:

@@ -40,6 +40,7 @@ from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
 from culm.pipeline.user_code.forwards import Forwards, precision_of
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken, tally_of
+from culm.pipeline.user_code.metrics import Metrics
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.outline import Outline
 from culm.pipeline.user_code.refusals import changes_parameter, reads_late, writes_into_buffer, writes_into_overlapping
@@ -218,20 +219,23 @@ def _loss_forward(source: ModelSource, job: Job, sample: Sample, kept: str = "",
     loss, counts = taken(returned, job)
     refuse_loss(loss, output)
     tally = tally_of(loss, counts)
+    with precision_of(job)():
+        measured = Metrics(job.train.metrics, "train").numbers(given, sample.target, job.data.microbatch)
     if (kept or overlaps) and inputs.since(output):
         where = "train.loss"
         raise writes_into_buffer("the loss", kept, where) if kept else writes_into_overlapping("the loss", where)
-    return _Loss(loss, tally, tensors_in(output))
+    return _Loss(loss, tally, measured, tensors_in(output))
 
 
 class _Loss(NamedTuple):
     value: torch.Tensor
     tally: tuple[float, ...]
+    measured: tuple[float, ...]  # by the job's metrics
     outputs: list[torch.Tensor]  # that it is taken of
 
 
 def _loss_backward(job: Job, forward: _Loss) -> Bits:
-    loss, tally, outputs = forward
+    loss, tally, measured, outputs = forward
     if loss.requires_grad:
         ends = [output for output in outputs if output.requires_grad]
         run_backward([loss], "the backward of the loss", "train.loss", ends if job.schedule.splits else None)
@@ -239,8 +243,9 @@ def _loss_backward(job: Job, forward: _Loss) -> Bits:
     if not gradients:
         what = "the loss does not depend on the last layer's output"
         raise JobError(what, "train.loss", "compute it from the output with torch, without detach, item or no_grad")
-    counts = {"count": digest_of(torch.tensor(tally[1:], dtype=torch.float64))} if tally[1:] else {}
-    return {"value": digest_of(loss), **counts} | bits_of("gradient of the output", gradients)
+    told = {"count": tally[1:], "metrics": measured}
+    numbers = {name: digest_of(torch.tensor(each, dtype=torch.float64)) for name, each in told.items() if each}
+    return {"value": digest_of(loss), **numbers} | bits_of("gradient of the output", gradients)
 
 
 def _of_loss(loss: Any) -> Bits:

@@ -203,7 +203,7 @@ def plain_loop(
         ]
         states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
-        losses.append(tally.loss(step_losses, 1, pipelines))
+        losses.append(tally.loss(step_losses, tally.LOSS_ALONE, pipelines))
     return Oracle(losses, versions, found)
 
 

@@ -31,6 +31,7 @@ from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.forwards import Forwards, as_within
 from culm.pipeline.user_code.losses import taken, tally_of
+from culm.pipeline.user_code.metrics import Metrics
 from culm.pipeline.user_code.refusals import returned_odd
 from culm.pipeline.user_code.streams import stream_seed
 from culm.pipeline.user_code.trial import refuse_loss
@@ -73,6 +74,7 @@ class Stage:
         self._share: torch.Tensor | None = None  # the gradient of each microbatch's loss; see ``_share_of``
         self._parameters = [p for layer in layers for p in layer.module.parameters() if p.requires_grad]
         self._split = SplitBackward(self._parameters) if splits else None
+        self._metrics = Metrics(job.train.metrics if last else {}, "train")
         self._untouched = Untouched(layers)
         self.evaluation = StageEvaluation(job, pipeline, layers, loss if last else None)
         # Whether the layers write into the input, as an in-place ReLU does; None before the first forward has shown it.
@@ -146,8 +148,9 @@ class Stage:
         if self._last:
             with self._forwards.precision():
                 output, (h, counts) = h, taken(self._loss(h, target), self._job)
-            refuse_loss(h, output)
-            self._tallies[microbatch] = tally_of(h, counts)  # a repeat gives the same numbers, and counts once
+                refuse_loss(h, output)
+                measured = self._metrics.numbers(output, target, self._job.data.microbatch)
+            self._tallies[microbatch] = (*tally_of(h, counts), *measured)  # a repeat gives the same, and counts once
         self._untouched.refuse_after_forward()
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:

@@ -272,7 +272,7 @@ def order_problem_of(order: pb.AttendResponse, run: RunShape) -> str:
     if body == "plan":
         return plan_problem(order.plan, len(run.layers), run.end, run.pipelines) or _cut_problem(order.plan, run)
     if body == "commit":
-        wrong = commit_problem(order.commit, len(run.layers), run.end, run.pipelines, run.tally.means)
+        wrong = commit_problem(order.commit, len(run.layers), run.end, run.pipelines, run.tally)
         return wrong or (_cut_problem(order.commit.next_plan, run) if order.commit.HasField("next_plan") else "")
     if body == "dismiss":
         return text_problem("why it is dismissed", order.dismiss.why)

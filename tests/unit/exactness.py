@@ -215,10 +215,11 @@ def run_stages(
     source: ModelSource,
     steps: range,
     evaluations: dict[int, dict[str, float]] | None = None,
+    metrics: list[dict[str, float]] | None = None,
 ) -> list[float]:
     """Every stage in this process, in the order of the timetable; the closing step too, if it is among the steps.
 
-    An evaluation comes in the middle of its step, into ``evaluations``.
+    An evaluation comes in the middle of its step, into ``evaluations``; into ``metrics`` comes what each step measures.
     """
     count = job.pipeline.stages
     ranges = partition([1.0] * source.layer_count, count)
@@ -255,15 +256,17 @@ def run_stages(
         if step == job.job.steps:
             evaluate(job, stages, step)
         reduced = whole_sums(held, [[stage] for stage in stages], job.train.clip_norm is not None, run, step)
-        form, size = job.tally_form, job.tally_form.trained
+        form = job.tally_form
         evaluated = job.evaluations.in_step(step, job.job.steps) * form.evaluated
         tallies, told = tally.parted(reduced[source.layer_count - 1].tallies, evaluated, 1)
         if told and evaluations is not None:
             evaluations[step] = dict(zip(("loss", *form.metrics), tally.means(told, form.evaluated, 1), strict=True))
         scale = SKIPPED
         if step < job.job.steps:
-            scale = clip_scale(norms_of(reduced), job.train.clip_norm, tally.counted(tallies, size, 1))
-            losses.append(tally.loss(tallies, size, 1))
+            scale = clip_scale(norms_of(reduced), job.train.clip_norm, tally.counted(tallies, form, 1))
+            losses.append(tally.loss(tallies, form, 1))
+            if metrics is not None:
+                metrics.append(dict(zip(form.measured, tally.measured(tallies, form, 1), strict=True)))
         for layer in held:
             layer.apply(layer.cut.joined([reduced[x.bucket] for x in layout[layer.index]]), scale, step)
     return losses
@@ -281,8 +284,10 @@ def gives_the_plain_loops_bits(job: Job) -> None:
     source = ModelSource(job)
     held = build_all(source)
     evaluations: dict[int, dict[str, float]] = {}
-    losses = run_stages(job, held, source, range(job.evaluations.end(job.job.steps)), evaluations)
+    metrics: list[dict[str, float]] = []
+    losses = run_stages(job, held, source, range(job.evaluations.end(job.job.steps)), evaluations, metrics)
     plain = run_plain(job)
     assert evaluations == plain.evaluations
+    assert metrics == plain.metrics
     assert [x.hex() for x in losses] == [x.hex() for x in plain.losses]
     assert digest(held) == plain.sha256

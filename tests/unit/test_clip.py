@@ -7,10 +7,11 @@ import torch
 
 from culm.pipeline import tally
 from culm.pipeline.clip import NORM_CHUNK, SKIPPED, clip_scale, fault_in
-from culm.pipeline.tally import in_order
+from culm.pipeline.tally import LOSS_ALONE, TallyForm, in_order
 from culm.stage_server.compute.blocks import all_finite, squared_norms
 
 NAN, INF = math.nan, math.inf
+SUMS = TallyForm(counted=True)
 
 
 @pytest.mark.parametrize(
@@ -38,16 +39,16 @@ def test_no_scale_is_taken_for_a_step_that_is_skipped() -> None:
 
 
 def test_losses_are_added_one_after_the_other() -> None:
-    assert tally.loss([1.0, 1e100, 1.0, -1e100], 1, 1) == 0.0, "a compensated sum gives another mean"
+    assert tally.loss([1.0, 1e100, 1.0, -1e100], LOSS_ALONE, 1) == 0.0, "a compensated sum gives another mean"
 
 
 def test_a_sum_is_divided_by_the_whole_count() -> None:
     tallies = [6.0, 2.0, 3.0, 1.0, 1.0, 5.0, 0.0, 0.0]  # a sum and a count each
-    assert tally.losses(tallies, 2) == [6.0, 3.0, 1.0, 0.0]
-    assert tally.counted(tallies, 2, 2) == 8.0
-    assert tally.loss(tallies, 2, 2) == 1.25
-    assert (tally.counted([0.0, 0.0], 2, 1), tally.loss([0.0, 0.0], 2, 1)) == (0.0, 0.0)
-    assert (tally.counted([], 2, 1), tally.loss([], 2, 1), tally.loss([], 1, 1)) == (0.0, 0.0, 0.0)
+    assert tally.losses(tallies, SUMS) == [6.0, 3.0, 1.0, 0.0]
+    assert tally.counted(tallies, SUMS, 2) == 8.0
+    assert tally.loss(tallies, SUMS, 2) == 1.25
+    assert (tally.counted([0.0, 0.0], SUMS, 1), tally.loss([0.0, 0.0], SUMS, 1)) == (0.0, 0.0)
+    assert (tally.counted([], SUMS, 1), tally.loss([], SUMS, 1), tally.loss([], LOSS_ALONE, 1)) == (0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("clip", [None, 0.5, 100.0])

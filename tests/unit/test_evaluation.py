@@ -13,6 +13,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline import tally
 from culm.pipeline.errors import JobError
 from culm.pipeline.evaluations import NEVER, Evaluations
+from culm.pipeline.identity import changes
 from culm.pipeline.job import Job, job_to_toml, parse_job, with_values
 from culm.pipeline.keys import ACTIVATION, EVALUATED, Key
 from culm.pipeline.tally import TallyForm
@@ -80,6 +81,22 @@ def test_so_it_is_with_sums_and_backwards_in_two_halves_and_mixed_precision() ->
     gives_the_plain_loops_bits(job_of(values={"train.precision": "bf16-mixed"}))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_what_is_trained_on_is_measured_too(reduction: str) -> None:
+    loss = {"train.loss": f"{HERE}:summed"} if reduction == "sum" else {}
+    measured = {"accuracy": "culm.metrics:accuracy", "right": f"{HERE}:right", "drawn": f"{HERE}:drawn"}
+    job = job_of(3, values={**loss, "train.reduction": reduction, "train.metrics": measured})
+    check_job(job)
+    gives_the_plain_loops_bits(job)
+    plain, without = run_plain(job), run_plain(with_values(job, {"train.metrics": {}}))
+    assert plain.sha256 == without.sha256
+    assert [set(found) for found in plain.metrics] == [{*measured}] * job.job.steps
+    assert not changes(job, with_values(job, {"train.metrics": {}}))
+    for name in ("broken", "spelt"):
+        with pytest.raises(JobError, match=r"train\.metrics\.x"):
+            check_job(with_values(job, {"train.metrics": {"x": f"{HERE}:{name}"}}))
+
+
 def test_no_bit_of_the_weights_depends_on_it() -> None:
     asked = job_of(values={"evaluate.metrics": {"drawn": f"{HERE}:drawn"}})
     plain, without = run_plain(asked), run_plain(asked.model_copy(update={"evaluate": None}))
@@ -107,6 +124,10 @@ def test_when_weights_are_evaluated() -> None:
 
 
 def test_what_pipelines_tell_is_told_apart() -> None:
+    form = TallyForm(counted=True, measured=("accuracy",))
+    told = [6.0, 2.0, 1.0, 2.0, 3.0, 1.0, 0.0, 2.0]  # of two microbatches
+    assert (form.trained, tally.losses(told, form), tally.counted(told, form, 1)) == (4, [6.0, 3.0], 3.0)
+    assert (tally.loss(told, form, 2), tally.measured(told, form, 2)) == (3.0, (0.25,))
     form = TallyForm(metrics=("accuracy",))
     assert (form.trained, form.evaluated, form.told(2, 1)) == (1, 4, 6)
     first, second = [0.5, 0.25, 8.0, 4.0, 3.0, 4.0], [1.5, 1.0, 4.0, 2.0, 0.0, 2.0]

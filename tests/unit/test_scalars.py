@@ -1,7 +1,7 @@
 """What the events of a run say in numbers."""
 
 from culm.pipeline.money.codec import Entry
-from culm.pipeline.money.kinds import Committed, Evaluated, Event, Planned, RolledBack
+from culm.pipeline.money.kinds import Committed, Evaluated, Event, Measured, Planned, RolledBack
 from culm.trackers.scalars import Scalars
 
 
@@ -32,6 +32,7 @@ def test_a_job_that_clips_tells_the_gradients_norm() -> None:
 
 def test_an_evaluation_stands_at_the_steps_that_were_trained() -> None:
     scalars = Scalars(lambda name: -1)
+    assert numbers(scalars, Measured(step=3, metrics={"accuracy": 0.5})) == {"train/accuracy": (4, 0.5)}
     found = numbers(scalars, Evaluated(step=4, loss=0.5, metrics={"accuracy": 0.75}))
     assert found == {"evaluate/loss": (4, 0.5), "evaluate/accuracy": (4, 0.75)}
 
