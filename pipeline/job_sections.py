@@ -45,11 +45,14 @@ Place = Annotated[str, Field(min_length=1, max_length=1000)]
 Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
 
 
+_TAKEN = ("loss", "step", "gradient_norm", "samples_per_second", "tokens_per_second")  # by numbers told beside metrics
+
+
 def _refuse_names(metrics: Mapping[str, str]) -> None:
-    """Raises ValueError for what cannot be a metric's name: others are told beside it."""
+    """Raises ValueError for what cannot be a metric's name."""
     for name in metrics:
-        if not is_name(name) or name in ("loss", "step", "gradient_norm"):
-            raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not 'loss' or 'step'")
+        if not is_name(name) or name in _TAKEN:
+            raise ValueError(f"{name[:80]!r} cannot be a metric's name: {NAME_MEND}, and not {', '.join(_TAKEN)}")
 
 
 class Section(BaseModel):

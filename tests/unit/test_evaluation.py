@@ -259,6 +259,8 @@ def test_a_job_keeps_its_section_and_says_what_is_wrong_with_it() -> None:
         ({"evaluate.metrics": {"x": "torch:stack"}}, r"evaluate\.metrics\.x"),
         ({"evaluate.metrics": {"loss": f"{HERE}:right"}}, "'loss' cannot be a metric's name"),
         ({"evaluate.metrics": {"step": f"{HERE}:right"}}, "'step' cannot be a metric's name"),
+        ({"train.metrics": {"loss": f"{HERE}:right"}}, "'loss' cannot be a metric's name"),
+        ({"train.metrics": {"samples_per_second": f"{HERE}:right"}}, "'samples_per_second' cannot be a metric's name"),
         ({"evaluate.metrics": {"x": f"{HERE}:spelt"}}, r"evaluate\.metrics\.x: it returned a str"),
         ({"evaluate.metrics": {"x": f"{HERE}:of_eight"}}, r"evaluate\.metrics\.x: .*five samples are too few"),
         ({"evaluate.metrics": {"x": "nowhere:thing"}}, r"evaluate\.metrics\.x: module 'nowhere' cannot be imported"),
