@@ -95,17 +95,16 @@ def loss(tallies: Sequence[float], form: TallyForm, pipelines: int) -> float:
 
 def measured(tallies: Sequence[float], form: TallyForm, pipelines: int) -> tuple[float, ...]:
     """Of what was trained: each metric, over all that it counted; NaN of nothing."""
-    places = range(form.of_loss, form.trained, 2)
-    pairs = [
-        (_total(tallies[i :: form.trained], pipelines), _total(tallies[i + 1 :: form.trained], pipelines))
-        for i in places
-    ]
-    return tuple(total / count if count else math.nan for total, count in pairs)
+    return _means([_total(tallies[i :: form.trained], pipelines) for i in range(form.of_loss, form.trained)])
 
 
 def means(tallies: Sequence[float], size: int, pipelines: int) -> tuple[float, ...]:
     """Of what was evaluated: the loss, then each metric, over all that each counted; NaN of nothing."""
-    sums = [_total(tallies[i::size], pipelines) for i in range(size)]
+    return _means([_total(tallies[i::size], pipelines) for i in range(size)])
+
+
+def _means(sums: Sequence[float]) -> tuple[float, ...]:
+    """``sums``: of what is measured and of its count, in turn."""
     return tuple(total / count if count else math.nan for total, count in zip(sums[::2], sums[1::2], strict=True))
 
 

@@ -15,7 +15,7 @@ from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
 from culm.coordinator.state import Settings
 from culm.pipeline.money.codec import Entry, to_fields, to_message, to_stored
-from culm.pipeline.money.kinds import Committed, Joined, Planned, RolledBack, Used, Waiting, words_of
+from culm.pipeline.money.kinds import Committed, Joined, Measured, Planned, RolledBack, Used, Waiting, words_of
 from culm.protos import coordinator_pb2 as pb
 
 PLANNED = Planned(generation=1, steps=9, stage_count=1, stages=(), samples_per_step=8)
@@ -174,6 +174,24 @@ def test_what_is_kept_has_a_bound_and_the_curve_its_shape(monkeypatch: pytest.Mo
         assert steps(log)[-30:] == list(range(970, 1000)), "the newest are all there"
         assert steps(log)[0] < 100, "the oldest are thinned out, not gone"
         assert steps(await opened(store, 2))[-1] == 999
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("written", [0, 1], ids=["before it was written", "after"])
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_what_a_commit_measured_is_told_once_by_whoever_leads(written: int, value: float) -> None:
+    measured = [Measured(step=step, metrics={"accuracy": value}) for step in range(3)]
+
+    async def scenario() -> None:
+        log = await opened(store := MemoryStore())
+        for said in measured[: 2 + written]:
+            log.record(said, words_of(said), said.step + 1, 1)
+        successor = EventLog(store, 2, lambda: 100.0)
+        successor.begin_after(measured[-1:])
+        await successor.read_before()
+        told = [event for event in successor.since(0) if event.kind == "measured"]
+        assert [(event.step, event.fields["metric.accuracy"]) for event in told] == [(i, str(value)) for i in (1, 2, 3)]
 
     asyncio.run(scenario())
 
