@@ -1,4 +1,4 @@
-"""Metrics that a job's [evaluate] section can name, such as ``culm.metrics:accuracy``. Each returns (sum, count)."""
+"""Metrics for a job's [train] and [evaluate], such as ``culm.metrics:accuracy``. Each returns (sum, count)."""
 
 import torch
 
