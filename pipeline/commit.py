@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.plan import Plan
 from culm.pipeline.ties import Ties
 
@@ -18,6 +19,7 @@ class Commit:
     norm: float = 0.0  # of the step's whole gradient, before clipping; 0 where the job clips nothing
     measured: tuple[float, ...] = ()  # each metric of training
     evaluated: tuple[float, ...] = ()  # how good the step's weights were: the loss, then each of the job's metrics
+    bookmark: Bookmark | None = None  # the newest that is known of the step after this one, or of an earlier one
     next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
     save: bool = False  # a checkpoint of the step, whatever its number
 

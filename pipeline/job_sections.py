@@ -98,7 +98,11 @@ class ModelSection(Section):
 class DataSection(Section):
     """The samples."""
 
-    dataset: Annotated[Factory, "returns a map-style Dataset of pairs (input, target)"]
+    dataset: Annotated[
+        Factory,
+        "returns a map-style Dataset of pairs (input, target); or an iterable one with state_dict and "
+        "load_state_dict, which is read in its own order (`shuffle = false`), by every node that takes samples",
+    ]
     args: Annotated[Arguments, "what it is called with"] = {}
     collate: Annotated[
         Factory | None,

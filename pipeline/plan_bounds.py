@@ -7,6 +7,7 @@ nobody has told it is None: then only what no run exceeds is refused.
 import math
 from collections.abc import Iterable
 
+from culm.pipeline.bookmark import MOST_BYTES
 from culm.pipeline.tally import TallyForm
 from culm.pipeline.terms import TERM_LIMIT
 from culm.pipeline.text import is_name
@@ -117,9 +118,20 @@ def commit_problem(
         return f"the commit is of step {commit.step}; the last step is {steps - 1}"
     if not math.isfinite(commit.scale) or commit.scale < 0.0:
         return f"the commit of step {commit.step} has the scale {commit.scale}; it has to be finite, and not negative"
+    if commit.HasField("bookmark") and (wrong := bookmark_problem(commit.bookmark, commit.step + 1)):
+        return f"the commit of step {commit.step} is refused: {wrong}"
     if form is not None and (wrong := _told_problem(commit, form)):
         return f"the commit of step {commit.step} tells {wrong}"
     return plan_problem(commit.next_plan, layers, steps, pipelines) if commit.HasField("next_plan") else ""
+
+
+def bookmark_problem(bookmark: pb.Bookmark, newest: int) -> str:
+    """``newest``: the step that it may be of at most."""
+    if not 0 < bookmark.version <= newest:
+        return f"it has a bookmark of step {bookmark.version}; steps 1 to {newest} can have one"
+    if len(bookmark.state) > MOST_BYTES:
+        return f"its bookmark has {len(bookmark.state)} bytes; up to {MOST_BYTES} are accepted"
+    return text_problem("a bookmark's hash", max(bookmark.of, bookmark.digest, key=len), LONGEST_HASH)
 
 
 def _told_problem(commit: pb.Commit, form: TallyForm) -> str:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.commit import Commit
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Buckets, Member, Plan, Redundancy, StagePlan, Stages, Standby
@@ -97,6 +98,8 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
     order.norm = commit.norm
     order.measured.extend(commit.measured)
     order.evaluated.extend(commit.evaluated)
+    if commit.bookmark is not None:
+        order.bookmark.CopyFrom(bookmark_to_proto(commit.bookmark))
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
     return order
@@ -112,9 +115,18 @@ def commit_from_proto(commit: pb.Commit) -> Commit:
         norm=commit.norm,
         measured=tuple(commit.measured),
         evaluated=tuple(commit.evaluated),
+        bookmark=bookmark_from_proto(commit.bookmark) if commit.HasField("bookmark") else None,
         next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
         save=commit.save,
     )
+
+
+def bookmark_to_proto(bookmark: Bookmark) -> pb.Bookmark:
+    return pb.Bookmark(version=bookmark.version, of=bookmark.of, digest=bookmark.digest, state=bookmark.state)
+
+
+def bookmark_from_proto(bookmark: pb.Bookmark) -> Bookmark:
+    return Bookmark(version=bookmark.version, of=bookmark.of, digest=bookmark.digest, state=bookmark.state)
 
 
 # ---- as text, for the store ------------------------------------------------------------------------------------------

@@ -860,6 +860,7 @@ class AttendRequest(_message.Message):
     UNREAD_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FAULT_FIELD_NUMBER: _builtins.int
     BUILT_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def join(self) -> Global___Join: ...
     @_builtins.property
@@ -892,6 +893,10 @@ class AttendRequest(_message.Message):
     def checkpoint_fault(self) -> Global___CheckpointFault: ...
     @_builtins.property
     def built(self) -> Global___Built: ...
+    @_builtins.property
+    def read(self) -> Global___Bookmark:
+        """The samples of the step before this one have all been read here."""
+
     def __init__(
         self,
         *,
@@ -911,12 +916,13 @@ class AttendRequest(_message.Message):
         unread: Global___Unread | None = ...,
         checkpoint_fault: Global___CheckpointFault | None = ...,
         built: Global___Built | None = ...,
+        read: Global___Bookmark | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "built", b"built", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "checkpoint_fault", b"checkpoint_fault", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "unread", b"unread", "warned", b"warned"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "built", b"built", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "checkpoint_fault", b"checkpoint_fault", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "read", b"read", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "unread", b"unread", "warned", b"warned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "built", b"built", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "checkpoint_fault", b"checkpoint_fault", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "unread", b"unread", "warned", b"warned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available", b"available", "body", b"body", "built", b"built", "caught_up", b"caught_up", "checkpoint_bad", b"checkpoint_bad", "checkpoint_fault", b"checkpoint_fault", "draining", b"draining", "failed", b"failed", "heartbeat", b"heartbeat", "join", b"join", "leave", b"leave", "peer_lost", b"peer_lost", "read", b"read", "ready", b"ready", "resumed", b"resumed", "saved", b"saved", "unread", b"unread", "warned", b"warned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned", "caught_up", "unread", "checkpoint_fault", "built"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["join", "available", "heartbeat", "ready", "resumed", "peer_lost", "failed", "leave", "draining", "saved", "checkpoint_bad", "warned", "caught_up", "unread", "checkpoint_fault", "built", "read"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1219,6 +1225,39 @@ class PlanChange(_message.Message):
 Global___PlanChange: _TypeAlias = PlanChange  # noqa: Y015
 
 @_typing.final
+class Bookmark(_message.Message):
+    """How to come to the samples that an iterable dataset gives in the step of this number (pipeline/bookmark.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    of: _builtins.str
+    """A hash of what makes the samples of a step, in hex."""
+    digest: _builtins.str
+    """Of all samples of the step before, in hex: whoever has read them has to come to the same."""
+    state: _builtins.bytes
+    """Of the dataset, where the step before began; only the dataset can read it."""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        of: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        state: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "of", b"of", "state", b"state", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bookmark: _TypeAlias = Bookmark  # noqa: Y015
+
+@_typing.final
 class Commit(_message.Message):
     """The one gate through which weights change: apply the step to all that is held."""
 
@@ -1234,6 +1273,7 @@ class Commit(_message.Message):
     EVALUATED_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    BOOKMARK_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
@@ -1258,6 +1298,10 @@ class Commit(_message.Message):
     def measured(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Each metric of the job's [train] metrics, in their order."""
 
+    @_builtins.property
+    def bookmark(self) -> Global___Bookmark:
+        """The newest that is known: of the step that follows, or of an earlier one. None where the dataset is map-style."""
+
     def __init__(
         self,
         *,
@@ -1271,10 +1315,11 @@ class Commit(_message.Message):
         evaluated: _abc.Iterable[_builtins.float] | None = ...,
         norm: _builtins.float = ...,
         measured: _abc.Iterable[_builtins.float] | None = ...,
+        bookmark: Global___Bookmark | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["next_plan", b"next_plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "evaluated", b"evaluated", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "era", b"era", "evaluated", b"evaluated", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,7 +67,7 @@ def measure(job: Job, rounds: int) -> Profile:
     """Medians of so many microbatches, after one to warm up. Raises JobError for a model that does not run."""
     import torch
 
-    from culm.pipeline.user_code.data import Microbatches
+    from culm.pipeline.user_code.data import microbatches_of
     from culm.pipeline.user_code.devices import device_of
     from culm.pipeline.user_code.forwards import Forwards
     from culm.pipeline.user_code.model import ModelSource
@@ -75,7 +75,7 @@ def measure(job: Job, rounds: int) -> Profile:
     torch.set_num_threads(job.job.threads)
     source, device = ModelSource(job), device_of(job)
     model = [source.build(index).to(device) for index in range(source.layer_count)]
-    data = Microbatches(job, source.dataset())
+    data = microbatches_of(job, "data", source.dataset())
     forward: list[list[float]] = [[] for _ in model]
     backward: list[list[float]] = [[] for _ in model]
     sizes = [0] * len(model)

@@ -15,7 +15,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.gradients import own_gradients
 from culm.pipeline.tensors.lazy import between_layers
 from culm.pipeline.tensors.pytrees import mapped
-from culm.pipeline.user_code.data import Microbatches, dataset_of
+from culm.pipeline.user_code.data import dataset_of, microbatches_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.forwards import precision_of
 from culm.pipeline.user_code.imports import load_callable
@@ -70,7 +70,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     optimizer = source.optimizer(source.grouped(each for each in named if each[:2] not in source.firsts))
     scheduler = source.scheduler(optimizer)
     precision = precision_of(job)
-    data = Microbatches(job, source.dataset())
+    data = microbatches_of(job, "data", source.dataset())
     pipelines, microbatches = job.pipeline.pipelines, job.pipeline.microbatches
     sums_up = job.train.reduction == "sum"
     losses: list[float] = []

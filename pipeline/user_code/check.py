@@ -14,6 +14,7 @@ from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.evaluating import Held, check_evaluation
 from culm.pipeline.user_code.groups import refuse_unknown
 from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.iterable import check_reading_on, is_iterable
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.optimizers import OWN
 from culm.pipeline.user_code.repeats import Sample, ask_again
@@ -49,10 +50,12 @@ def _microbatches(job: Job, section: Section, keys: Sequence[Key]) -> list[tuple
         what = f"the dataset gives other samples when it is asked again ({again}, not {once})"
         raise JobError(what, where, f"{mend}, and let no sample change another")
     del dataset  # two of them may be too large for this machine
-    other = _samples(job, section, dataset_of(job, section))
-    if once != other:
-        what = f"the dataset gives other samples each time that it is made ({other}, not {once})"
+    other = dataset_of(job, section)
+    if once != (told := _samples(job, section, other)):
+        what = f"the dataset gives other samples each time that it is made ({told}, not {once})"
         raise JobError(what, where, f"{mend}, and sort what a folder or a set lists")
+    if is_iterable(other):
+        check_reading_on(job, lambda: dataset_of(job))
     return found
 
 

@@ -6,12 +6,14 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import default_collate
 
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.forwards import cast_inputs
 from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
+from culm.pipeline.user_code.iterable import check_iterable, is_iterable, reader_of
 from culm.pipeline.user_code.permutation import place_of
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
 
@@ -38,7 +40,7 @@ def _asked(job: Job, section: Section) -> tuple[str, dict[str, Any]]:
 
 
 def dataset_of(job: Job, section: Section = "data") -> Any:
-    """The section's map-style dataset, made under the job's seed. Raises JobError."""
+    """The section's dataset, made under the job's seed: map-style, or of [data] iterable. Raises JobError."""
     name, args = _asked(job, section)
     where = f"{section}.dataset"
     make = load_callable(name, where)
@@ -48,6 +50,9 @@ def dataset_of(job: Job, section: Section = "data") -> Any:
     except JobError as error:  # of a dataset of Culm's own, which knows of [data] alone
         raise JobError(error.what, error.where.replace("data.", f"{section}.", 1), error.mend) from error
     settle(job)
+    if section == "data" and is_iterable(made):
+        check_iterable(job, made)
+        return made
     mend = "return a map-style Dataset with __len__ and __getitem__"
     try:
         length = len(made) if hasattr(made, "__getitem__") else 0
@@ -64,9 +69,13 @@ def dataset_of(job: Job, section: Section = "data") -> Any:
     return made
 
 
-def microbatches_of(job: Job, section: Section, dataset: Any) -> "Microbatches | EvaluatedMicrobatches":
-    """The microbatches of one of the job's datasets."""
-    return Microbatches(job, dataset) if section == "data" else EvaluatedMicrobatches(job, dataset)
+def microbatches_of(
+    job: Job, section: Section, dataset: Any, known: Callable[[int], Bookmark | None] = lambda version: None
+) -> "AnyMicrobatches":
+    """The microbatches of one of the job's datasets. ``known``: bookmarks, as ``Reader`` asks for them."""
+    if section == "evaluate":
+        return EvaluatedMicrobatches(job, dataset)
+    return IterableMicrobatches(job, known) if is_iterable(dataset) else Microbatches(job, dataset)
 
 
 def _collate_of(job: Job) -> Callable[..., Any]:
@@ -90,6 +99,27 @@ class EvaluatedMicrobatches:
         seed_all(sample_seed(self._job.job.seed, 0, pipeline, self._job.pipeline.microbatches + index))
         inputs, targets = self._collate([self._dataset[i] for i in samples])
         return cast_inputs(self._job, inputs), targets
+
+
+class IterableMicrobatches:
+    """Those of an iterable dataset. Step t takes the next samples that it gives, pipeline by pipeline."""
+
+    def __init__(self, job: Job, known: Callable[[int], Bookmark | None]) -> None:
+        self._job = job
+        self._collate = _collate_of(job)
+        # Opened by the reader alone: of one that was read before nobody knows where it is.
+        self._reader = reader_of(job, lambda: dataset_of(job), known)
+
+    def microbatch(self, step: int, pipeline: int, index: int) -> tuple[Pytree, Pytree]:
+        """As ``Microbatches.microbatch``."""
+        samples = self._reader.microbatch(step, pipeline * self._job.pipeline.microbatches + index)
+        seed_all(sample_seed(self._job.job.seed, step, pipeline, index))  # also where the samples were here already
+        inputs, targets = self._collate(samples)
+        return cast_inputs(self._job, inputs), targets
+
+    def take_bookmark(self) -> Bookmark | None:
+        """The one that reading has come to since the last call."""
+        return self._reader.take_bookmark()
 
 
 class Microbatches:
@@ -130,3 +160,6 @@ class Microbatches:
             newest = list(self._orders.items())[-1:]
             self._orders = {**dict(newest), epoch: torch.randperm(self._length, generator=generator)}
         return self._orders[epoch]
+
+
+AnyMicrobatches = Microbatches | IterableMicrobatches | EvaluatedMicrobatches

@@ -325,7 +325,7 @@ class ModelSource:
         return made
 
     def dataset(self) -> Any:
-        """The job's map-style dataset, made under the job's seed."""
+        """The job's dataset, made under the job's seed."""
         return dataset_of(self._job)
 
     def identity(self) -> Identity:

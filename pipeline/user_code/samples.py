@@ -14,11 +14,12 @@ import torch
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import as_text, parts_of
-from culm.pipeline.user_code.data import EvaluatedMicrobatches, Microbatches, Section, microbatches_of
+from culm.pipeline.user_code.data import AnyMicrobatches, EvaluatedMicrobatches, Section, microbatches_of
 from culm.pipeline.user_code.imports import RAISED
+from culm.pipeline.user_code.iterable import is_iterable
 
 # The first microbatch, the last and those between: where the first ones are alike, another order shows later. They do
-# not depend on the number of steps, since a run may be resumed with more.
+# not depend on the number of steps, since a run may be resumed with more. Of an iterable dataset the first ones.
 LOADED = 3
 # What another attempt may mend is an OSError, but for these.
 LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -31,11 +32,11 @@ def samples_of(
 
     ``section``: whose dataset it is; of an evaluation's the samples that are evaluated count.
     ``load``: calls what it is given, which loads one microbatch; it may call again where that raises.
-    A dataset that knows a hash of all that it reads has it as its ``contents``.
+    A dataset that knows a hash of all that it reads has it as its ``contents``; of an iterable one nobody knows how
+    many samples it has.
     Raises what the dataset raises, but for a sample further on that no attempt would give: the run may never need it.
     """
-    length = len(dataset) if section == "data" else job.evaluations.samples
-    last = length // job.data.microbatch - 1 if section == "data" else -(-length // job.evaluations.size) - 1
+    length, last = _extent(job, section, dataset)
     data = microbatches_of(job, section, dataset)
     digest = hashlib.sha256(str(getattr(dataset, "contents", "")).encode())
     for place in sorted({i * last // (LOADED - 1) for i in range(LOADED)}):
@@ -48,9 +49,19 @@ def samples_of(
     return f"{length} samples, {digest.hexdigest()[:16]}"
 
 
-def _hash(job: Job, data: Microbatches | EvaluatedMicrobatches, place: int) -> str:
+def _extent(job: Job, section: Section, dataset: Any) -> tuple[str, int]:
+    """How many samples it has, in words, and the place of the last microbatch to be looked at."""
+    if section == "evaluate":
+        samples = job.evaluations.samples
+        return str(samples), -(-samples // job.evaluations.size) - 1
+    if is_iterable(dataset):
+        return "a row of", LOADED - 1
+    return str(len(dataset)), len(dataset) // job.data.microbatch - 1
+
+
+def _hash(job: Job, data: AnyMicrobatches, place: int) -> str:
     """Of the microbatch at this place of the epoch, or of the evaluation: dtypes, shapes and values."""
-    trained = isinstance(data, Microbatches)
+    trained = not isinstance(data, EvaluatedMicrobatches)
     of_step, index = divmod(place, job.pipeline.microbatches if trained else job.evaluations.microbatches)
     step, pipeline = divmod(of_step, job.pipeline.pipelines)
     found: dict[str, torch.Tensor] = {}

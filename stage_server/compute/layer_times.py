@@ -20,7 +20,7 @@ from torch import nn
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree, mapped, tensors_in
-from culm.pipeline.user_code.data import Microbatches
+from culm.pipeline.user_code.data import microbatches_of
 from culm.pipeline.user_code.forwards import Forwards
 from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.losses import taken
@@ -62,7 +62,7 @@ def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[Measu
 
 
 def layers_measured(job: Job, source: ModelSource, device: Device) -> tuple[Measured, ...]:
-    found = Microbatches(job, source.dataset()).microbatch(0, 0, 0)
+    found = microbatches_of(job, "data", source.dataset()).microbatch(0, 0, 0)
     x, target = (mapped(lambda tensor: tensor.to(device.place), part) for part in found)
     sweeps = [_sweep(job, source, device, x, target) for _ in range(SWEEPS)]
     return tuple(
