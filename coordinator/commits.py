@@ -15,7 +15,18 @@ from collections.abc import Collection
 from dataclasses import replace
 from statistics import median
 
-from culm.coordinator import best, cutting, draining, failures, links, membership, redundancy, settling, takeover
+from culm.coordinator import (
+    best,
+    bookmarks,
+    cutting,
+    draining,
+    failures,
+    links,
+    membership,
+    redundancy,
+    settling,
+    takeover,
+)
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.decisions import (
     TARGET_LOST,
@@ -149,6 +160,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         norm=numbers.norm,
         measured=numbers.measured,
         evaluated=numbers.evaluated,
+        bookmark=bookmarks.newest(before),
         next_plan=next_plan,
         save=saves,
     )

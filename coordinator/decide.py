@@ -37,6 +37,7 @@ from dataclasses import replace
 from culm.coordinator import (
     agreement,
     blame,
+    bookmarks,
     checkpoints,
     cutting,
     draining,
@@ -71,6 +72,7 @@ from culm.coordinator.reports import (
     NodeFailed,
     PeerLost,
     Priced,
+    Read,
     Ready,
     Report,
     Resumed,
@@ -302,6 +304,7 @@ _HANDLERS: Mapping[type, Callable[..., Decision]] = {
     Priced: lambda s, e, n: _priced(s, e),
     Ready: _ready,
     CaughtUp: _caught_up,
+    Read: lambda s, e, n: bookmarks.read(s, e),
     Resumed: _resumed,
     PeerLost: _peer_lost,
     StreamBroken: _stream_broken,

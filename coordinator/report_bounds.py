@@ -29,6 +29,7 @@ from culm.pipeline.plan_bounds import (
     MOST_INCARNATION,
     MOST_LAYERS,
     MOST_MEMBERS,
+    bookmark_problem,
     commit_problem,
     name_problem,
     number_problem,
@@ -238,6 +239,10 @@ def _caught_up(state: State, said: pb.CaughtUp) -> str:
     return f"it has caught up with the layers from {said.first_layer} up to {said.end_layer}, of {layers}"
 
 
+def _read(state: State, said: pb.Bookmark) -> str:
+    return bookmark_problem(said, state.settings.steps)
+
+
 def _resumed(state: State, said: pb.Resumed) -> str:
     if said.stage >= _layers(state) or said.generation > MOST_GENERATION:
         return f"it has resumed stage {said.stage} in generation {said.generation}, which cannot exist"
@@ -311,6 +316,7 @@ _CHECKS: Mapping[str, Callable[[State, Any], str]] = {
     "heartbeat": _heartbeat,
     "ready": _ready,
     "caught_up": _caught_up,
+    "read": _read,
     "resumed": _resumed,
     "peer_lost": _peer_lost,
     "draining": _draining,

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from culm.coordinator.failures import Work
 from culm.coordinator.node_prices import NodePrice
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.identity import Identity
@@ -149,6 +150,15 @@ class CaughtUp:
     # alone: then no further one shows that the copy follows (rule 17).
     version: int = 0
     order: PlanOrder = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A fact: this process has read the samples of the step before the bookmark, all of them, and found this."""
+
+    node: str
+    incarnation: int
+    bookmark: Bookmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,6 +347,7 @@ Report = (
     | Priced
     | Ready
     | CaughtUp
+    | Read
     | Fetched
     | Resumed
     | PeerLost

@@ -20,6 +20,7 @@ from culm.coordinator.failures import Failures
 from culm.coordinator.node_prices import FREE, NodePrice
 from culm.coordinator.reports import CheckpointBad, Unread
 from culm.coordinator.slowness import Pace
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import NEVER, Best, Evaluations
@@ -301,6 +302,8 @@ class State:
     # reports what its owner had reported already, and to add that up would count it twice (rule 7).
     norms: Mapping[int, float] = field(default_factory=dict)
     tallies: tuple[float, ...] = ()
+    # Of an iterable dataset, by version, as the first node has told it. Invariant: few, the newest (bookmarks.KEPT).
+    bookmarks: Mapping[int, Bookmark] = field(default_factory=dict)
     last_commit: Commit | None = None
     # Invariant: empty after every commit, and added to only while the run is RUNNING.
     lost_owners: tuple[LostOwner, ...] = ()

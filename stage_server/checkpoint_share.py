@@ -54,7 +54,7 @@ class Checkpoints:
 
     def write(self, work: Save, copies: tuple[tuple[int, Value], ...]) -> None:
         if self._checkpointer is not None:
-            self._checkpointer.write(Share(work.era, work.step, work.loss, copies))
+            self._checkpointer.write(Share(work.era, work.step, work.loss, copies, work.bookmark))
 
     def read(self, effect: RestoreLayers) -> None:
         log.info("reading layers %s from %s", effect.layers, effect.origin)

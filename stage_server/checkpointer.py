@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from culm.pipeline.checkpoints import storage
+from culm.pipeline.bookmark import Bookmark
+from culm.pipeline.checkpoints import bookmark_file, storage
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import MANIFEST, File, folder_of, manifest_before
 from culm.pipeline.errors import JobError
@@ -24,12 +25,16 @@ LOOK_SECONDS = 5.0  # between two looks at what was written of the last step
 
 @dataclass(frozen=True)
 class Share:
-    """Copies of layers, all at version ``step``, to be written. ``loss``: of the step that led to it."""
+    """Copies of layers, all at version ``step``, to be written. ``loss``: of the step that led to it.
+
+    ``bookmark``: where the samples go on, or did at an earlier step.
+    """
 
     era: int
     step: int
     loss: float
     layers: tuple[tuple[int, Value], ...]
+    bookmark: Bookmark | None = None
 
 
 class Failed(NamedTuple):
@@ -132,6 +137,10 @@ class Checkpointer:
         try:
             before = manifest_before(folder)
             files = {layer: write_layer(folder, layer, state, before) for layer, state in share.layers}
+            # After the layer, which takes away the manifest of another run's checkpoint; before it is told, so that no
+            # manifest comes without it.
+            if 0 in files:
+                bookmark_file.put(folder, share.bookmark)
         except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
             return Failed(str(error) or type(error).__name__, isinstance(error, JobError))
         if share.step == self._last_step:

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable
 
 from culm.pipeline import flow
+from culm.pipeline.bookmark import Known
 from culm.pipeline.job import Job
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan_codec import commit_from_proto, plan_from_proto
@@ -45,6 +46,7 @@ from culm.stage_server.handing_on import HandingOn
 from culm.stage_server.last_words import work_of
 from culm.stage_server.lending import Lending
 from culm.stage_server.spiller import ALL, Allowance, Spiller
+from culm.stage_server.streams import attend_messages
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.stream_bounds import RunShape
@@ -86,6 +88,7 @@ class Node:
         self._guard = Guard(run, worker)
         self._activity = Activity(job.resilience.redundant_bytes)
         compute.loading = self._activity.loading
+        compute.known = self._known
         compute.leaving = self._leave
         traffic = Traffic()
         self._spiller = Spiller(worker, self._changed, allowance)
@@ -131,6 +134,8 @@ class Node:
                 time.sleep(GIVE_WAY)
             self._faults.before(work)
             result = self._compute.do(work)
+            if (bookmark := self._compute.take_bookmark()) is not None:  # before a Ready of the step
+                self.attendance.report(attend_messages.read(bookmark))
             if result.built:  # before the worker hears of it: a Ready over these layers may follow at once (rule 23)
                 self.attendance.report_built(result.built)
             with self._changed:
@@ -160,6 +165,11 @@ class Node:
         self._spiller.close()
         self._exchange.close()
         log.info("this node ends after %d instructions, at step %d", self._activity.finished, self._worker.version)
+
+    def _known(self) -> Known:
+        """Without the lock: both are replaced whole."""
+        plan = self._worker.plan
+        return Known(self._worker.at.bookmark, plan.origin) if plan is not None else Known()
 
     def _leave(self, work: Reduce, layer: int, values: Values, copied: Event) -> None:
         """A layer's gradient goes on its way while the backward that completed it runs on. On the compute thread."""

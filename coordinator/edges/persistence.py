@@ -165,6 +165,7 @@ def without_volatile(state: State) -> State:
         following={},
         norms={},
         tallies=(),
+        bookmarks={},
         lost_owners=(),
         storage=Storage(),
         review=None,

@@ -17,7 +17,14 @@ from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.messages import identity_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
-from culm.pipeline.plan_codec import change_of, commit_from_proto, commit_to_proto, plan_from_proto, plan_to_proto
+from culm.pipeline.plan_codec import (
+    bookmark_from_proto,
+    change_of,
+    commit_from_proto,
+    commit_to_proto,
+    plan_from_proto,
+    plan_to_proto,
+)
 from culm.pipeline.text import told
 from culm.protos import coordinator_pb2 as pb
 
@@ -165,6 +172,8 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             version=c.version,
             order=(c.term, c.generation),
         )
+    if body == "read":
+        return reports.Read(node, incarnation, bookmark_from_proto(request.read))
     if body == "warned":
         return reports.Warned(node, told(request.warned.why))
     if body == "saved":

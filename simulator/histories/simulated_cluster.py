@@ -66,8 +66,8 @@ class Cluster:
     ``left_steps``: of checkpoints that another run has left where this one's go. ``hostile`` makes whoever says what no
     node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the
     history ends there. ``tied``: pairs of layers with a parameter in common, the first one first. ``evaluate``: every
-    how many steps, and over how many microbatches of all pipelines. ``make_worker`` and ``decide`` take variants
-    without a rule.
+    how many steps, and over how many microbatches of all pipelines. ``iterable``: the dataset is, and is read forward.
+    ``make_worker`` and ``decide`` take variants without a rule.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Cluster:
         has_buffers: bool = False,
         tied: tuple[tuple[int, int], ...] = (),
         evaluate: tuple[int, int] = (0, 0),
+        iterable: bool = False,
         uneven: bool = False,
         copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
@@ -121,6 +122,7 @@ class Cluster:
         cut = tuple(buckets.count(each, pipelines) for each in self.parameters)
         self.ties = tuple(Tie(first, layer, (), tuple(range(cut[first]))) for first, layer in tied)
         self.has_buffers = has_buffers
+        self.iterable = iterable
         self._uneven = uneven
         self._agreed: dict[tuple[int, int, int], int] = {}  # by era, version and layer; only on uneven hardware
         self.microbatches = microbatches

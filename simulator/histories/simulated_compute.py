@@ -4,10 +4,12 @@ from collections.abc import Callable
 from functools import reduce
 from typing import NamedTuple
 
+from culm.pipeline import flow
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
 from culm.simulator.histories.arithmetic import Arithmetic, Number, added
+from culm.simulator.histories.simulated_dataset import SimulatedReading
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
 
 # As ``culm.stage_server.compute`` is for a real node. The worker may order work on a stage that a plan has taken away
@@ -28,8 +30,16 @@ class Computed(NamedTuple):
 class SimulatedCompute:
     """The state of one node, and what it did."""
 
-    def __init__(self, layers: int, pipelines: int, forwards_in: ForwardsIn, arithmetic: Arithmetic) -> None:
-        """``forwards_in``: as ``Position`` tells them of a step."""
+    def __init__(
+        self,
+        layers: int,
+        pipelines: int,
+        forwards_in: ForwardsIn,
+        arithmetic: Arithmetic,
+        reading: SimulatedReading | None = None,
+    ) -> None:
+        """``forwards_in``: as ``Position`` tells them of a step; ``reading``: of an iterable dataset."""
+        self.reading = reading
         self.arithmetic = arithmetic
         self.executed: list[tuple[int, Instruction]] = []  # with their steps; redundant forwards are not among them
         self._layers, self._pipelines, self._forwards_in = layers, pipelines, forwards_in  # of the job
@@ -90,6 +100,8 @@ class SimulatedCompute:
         if work.instruction.op == "E":
             return Number(self.arithmetic.evaluate(duty, work.step, m, operand, self._is_last(duty)))
         if work.instruction.op == "F":
+            if self.reading is not None and (flow.takes_samples(duty.stage) or self._is_last(duty)):
+                self.reading.take(work.step, duty.pipeline, m)
             return Number(self.arithmetic.forward(duty, work.step, m, operand, self._is_last(duty)))
         return Number(self.arithmetic.backward(duty, work.step, m, operand, splits, work.accumulates))
 

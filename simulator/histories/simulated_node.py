@@ -5,12 +5,14 @@ from dataclasses import replace
 from functools import partial
 
 from culm.coordinator import reports
+from culm.pipeline.bookmark import Bookmark, Known
 from culm.pipeline.commit import Commit
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.simulator.histories.arithmetic import Arithmetic, Number
 from culm.simulator.histories.simulated_attendance import SimulatedAttendance
 from culm.simulator.histories.simulated_compute import SimulatedCompute
+from culm.simulator.histories.simulated_dataset import SimulatedReading
 from culm.simulator.histories.simulated_streams import SimulatedStreams
 from culm.simulator.histories.world import Node, World
 from culm.stage_server.watching.durations import Durations, kind_of
@@ -64,7 +66,10 @@ class SimulatedNode:
         self.attendance = SimulatedAttendance(world, self)
         self.streams = SimulatedStreams(world, self)
         self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties)
-        self._compute = SimulatedCompute(world.layers, world.pipelines, worker.at.forwards_in, self.arithmetic)
+        reading = SimulatedReading(world.microbatches, world.pipelines, self._known, self._bookmark_in)
+        self._compute = SimulatedCompute(
+            world.layers, world.pipelines, worker.at.forwards_in, self.arithmetic, reading if world.iterable else None
+        )
         self.executed = self._compute.executed
         self.durations = Durations()
         self._spilled: dict[Key, Number] = {}  # on disk
@@ -154,6 +159,9 @@ class SimulatedNode:
             self.world.storage.save(self, work)
         splits = isinstance(work, Run) and self.worker.at.schedule.splits_at(work.instruction.stage)
         done = self._compute.carry_out(work, splits)
+        reading = self._compute.reading
+        if reading is not None and (bookmark := reading.take_bookmark()) is not None:
+            self.tell(reports.Read(self.name, self.incarnation, bookmark))
         if isinstance(work, Run) and not work.redundant and self.world.home_seconds:
             self.worker.runner.note(work)
             self._hand_on(partial(self.worker.runner.hand_on, work, done.result, done.accumulated))
@@ -164,6 +172,16 @@ class SimulatedNode:
         self.world.faults.after_work(self, work)
         self.go()
         self.world.check(self)
+
+    def _known(self) -> Known:
+        plan = self.worker.plan
+        return Known(self.worker.at.bookmark, plan.origin) if plan is not None else Known()
+
+    def _bookmark_in(self, folder: str) -> Bookmark | None:
+        try:
+            return self.world.storage.bookmark(self, folder)
+        except OSError:
+            return None  # a real node asks again for a while
 
     def _hand_on(self, action: Callable[[], None]) -> None:
         """Tells the worker of a result: at once, or when it is in the host's memory."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
+from culm.pipeline.bookmark import Bookmark
+from culm.pipeline.checkpoints import bookmark_file
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
@@ -114,6 +116,8 @@ class SimulatedStorage:
             self._folders.setdefault(folder, {}).update(pair)
         manifest = Manifest(job="sim", step=step, fingerprint="", loss=0.0, files=files, identity=ANOTHER_RUN)
         self._folders[folder][MANIFEST] = manifest_to_json(manifest)
+        if self._world.iterable:
+            self._put_bookmark(COORDINATOR, folder, Bookmark(version=step, of="", digest="", state=b"100000"))
         self._completed[folder] = self._world.clock.now
 
     def tear(self) -> None:
@@ -165,6 +169,8 @@ class SimulatedStorage:
                         self._put(n.name, folder, name, data)
                         listed.append(File(name, len(data), _sha256(data)))
                     files[layer] = tuple(listed)
+                if 0 in files:
+                    self._put_bookmark(n.name, folder, work.bookmark)
             except OSError as error:
                 n.tell(reports.CheckpointFault(n.name, work.step, str(error)))
                 if self._shares[to] is work:  # else a newer share waits
@@ -187,6 +193,19 @@ class SimulatedStorage:
                 n.worker.applying.save_again()
 
         self._later(lambda: self._world.receive(to, write))
+
+    def _put_bookmark(self, who: str, folder: str, bookmark: Bookmark | None) -> None:
+        if bookmark is not None:
+            self._put(who, folder, bookmark_file.FILE, bookmark_file.to_bytes(bookmark))
+        elif not self._absent(who):
+            self._folders[folder].pop(bookmark_file.FILE, None)
+
+    def bookmark(self, node: Node, folder: str) -> Bookmark | None:
+        """As ``bookmark_file.read`` gives it."""
+        try:
+            return bookmark_file.from_bytes(self._read(node.name, folder, bookmark_file.FILE))
+        except FileNotFoundError:
+            return None
 
     def written(self, node: Node) -> reports.Saved | None:
         """What the node says of the last share that it wrote, for a coordinator that may have missed it."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.origin import Origin
@@ -111,6 +112,7 @@ class Storage(Protocol):
     def save(self, node: Node, work: Save) -> None: ...
     def written(self, node: Node) -> reports.Saved | None: ...
     def restore(self, node: Node, effect: RestoreLayers) -> None: ...
+    def bookmark(self, node: Node, folder: str) -> Bookmark | None: ...
     def carry_out(self, leader: Leader, command: cmd.ForStorage) -> None: ...
     def is_whole(self, origin: Origin) -> bool: ...
     def left_behind(self) -> list[reports.Whole]: ...
@@ -152,6 +154,7 @@ class World(Protocol):
     pipelines: int
     microbatches: int
     has_buffers: bool
+    iterable: bool  # whether the dataset is, so that nodes read it forward
     ties: Ties
     steps: int  # that are trained
     end: int  # of the run, its closing step among them

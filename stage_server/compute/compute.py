@@ -29,6 +29,7 @@ from functools import partial
 import torch
 
 from culm.pipeline import flow
+from culm.pipeline.bookmark import Bookmark, Known
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import mapped
@@ -79,7 +80,9 @@ class Compute:
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._loading: Loading | None = None  # once a sample was taken here
         self.told_samples: Told = None  # by this node, of its datasets
-        self._ahead = LoadingAhead(job, lambda: self.told_samples) if job.data.workers else None
+        self.known: Callable[[], Known] = Known  # gives bookmarks
+        ahead = LoadingAhead(job, lambda: self.told_samples, lambda: self.known()) if job.data.workers else None
+        self._ahead = ahead
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
@@ -213,8 +216,13 @@ class Compute:
             with self.loading():
                 return self._ahead.take(load)
         if self._loading is None:
-            self._loading = Loading(self._job, self.told_samples, self.loading)
+            self._loading = Loading(self._job, self.told_samples, self.loading, lambda: self.known())
         return self._loading.load(load)
+
+    def take_bookmark(self) -> Bookmark | None:
+        """Of an iterable dataset, where a step's samples have all been read since the last call."""
+        loads = self._ahead or self._loading
+        return loads.take_bookmark() if loads is not None else None
 
     def _samples(self, load: Load, wanted_again: bool) -> Samples:
         found = self._loaded.get(load) or self._load(load)

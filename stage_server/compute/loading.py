@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
+from culm.pipeline.bookmark import Bookmark, Known, bookmark_for
+from culm.pipeline.checkpoints import bookmark_file
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.data import (
-    EvaluatedMicrobatches,
-    Microbatches,
+    AnyMicrobatches,
+    IterableMicrobatches,
     Section,
     dataset_of,
     microbatches_of,
@@ -99,12 +101,13 @@ def _told(job: Job, section: Section) -> str:
 class Loading:
     """The job's microbatches. Each dataset is opened when somebody first takes a sample of it."""
 
-    def __init__(self, job: Job, told: Told, around: Around = nullcontext) -> None:
-        """``around``: what is around every piece of loading, each of which may take long."""
+    def __init__(self, job: Job, told: Told, around: Around = nullcontext, known: Callable[[], Known] = Known) -> None:
+        """``around``: what is around every piece of loading, each of which may take long; ``known``: bookmarks."""
         self._job = job
         self._told = told
         self._around = around
-        self._opened: dict[Section, Microbatches | EvaluatedMicrobatches] = {}
+        self._known = known
+        self._opened: dict[Section, AnyMicrobatches] = {}
 
     def load(self, load: Load) -> Samples:
         """Raises what the dataset raises; Untold, and JobError unless it gives what this node told of it."""
@@ -112,10 +115,17 @@ class Loading:
         if section not in self._opened:
             told = self._told[section] if self._told is not None else None
             dataset = opened(self._job, section, told, self._around)
-            self._opened[section] = microbatches_of(self._job, section, dataset)
+            self._opened[section] = microbatches_of(
+                self._job, section, dataset, lambda step: bookmark_for(step, self._known(), bookmark_file.read)
+            )
         take = partial(self._opened[section].microbatch, load.step, load.pipeline, load.microbatch)
         with self._around():
             return patiently(take, f"microbatch {load.microbatch}")
+
+    def take_bookmark(self) -> Bookmark | None:
+        """Of an iterable dataset, where a step's samples have all been read since the last call."""
+        data = self._opened.get("data")
+        return data.take_bookmark() if isinstance(data, IterableMicrobatches) else None
 
 
 def opened(job: Job, section: Section, told: str | None, around: Around = nullcontext) -> Any:

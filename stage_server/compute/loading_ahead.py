@@ -5,7 +5,7 @@
 #
 #     node                                          worker
 #     want(2, 3, 4)    ── step, pipeline, 2 ──────▶ loads it
-#     take(2)          ◀─ samples, or an error ──── ... as bytes
+#     take(2)          ◀─ samples, or an error ──── ... as bytes, and of an iterable dataset a bookmark
 #
 # A worker seeds all generators for each microbatch, as the node does itself, so it does not matter who loads what. It
 # opens the dataset for itself, and compares it with what this node told of it. At most ``AHEAD`` microbatches a worker
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from culm.pipeline.bookmark import Bookmark, Known
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml, parse_job
 from culm.pipeline.tensors.layout import copy_of
@@ -41,10 +42,12 @@ ENDED_MOST = 3  # times in a row that workers may end by themselves, as where me
 class LoadingAhead:
     """Of one node. One thread calls it."""
 
-    def __init__(self, job: Job, told: Callable[[], Told]) -> None:
-        """``told``: gives what this node told of its datasets (``loading.samples_told``)."""
+    def __init__(self, job: Job, told: Callable[[], Told], known: Callable[[], Known] = Known) -> None:
+        """``told``: gives what this node told of its datasets (``loading.samples_told``); ``known``: bookmarks."""
         self._job = job
         self._told = told
+        self._known = known
+        self._bookmark: Bookmark | None = None
         self._workers: list[_Worker] = []
         self._wanted: list[Load] = []  # nobody has begun with them yet
         self._here: dict[Load, bytes] = {}
@@ -67,7 +70,14 @@ class LoadingAhead:
             self._give_out()
             self._gather(None)
         self._ended = 0
-        return _given(*pickle.loads(self._here.pop(load)))  # of a process of this node's own
+        kind, given, bookmark = pickle.loads(self._here.pop(load))  # of a process of this node's own
+        self._bookmark = bookmark or self._bookmark
+        return _given(kind, given)
+
+    def take_bookmark(self) -> Bookmark | None:
+        """As ``Loading.take_bookmark``."""
+        found, self._bookmark = self._bookmark, None
+        return found
 
     def close(self) -> None:
         """Ends the workers, whatever they do."""
@@ -84,7 +94,7 @@ class LoadingAhead:
             self._workers.append(_Worker(self._job, self._told()))
         for worker in self._workers:
             if self._wanted and worker.load is None:
-                worker.begin(self._wanted.pop(0))
+                worker.begin(self._wanted.pop(0), self._known())
 
     def _gather(self, seconds: float | None) -> None:
         """Takes what workers have loaded. Waits for some of it, ``seconds`` at most, or for as long as it takes."""
@@ -121,10 +131,10 @@ class _Worker:
         self._process.start()
         theirs.close()
 
-    def begin(self, load: Load) -> None:
+    def begin(self, load: Load, known: Known) -> None:
         self.load = load
         with suppress(OSError):  # it has ended: ``finish`` says so
-            self.pipe.send(load)
+            self.pipe.send((load, known))
 
     def finish(self) -> bytes | None:
         """What it has loaded; None: it has ended by itself."""
@@ -148,10 +158,11 @@ def _work(pipe: "connection.Connection[Any, Any]", job_toml: str, told: Told) ->
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes; the node ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    loading = Loading(parse_job(job_toml), told)
+    known = Known()
+    loading = Loading(parse_job(job_toml), told, known=lambda: known)
     while True:
         try:
-            wanted = pipe.recv()
+            wanted, known = pipe.recv()
         except (EOFError, OSError):  # the node has ended
             return
         pipe.send_bytes(_tried(loading, wanted))
@@ -165,11 +176,13 @@ def _end_with_parent() -> None:
 
 
 def _tried(loading: Loading, load: Load) -> bytes:
-    """The samples, or what was raised. As bytes: tensors in memory that is shared end with their process."""
+    """The samples, or what was raised, and a bookmark or None. As bytes: tensors in memory that is shared end with
+    their process.
+    """
     given: Any
     try:
         kind, given = "samples", tuple(mapped(_alone, part) for part in loading.load(load))
-        return pickle.dumps((kind, given))
+        return pickle.dumps((kind, given, loading.take_bookmark()))
     except OSError as error:
         kind, given = "storage", (error.errno, str(error))
     except Untold as error:
@@ -180,7 +193,7 @@ def _tried(loading: Loading, load: Load) -> bytes:
         what = f"{load} raised {described(error)}"
         where = "evaluate.dataset" if load.evaluated else "data.dataset"
         kind, given = "job", (what, where, "correct the dataset, or what it reads")
-    return pickle.dumps((kind, given))
+    return pickle.dumps((kind, given, None))
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

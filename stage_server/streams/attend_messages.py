@@ -1,8 +1,9 @@
 """A node's facts as messages to its coordinator, and the coordinator's commits as orders."""
 
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.origin import Origin
-from culm.pipeline.plan_codec import commit_to_proto, plan_to_proto
+from culm.pipeline.plan_codec import bookmark_to_proto, commit_to_proto, plan_to_proto
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.worker.effects import ReportCaughtUp, ReportReady, ReportResumed
@@ -25,6 +26,11 @@ def available(node: pb.Available, worker: Worker[Value]) -> pb.AttendRequest:
 
 def built(initial: dict[int, str]) -> pb.AttendRequest:
     return pb.AttendRequest(built=pb.Built(initial=initial))
+
+
+def read(bookmark: Bookmark) -> pb.AttendRequest:
+    """All samples of the step before it have been read here."""
+    return pb.AttendRequest(read=bookmark_to_proto(bookmark))
 
 
 def ready(fact: ReportReady) -> pb.AttendRequest:

@@ -79,7 +79,7 @@ class Applying(Generic[V]):
         whole = self._saves_now() if due or is_final or commit.save else ()
         if is_final:
             self._last_share = frozenset(whole)
-        return Save(at.era, min(at.version, at.steps), whole, commit.loss) if whole else None
+        return self._save(whole, commit.loss) if whole else None
 
     def save_at_the_end(self, last: Commit | None) -> Save | None:
         """What this node copies for the checkpoint of the last step, as of the present plan.
@@ -92,7 +92,11 @@ class Applying(Generic[V]):
             return None
         self._last_share = frozenset(whole)
         loss = last.loss if last is not None else math.nan
-        return Save(self._at.era, min(self._at.version, self._at.steps), whole, loss)
+        return self._save(whole, loss)
+
+    def _save(self, layers: tuple[int, ...], loss: float) -> Save:
+        at = self._at
+        return Save(at.era, min(at.version, at.steps), layers, loss, at.bookmark)
 
     def _saves_now(self) -> tuple[int, ...]:
         """Only layers at the version: a layer of another one would spoil the checkpoint."""

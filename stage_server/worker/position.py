@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from culm.pipeline import flow, keys
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import NEVER, Evaluations
 from culm.pipeline.instruction import Duty, Instruction, Pass
@@ -47,6 +48,9 @@ class Position:
     plan: Plan | None = None
     # Known and not applied. Invariant: their steps are version, version + 1, ... without a gap (rule 2).
     commits: deque[Commit] = field(default_factory=deque)
+    # The newest told. It stays over eras. Whoever reads samples looks at it without the node's lock: it is replaced
+    # whole.
+    bookmark: Bookmark | None = None
 
     @property
     def committed(self) -> int:

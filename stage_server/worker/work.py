@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
@@ -120,6 +121,7 @@ class Save:
     step: int
     layers: tuple[int, ...]
     loss: float
+    bookmark: Bookmark | None = None  # the newest known; whoever saves layer 0 writes it
 
 
 class Load(NamedTuple):

@@ -167,7 +167,7 @@ class Worker(Generic[V]):
         at, commit = self.at, commit.with_ties(self.at.ties)
         if commit.term < at.term or commit.era != at.era:
             return
-        at.term = commit.term
+        at.term, at.bookmark = commit.term, commit.bookmark or at.bookmark
         if commit.step < at.committed:
             # A successor tells the last commit to every node that attaches (rule 8).
             self._take_again(commit)

@@ -2,6 +2,7 @@
 
 import os
 import random
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from culm.simulator.histories.simulated_cluster import Cluster
 SOAK = os.environ.get("CULM_SOAK") == "1"
 
 
-def history_with_checkpoints(seed: int) -> Cluster:
+def history_with_checkpoints(seed: int, **rule: Any) -> Cluster:
     """All of it at once; what has no copy left goes on from a checkpoint."""
     draw = random.Random(seed)
     stages = draw.choice([1, 2, 2, 3, 3, 4])
@@ -25,6 +26,7 @@ def history_with_checkpoints(seed: int) -> Cluster:
         checkpoint_every=draw.choice([1, 2, 3]),
         changes=draw.choice([0, 0, 2]),
         layers=stages + draw.choice([0, 1, 3]),
+        **rule,
     )
 
 
