@@ -35,12 +35,9 @@ def rows(path: str | Sequence[str], input: Columns, target: Columns, split: str 
     ``input``, ``target``: the column that is one, or a list of columns, which make it a dict
     ``split``: of a folder that has several
     """
-    found = _loaded(path, split)
-    wanted = [*_names(input), *_names(target)]
-    if odd := [name for name in wanted if name not in found.column_names]:
-        mend = closest(odd[0], found.column_names) or "name one that it has"
-        raise JobError(f"{path} has no column {odd[0]!r}", WHERE, mend)
-    return Rows(found.with_format("torch", columns=list(dict.fromkeys(wanted))), input, target, _folders(_names(path)))
+    found = opened(path, split)
+    wanted = columns_of(found, path, input, target)
+    return Rows(found.with_format("torch", columns=wanted), input, target, folders_of(path))
 
 
 def text(
@@ -51,16 +48,19 @@ def text(
     ``tokenizer``: a folder that transformers' ``AutoTokenizer`` loads. After each row comes its end-of-sequence token,
     if it has one. Every node makes the tokens when it opens the dataset; large texts are better written to a file once.
     """
-    from transformers import AutoTokenizer  # a second's worth of imports, which ``rows`` does without
+    made, found = tokenizer_of(tokenizer), opened(path, split)
+    columns_of(found, path, column)
+    tokens = np.fromiter(chain.from_iterable(tokens_of(found[column], made)), np.int64)
+    return Blocks([tokens], context, folders_of(path, tokenizer))
 
-    if not Path(tokenizer).is_dir():
-        raise JobError(f"no tokenizer at {tokenizer!r}", WHERE, "name a folder that AutoTokenizer loads")
-    found = _loaded(path, split)
-    if column not in found.column_names:
-        raise JobError(f"{path} has no column {column!r}", WHERE, closest(column, found.column_names) or "name one")
-    made: Any = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
-    tokens = np.fromiter(chain.from_iterable(_tokens(found[column], made)), np.int64)
-    return Blocks([tokens], context, _folders([*_names(path), tokenizer]))
+
+def tokenizer_of(folder: str) -> Any:
+    """Raises JobError."""
+    from transformers import AutoTokenizer  # a second's worth of imports, which rows do without
+
+    if not Path(folder).is_dir():
+        raise JobError(f"no tokenizer at {folder!r}", WHERE, "name a folder that AutoTokenizer loads")
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 class Rows(Dataset[tuple[Any, Any]]):
@@ -80,28 +80,39 @@ class Rows(Dataset[tuple[Any, Any]]):
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
         row = self._found[index]
-        return _part(row, self._input), _part(row, self._target)
+        return part(row, self._input), part(row, self._target)
 
 
-def _part(row: Mapping[str, torch.Tensor], columns: Columns) -> Any:
+def part(row: Mapping[str, torch.Tensor], columns: Columns) -> Any:
+    """The column, or a dict of them."""
     return row[columns] if isinstance(columns, str) else {name: row[name] for name in columns}
+
+
+def columns_of(found: Any, path: str | Sequence[str], *wanted: Columns) -> list[str]:
+    """The names, each once. Raises JobError for one that the dataset does not have."""
+    names = list(dict.fromkeys(name for columns in wanted for name in _names(columns)))
+    if odd := [name for name in names if name not in (found.column_names or names)]:
+        mend = closest(odd[0], found.column_names) or "name one that it has"
+        raise JobError(f"{path} has no column {odd[0]!r}", WHERE, mend)
+    return names
 
 
 def _names(columns: Columns) -> list[str]:
     return [columns] if isinstance(columns, str) else list(columns)
 
 
-def _tokens(texts: Any, tokenizer: Any) -> Iterator[list[int]]:
+def tokens_of(texts: Any, tokenizer: Any, first: int = 0) -> Iterator[list[int]]:
+    """Of each text, with the end-of-sequence token. ``first``: the number of the first row, for errors."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    for place, each in enumerate(texts):
+    for place, each in enumerate(texts, first):
         if not isinstance(each, str):
             raise JobError(f"row {place} has {str(each)[:40]!r} in place of text", WHERE, "name a column of text")
         yield [*tokenizer(each, add_special_tokens=False, verbose=False)["input_ids"], *end]
 
 
-def _folders(paths: Sequence[str]) -> list[Path]:
+def folders_of(*paths: Columns) -> list[Path]:
     """Those that are folders: files are part of the identity as arguments of the job."""
-    return [Path(path) for path in paths if Path(path).is_dir()]
+    return [Path(path) for each in paths for path in _names(each) if Path(path).is_dir()]
 
 
 def _cache_of(files: Sequence[str]) -> str:
@@ -110,7 +121,8 @@ def _cache_of(files: Sequence[str]) -> str:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / f"culm-{digest.hexdigest()[:32]}")
 
 
-def _loaded(path: str | Sequence[str], split: str | None) -> Any:
+def opened(path: str | Sequence[str], split: str | None, iterable: bool = False) -> Any:
+    """Hugging Face's dataset, map-style or iterable. Raises JobError."""
     files = [path] if isinstance(path, str) else list(path)
     try:
         if len(files) == 1 and Path(files[0]).is_dir():
@@ -122,7 +134,8 @@ def _loaded(path: str | Sequence[str], split: str | None) -> Any:
             if len(kinds) != 1 or "" in kinds:
                 mend = f"name a folder that save_to_disk wrote, or files of one kind: {', '.join(BUILDERS)}"
                 raise JobError(f"{path} cannot be read", WHERE, mend)
-            found = datasets.load_dataset(kinds.pop(), data_files=files, split="train", cache_dir=_cache_of(files))
+            kept = {} if iterable else {"cache_dir": _cache_of(files)}
+            found = datasets.load_dataset(kinds.pop(), data_files=files, split="train", streaming=iterable, **kept)
     except JobError:
         raise
     except Exception as error:  # of many kinds, by what is wrong with a file
@@ -136,4 +149,4 @@ def _loaded(path: str | Sequence[str], split: str | None) -> Any:
             said = f"it has the splits {', '.join(found)}"
             raise JobError(f"{path} has no split {split!r}", WHERE, f"set split: {said}")
         found = found[split]
-    return found
+    return found.to_iterable_dataset() if iterable and hasattr(found, "to_iterable_dataset") else found

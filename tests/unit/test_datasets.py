@@ -13,10 +13,10 @@ import tokenizers
 import torch
 import transformers
 
-from culm.datasets import hf, tokens
+from culm.datasets import hf, hf_iterable, tokens
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import Job
+from culm.pipeline.job import Job, with_values
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import samples_of
@@ -207,6 +207,55 @@ def test_text_becomes_blocks_of_tokens(tmp_path: Path) -> None:
         hf.text(str(tmp_path / "text.jsonl"), "nothing", 3)
     with pytest.raises(JobError, match="has no column 'txt'; did you mean text"):
         hf.text(str(tmp_path / "text.jsonl"), words(tmp_path), 3, column="txt")
+
+
+# ---- read forward ---------------------------------------------------------------------------------------------------
+
+
+def rows_of_text(folder: Path, first: str, second: str) -> list[str]:
+    """Some are shorter than a block, one holds several, and one is empty."""
+    for name, texts in ((first, ["a b c", "d", "", "a b c d a b c d a b"]), (second, ["c", "d d", "b a"])):
+        (folder / name).write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    return [str(folder / first), str(folder / second)]
+
+
+@pytest.mark.parametrize("kind", ["files", "folder"])
+def test_text_that_is_read_forward_comes_in_the_same_blocks(tmp_path: Path, kind: str) -> None:
+    path: Any = rows_of_text(tmp_path, "1.jsonl", "2.jsonl")
+    if kind == "folder":
+        datasets.load_dataset("json", data_files=path, split="train").save_to_disk(tmp_path / "rows")
+        path = str(tmp_path / "rows")
+    whole = hf.text(path, words(tmp_path), 3)
+    wanted = [tuple(part.tolist() for part in whole[i]) for i in range(len(whole))]
+    read = hf_iterable.text(path, words(tmp_path), 3)
+    assert [tuple(part.tolist() for part in pair) for pair in read] == wanted
+    assert [tuple(part.tolist() for part in pair) for pair in read] == wanted, "once more, in the next epoch"
+
+
+def test_text_is_read_on_from_after_any_block(tmp_path: Path) -> None:
+    args = (rows_of_text(tmp_path, "1.jsonl", "2.jsonl"), words(tmp_path), 2)
+    whole = [x.tolist() for x, _ in hf_iterable.text(*args)]
+    for given in range(1, len(whole) + 1):
+        read = hf_iterable.text(*args)
+        rows = iter(read)
+        assert [next(rows)[0].tolist() for _ in range(given)] == whole[:given]
+        on = hf_iterable.text(*args)
+        on.load_state_dict(read.state_dict())
+        assert [x.tolist() for x, _ in on] == whole[given:]
+
+
+@pytest.mark.parametrize("name", ["rows", "text"])
+def test_a_job_trains_on_what_is_read_forward(tmp_path: Path, name: str) -> None:
+    if name == "rows":
+        args: dict[str, Any] = {"path": saved(tmp_path, "parquet"), "input": "x", "target": "label"}
+    else:
+        args = {"path": rows_of_text(tmp_path, "1.jsonl", "2.jsonl"), "tokenizer": words(tmp_path), "context": 3}
+    made = "rows_layers" if name == "rows" else "layers"
+    job = with_values(job_of(f"culm.datasets.hf_iterable:{name}", args, made), {"data.shuffle": False})
+    check_job(job)
+    assert run_plain(job).losses
+    with pytest.raises(JobError, match="has no column"):
+        getattr(hf_iterable, name)(**{**args, "column" if name == "text" else "input": "y"})
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
