@@ -133,7 +133,7 @@ def test_a_view_goes_without_the_rest_of_its_memory() -> None:
 
     found = loading_ahead._tried(Views(job_of(), None), Load(0, 0, 0))
     assert len(found) < 10_000
-    x, target = loading_ahead._given(*pickle.loads(found))
+    x, target = loading_ahead._given(*pickle.loads(found)[:2])
     assert torch.equal(x, whole[:8].view(4, 2).T)
     assert x.stride() == (1, 2)
     assert target == 8.0
