@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar, EarlyStop
 from culm.pipeline.plan import Plan
 from culm.pipeline.ties import Ties
 
@@ -18,8 +19,16 @@ class Commit:
     norm: float = 0.0  # of the step's whole gradient, before clipping; 0 where the job clips nothing
     measured: tuple[float, ...] = ()  # each metric of training
     evaluated: tuple[float, ...] = ()  # how good the step's weights were: the loss, then each of the job's metrics
+    # Before the version to which this commit leads; where it changes no weights, since the run ends, as before it.
+    best_so_far: BestSoFar = NONE_SO_FAR
     next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
     save: bool = False  # a checkpoint of the step, whatever its number
+
+    @property
+    def early_stop(self) -> EarlyStop | None:
+        """Where the run ends early with this commit: which then applies nothing."""
+        stop = self.next_plan.early_stop if self.next_plan is not None else None
+        return stop if stop is not None and stop.step == self.step else None
 
     def with_ties(self, ties: Ties) -> "Commit":
         return replace(self, next_plan=self.next_plan.with_ties(ties)) if ties and self.next_plan else self

@@ -1,6 +1,8 @@
 """What an era begins from: one checkpoint, named once, by the decision that begins the era (rule 14)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -13,6 +15,7 @@ class Origin:
     step: int = 0
     folder: str = ""
     sha256: str = ""
+    best_so_far: BestSoFar = field(default=NONE_SO_FAR, compare=False)  # as the manifest has it, which the hash names
 
     def __str__(self) -> str:
         return f"the checkpoint {self.folder}" if self.folder else "the initial state"

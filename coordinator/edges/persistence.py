@@ -24,6 +24,7 @@ from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
 from culm.coordinator.state import Ending, Node, Phase, Search, Settings, State, Storage, Watch
+from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, best_so_far_from, best_so_far_to
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan
@@ -55,6 +56,7 @@ def to_document(state: State) -> Document:
         "resumed": state.resumed,
         "checkpoints": [_origin_to(checkpoint) for checkpoint in state.checkpoints],
         "ending": [state.ending.fetched, state.ending.released],
+        "early_stop": _early_stop_to(stop) if (stop := state.ending.early_stop) is not None else None,
         "draining": {n.node: [n.incarnation, n.draining] for n in state.nodes.values() if n.draining},
         "copies": state.copies,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
@@ -123,19 +125,29 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
     )
 
 
-def _origin_to(origin: Origin) -> list[int | str]:
-    return [origin.step, origin.folder, origin.sha256]
+def _origin_to(origin: Origin) -> list[Any]:
+    return [origin.step, origin.folder, origin.sha256, best_so_far_to(origin.best_so_far)]
 
 
-def _origin_from(known: tuple[int, str, str]) -> Origin:
-    step, folder, sha256 = known
-    return Origin(step=step, folder=folder, sha256=sha256)
+def _origin_from(known: list[Any]) -> Origin:
+    step, folder, sha256, *best = known  # an older store has no more than these
+    return Origin(step, folder, sha256, best_so_far_from(best[0]) if best else NONE_SO_FAR)
+
+
+def _early_stop_to(stop: EarlyStop) -> list[Any]:
+    return [stop.step, best_so_far_to(stop.best_so_far)]
 
 
 def _ending_from(document: Document, now: float) -> Ending:
     """Who fetched the weights, and whether the nodes were let go, is decided once; the time to fetch begins anew."""
     fetched, released = document.get("ending", ["", ""])
-    return Ending(now if Phase(document["phase"]) is Phase.DONE else None, fetched, released)
+    stop = document.get("early_stop")
+    return Ending(
+        done_at=now if Phase(document["phase"]) is Phase.DONE else None,
+        early_stop=EarlyStop(stop[0], best_so_far_from(stop[1])) if stop else None,
+        fetched=fetched,
+        released=released,
+    )
 
 
 def _detail_of(document: Document) -> str:

@@ -17,7 +17,14 @@ from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.messages import identity_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
-from culm.pipeline.plan_codec import change_of, commit_from_proto, commit_to_proto, plan_from_proto, plan_to_proto
+from culm.pipeline.plan_codec import (
+    best_so_far_from_proto,
+    change_of,
+    commit_from_proto,
+    commit_to_proto,
+    plan_from_proto,
+    plan_to_proto,
+)
 from culm.pipeline.text import told
 from culm.protos import coordinator_pb2 as pb
 
@@ -174,7 +181,13 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
         said = request.saved
         return reports.Saved(
-            node=node, incarnation=incarnation, era=said.era, step=said.step, files=files, loss=said.loss
+            node=node,
+            incarnation=incarnation,
+            era=said.era,
+            step=said.step,
+            files=files,
+            loss=said.loss,
+            best_so_far=best_so_far_from_proto(said.best_so_far) if said.HasField("best_so_far") else None,
         )
     if body == "checkpoint_bad":
         b = request.checkpoint_bad
