@@ -24,6 +24,7 @@ from culm.pipeline.checkpoints.manifest import (
     named,
     step_of,
 )
+from culm.pipeline.early_stop import NONE_SO_FAR
 from culm.pipeline.identity import Identity
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.arithmetic import Number
@@ -171,12 +172,18 @@ class SimulatedStorage:
                     self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
             saved = reports.Saved(
-                node=n.name, incarnation=n.incarnation, era=work.era, step=work.step, files=files, loss=work.loss
+                node=n.name,
+                incarnation=n.incarnation,
+                era=work.era,
+                step=work.step,
+                files=files,
+                loss=work.loss,
+                best_so_far=work.best_so_far,
             )
             if self._shares[to] is work or to not in self._written:
                 self._written[to] = saved
             n.tell(saved)
-            if work.step == self._world.steps:
+            if work.last:
                 self._later(lambda: self._world.receive(to, look), LOOK_SECONDS)
 
         def look(n: Node) -> None:
@@ -277,6 +284,7 @@ class SimulatedStorage:
             loss=command.loss,
             files=command.files,
             identity=command.identity,
+            best_so_far=command.best_so_far,
         )
         data = manifest_to_json(manifest)
         try:
@@ -293,7 +301,7 @@ class SimulatedStorage:
             if leader.alive and self._newest[leader] == (command.era, command.step):
                 self._later(lambda: self._complete(leader, command), PAUSE)
             return
-        self._later(lambda: leader.take(reports.Checkpointed(Origin(command.step, folder, _sha256(data)))))
+        self._later(lambda: leader.take(reports.Checkpointed(_origin(command.step, folder, data))))
 
     def _retain(self, command: cmd.Retain) -> None:
         if self._is("away") or self._absent(COORDINATOR):
@@ -317,7 +325,7 @@ class SimulatedStorage:
 
     def _there(self, folders: Mapping[str, Mapping[str, bytes]]) -> list[reports.Whole]:
         found = [
-            reports.Whole(Origin(step, folder, _sha256(files[MANIFEST])), _identity(files[MANIFEST]))
+            reports.Whole(_origin(step, folder, files[MANIFEST]), _identity(files[MANIFEST]))
             for folder, files in folders.items()
             if MANIFEST in files and (step := step_of(folder)) is not None
         ]
@@ -366,6 +374,11 @@ class SimulatedStorage:
         except OSError as error:
             return reports.Examined(origin, reports.Sight.AWAY, str(error))
         return reports.Examined(origin, reports.Sight.THERE)
+
+
+def _origin(step: int, folder: str, manifest: bytes) -> Origin:
+    known = manifest_from_json(manifest, folder).best_so_far
+    return Origin(step, folder, _sha256(manifest), known or NONE_SO_FAR)
 
 
 def _identity(manifest: bytes) -> Identity:
