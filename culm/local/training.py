@@ -64,7 +64,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
             if status.phase == "done":
                 # In place of how long the nodes stay, and how to fetch from them: this command fetches, and ends them.
                 last.look(status, time.monotonic())
-                status.detail = f"{DONE}{last.in_words(status)}"
+                outcome.stopped_early = status.stopped_early
+                status.detail = f"{status.stopped_early or DONE}{last.in_words(status)}"
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)
