@@ -14,7 +14,7 @@ from culm.pipeline.instruction import Duty
 from culm.pipeline.ties import Addend, Ties
 from culm.pipeline.tree import Block
 
-# The oracle (``oracle.plain_loop``) is the same functions, in the order of a loop without nodes. A cluster that computes
+# The oracle (``oracle.plain_loop``) is the same functions, in the order of a loop without nodes. A cluster that does
 # each unit of work once, on the right version, in the right order, gets the same integers; any other one does not:
 #
 #     lost, or done twice      ``accumulate`` multiplies the total before it adds: every unit shifts all before it
