@@ -74,6 +74,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
             if cluster.names and not cluster.has_nodes and status.phase != "done":
                 raise RunFailed(f"every node has ended; see their logs in {cluster.folder}")
             if status.phase == "done" and status.step == status.steps:
+                if not outcome.losses:  # it went on from a checkpoint with which it ends
+                    outcome.first_step = status.steps
                 outcome.checkpoint_fault = last.given_up(status, time.monotonic())
                 if last.is_whole(status) or outcome.checkpoint_fault:
                     break
