@@ -6,9 +6,9 @@
 #
 # If the store forgets the document:
 #
-#     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, layer_bytes, fingerprint,
-#                               most of agreement; layer_seconds and what layers put out, if one that measured them
-#                               is still there
+#     nodes tell again          plan, era, origin, committed, last_commit, early_stop, layer_costs, layer_bytes,
+#                               fingerprint, most of agreement; layer_seconds and what layers put out, if one that
+#                               measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
 #
