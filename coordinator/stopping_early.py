@@ -13,7 +13,7 @@ from culm.pipeline.early_stop import BestSoFar, EarlyStop
 
 
 def best_so_far(state: State) -> BestSoFar | None:
-    """Before the version that the running step begins with; None: nobody who is here has told the commit before."""
+    """Before the version that the running step begins with; None: nobody who is here knows."""
     last = state.last_commit
     if last is not None and last.step + 1 == state.committed:
         return last.best_so_far
@@ -22,7 +22,9 @@ def best_so_far(state: State) -> BestSoFar | None:
 
 def forgotten(state: State) -> str:
     """Why the running step cannot be committed, or nothing: whether the run ends with it would be a guess."""
-    if not state.settings.worse_allowed or best_so_far(state) is not None:
+    last = state.last_commit
+    known = state.committed == state.origin.step or (last is not None and last.step + 1 == state.committed)
+    if known or not state.settings.worse_allowed:
         return ""
     return f"nobody is left who knows which evaluation was the best before step {state.committed}"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar, EarlyStop
+from culm.pipeline.early_stop import BestSoFar, EarlyStop
 from culm.pipeline.plan import Plan
 from culm.pipeline.ties import Ties
 
@@ -20,7 +20,8 @@ class Commit:
     measured: tuple[float, ...] = ()  # each metric of training
     evaluated: tuple[float, ...] = ()  # how good the step's weights were: the loss, then each of the job's metrics
     # Before the version to which this commit leads; where it changes no weights, since the run ends, as before it.
-    best_so_far: BestSoFar = NONE_SO_FAR
+    # None: nobody knows. The run, or the checkpoint that it goes on from, is of a version of Culm before.
+    best_so_far: BestSoFar | None = None
     next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
     save: bool = False  # a checkpoint of the step, whatever its number
 

@@ -15,7 +15,8 @@ class Origin:
     step: int = 0
     folder: str = ""
     sha256: str = ""
-    best_so_far: BestSoFar = field(default=NONE_SO_FAR, compare=False)  # as the manifest has it, which the hash names
+    # As the manifest has it, which the hash names; None where that does not tell.
+    best_so_far: BestSoFar | None = field(default=NONE_SO_FAR, compare=False)
 
     def __str__(self) -> str:
         return f"the checkpoint {self.folder}" if self.folder else "the initial state"

@@ -68,7 +68,7 @@ def plan_without_holders(plan: Plan) -> pb.Plan:
         origin_step=plan.origin.step,
         origin=plan.origin.folder,
         origin_sha256=plan.origin.sha256,
-        origin_best_so_far=best_so_far_to_proto(plan.origin.best_so_far),
+        origin_best_so_far=_known_to_proto(plan.origin.best_so_far),
         target=stages_to_proto(plan.target),
         leader=plan.leader,
         early_stop=None if (stop := plan.early_stop) is None else _early_stop_to_proto(stop),
@@ -77,6 +77,10 @@ def plan_without_holders(plan: Plan) -> pb.Plan:
 
 def best_so_far_to_proto(known: BestSoFar) -> pb.BestSoFar:
     return pb.BestSoFar(step=known.step, number=known.number, worse_in_a_row=known.worse_in_a_row)
+
+
+def _known_to_proto(known: BestSoFar | None) -> pb.BestSoFar | None:
+    return best_so_far_to_proto(known) if known is not None else None
 
 
 def best_so_far_from_proto(known: pb.BestSoFar) -> BestSoFar:
@@ -98,7 +102,10 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
         members=MappingProxyType(members),
         reason=plan.reason,
         origin=Origin(
-            plan.origin_step, plan.origin, plan.origin_sha256, best_so_far_from_proto(plan.origin_best_so_far)
+            plan.origin_step,
+            plan.origin,
+            plan.origin_sha256,
+            best_so_far_from_proto(plan.origin_best_so_far) if plan.HasField("origin_best_so_far") else None,
         ),
         target=_stages_from_proto(plan.target),
         redundancy=Redundancy(plan.redundancy.eager, plan.redundancy.ship_every)
@@ -117,7 +124,8 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
     order.norm = commit.norm
     order.measured.extend(commit.measured)
     order.evaluated.extend(commit.evaluated)
-    order.best_so_far.CopyFrom(best_so_far_to_proto(commit.best_so_far))
+    if commit.best_so_far is not None:
+        order.best_so_far.CopyFrom(best_so_far_to_proto(commit.best_so_far))
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
     return order
@@ -133,7 +141,7 @@ def commit_from_proto(commit: pb.Commit) -> Commit:
         norm=commit.norm,
         measured=tuple(commit.measured),
         evaluated=tuple(commit.evaluated),
-        best_so_far=best_so_far_from_proto(commit.best_so_far),
+        best_so_far=best_so_far_from_proto(commit.best_so_far) if commit.HasField("best_so_far") else None,
         next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
         save=commit.save,
     )

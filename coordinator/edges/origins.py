@@ -83,7 +83,8 @@ def _ended_with(found: Found, job: Job) -> EarlyStop | None:
     evaluated = numbers_of(found, job.tally_form.metrics) if _evaluates_alike(found, job) else ()
     if not job.evaluations.in_step(found.step, job.job.steps):
         return None
-    return early_stop(origin_of(found, job).best_so_far, job.best, job.worse_allowed, found.step, evaluated)
+    before = origin_of(found, job).best_so_far
+    return early_stop(before, job.best, job.worse_allowed, found.step, evaluated) if before is not None else None
 
 
 def to_resume(url: str) -> list[Found]:
@@ -200,9 +201,10 @@ def origin_of(found: Found, job: Job) -> Origin:
     origin = found.origin
     if job.evaluate is None or _evaluates_alike(found, job):
         return origin
-    if job.worse_allowed:
-        why = "does not tell which evaluation before it was the best, or of another kind of evaluation"
-        log.warning("the checkpoint %s %s: evaluate.patience counts from here on", shown_url(found.url), why)
+    if not job.worse_allowed:
+        return replace(origin, best_so_far=None)
+    why = "does not tell which evaluation before it was the best, or of another kind of evaluation"
+    log.warning("the checkpoint %s %s: evaluate.patience counts from here on", shown_url(found.url), why)
     return replace(origin, best_so_far=NONE_SO_FAR)
 
 

@@ -126,12 +126,14 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
 
 
 def _origin_to(origin: Origin) -> list[Any]:
-    return [origin.step, origin.folder, origin.sha256, best_so_far_to(origin.best_so_far)]
+    best = origin.best_so_far
+    return [origin.step, origin.folder, origin.sha256, best_so_far_to(best) if best is not None else None]
 
 
 def _origin_from(known: list[Any]) -> Origin:
-    step, folder, sha256, *best = known  # an older store has no more than these
-    return Origin(step, folder, sha256, best_so_far_from(best[0]) if best else NONE_SO_FAR)
+    step, folder, sha256, best = (*known, None)[:4]  # an older store has three of them
+    nothing = None if folder else NONE_SO_FAR
+    return Origin(step, folder, sha256, best_so_far_from(best) if best is not None else nothing)
 
 
 def _early_stop_to(stop: EarlyStop) -> list[Any]:

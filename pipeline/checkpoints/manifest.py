@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from culm.pipeline.checkpoints import evaluation_file, storage
-from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar, best_so_far_from, best_so_far_to
+from culm.pipeline.early_stop import BestSoFar, best_so_far_from, best_so_far_to
 from culm.pipeline.identity import Identity, identity_from, identity_to
 from culm.pipeline.origin import Origin
 
@@ -100,7 +100,7 @@ class Found:
     def origin(self) -> Origin:
         """The checkpoint as an era's origin."""
         known = self.manifest.best_so_far if self.manifest is not None else None
-        return Origin(self.step, self.url, self.sha256, known or NONE_SO_FAR)
+        return Origin(self.step, self.url, self.sha256, known)
 
 
 # ---- what is written, without any I/O -------------------------------------------------------------------------------
@@ -229,11 +229,11 @@ def write_manifest(folder: str, manifest: Manifest) -> Origin:
     with suppress(CheckpointCorrupt):
         there, sha256 = _read_manifest(folder)
         if replace(there, loss=0.0, best_so_far=None) == replace(manifest, loss=0.0, best_so_far=None):
-            return Origin(manifest.step, folder, sha256, there.best_so_far or NONE_SO_FAR)
+            return Origin(manifest.step, folder, sha256, there.best_so_far)
     data = manifest_to_json(manifest)
     storage.remove(folder, evaluation_file.FILE)  # of what lay there before
     storage.put(folder, MANIFEST, data)
-    return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest(), manifest.best_so_far or NONE_SO_FAR)
+    return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest(), manifest.best_so_far)
 
 
 def complete(url: str, manifest: Manifest) -> Origin:

@@ -24,7 +24,6 @@ from culm.pipeline.checkpoints.manifest import (
     named,
     step_of,
 )
-from culm.pipeline.early_stop import NONE_SO_FAR
 from culm.pipeline.identity import Identity
 from culm.pipeline.origin import Origin
 from culm.simulator.histories.arithmetic import Number
@@ -377,8 +376,7 @@ class SimulatedStorage:
 
 
 def _origin(step: int, folder: str, manifest: bytes) -> Origin:
-    known = manifest_from_json(manifest, folder).best_so_far
-    return Origin(step, folder, _sha256(manifest), known or NONE_SO_FAR)
+    return Origin(step, folder, _sha256(manifest), manifest_from_json(manifest, folder).best_so_far)
 
 
 def _identity(manifest: bytes) -> Identity:

@@ -66,7 +66,7 @@ def test_whatever_is_lost_a_run_ends_where_the_plain_loop_does(fifty: int) -> No
 def test_what_was_best_and_is_known_to_the_leader_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes back to a checkpoint, and does not know what was best before that one."""
 
-    def remembered(state: co.State) -> BestSoFar:
+    def remembered(state: co.State) -> BestSoFar | None:
         return state.last_commit.best_so_far if state.last_commit is not None else NONE_SO_FAR
 
     monkeypatch.setattr(step_numbers, "best_so_far", remembered)

@@ -134,6 +134,14 @@ def test_before_the_first_commit_of_an_era_its_origin_tells() -> None:
     assert not stopping_early.forgotten(state)
 
 
+def test_where_nobody_knows_what_was_best_a_run_counts_from_there_on() -> None:
+    """Its origin is of a version of Culm before. Without a patience it goes on saying that nobody knows."""
+    state = replace(at(60, None, (2.0, 1.0, 1.0, 0.5, 1.0)), origin=Origin(60, "u/step-00000060", "x", None))
+    assert numbers_of(state).best_so_far == BestSoFar(60, 0.5, 0)
+    endless = replace(state, settings=replace(SETTINGS, worse_allowed=0))
+    assert numbers_of(endless).best_so_far is None
+
+
 def test_nothing_is_committed_by_a_guess() -> None:
     """A step of which nobody knows what was best before it: the era ends, and another one begins where it is known."""
     plan = plan_of(60)
@@ -163,8 +171,14 @@ def test_it_survives_the_store_and_the_wire() -> None:
     back = from_document(json.loads(json.dumps(to_document(state))), SETTINGS, 2, 0.0)
     assert (back.last_commit, back.ending.early_stop, back.steps, back.end) == (commit, STOP, 60, 61)
     assert back.origin.best_so_far == back.checkpoints[0].best_so_far == origin.best_so_far
-    old = to_document(state) | {"origin": [20, "u", "x"], "early_stop": None}
+    old = to_document(state) | {"origin": [20, "u", "x"], "checkpoints": []}
+    assert from_document(old, SETTINGS, 2, 0.0).origin.best_so_far is None, "of a version before"
+    old["origin"] = [0, "", ""]
     assert from_document(old, SETTINGS, 2, 0.0).origin.best_so_far == NONE_SO_FAR
+    silent = replace(commit, best_so_far=None, next_plan=replace(plan, origin=replace(origin, best_so_far=None)))
+    again = commit_from_proto(commit_to_proto(silent))
+    assert again.next_plan is not None
+    assert again.best_so_far is again.next_plan.origin.best_so_far is None
 
 
 def test_what_cannot_be_is_refused_at_the_edge() -> None:
