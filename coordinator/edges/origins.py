@@ -246,7 +246,18 @@ def of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str
     if not manifest.job_toml:
         return "it does not say which job wrote it"
     try:
-        refuse_changes(parse_job(manifest.job_toml, "the checkpoint's job"), job, allowed, "")
+        then = parse_job(manifest.job_toml, "the checkpoint's job")
+        refuse_changes(then, job, allowed, "")
     except JobError as error:
         return error.what
+    if job.worse_allowed and not _stops_no_later(then, job):
+        return "its run had more evaluate.patience, or evaluated otherwise: it may have gone on where this one ends"
     return ""
+
+
+def _stops_no_later(then: Job, job: Job) -> bool:
+    """Whether this job comes to every step to which the other one came: it had no more patience."""
+    assert job.evaluate is not None
+    alike = _what_is_evaluated(then) == _what_is_evaluated(job)
+    as_often = then.evaluate is not None and then.evaluate.every == job.evaluate.every
+    return alike and as_often and 0 < then.worse_allowed <= job.worse_allowed

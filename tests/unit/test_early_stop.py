@@ -14,7 +14,7 @@ from culm.coordinator.commands import Persist, Record, WriteManifest
 from culm.coordinator.commits import commit_if_ready
 from culm.coordinator.decide import begin
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
-from culm.coordinator.edges.origins import origin_of, resumable
+from culm.coordinator.edges.origins import of_another_job, origin_of, resumable
 from culm.coordinator.edges.persistence import from_document, to_document
 from culm.coordinator.reports import Saved
 from culm.coordinator.state import Ending, Phase, Settings, State
@@ -61,7 +61,8 @@ WORDS = "stopped early at step 60: no better accuracy than 0.91 of step 40 in 2 
 def job_of(**asked: object) -> Job:
     evaluate = {"dataset": EXAMPLE.data.dataset, "every": 10, "samples": 8, "metrics": METRICS, "patience": 2}
     evaluate |= {"best": "accuracy", "best_is": "most"}
-    return with_values(EXAMPLE, {f"evaluate.{key}": value for key, value in {**evaluate, **asked}.items()})
+    given = {key: value for key, value in {**evaluate, **asked}.items() if value is not None}
+    return with_values(EXAMPLE, {f"evaluate.{key}": value for key, value in given.items()})
 
 
 # ---- the decision ---------------------------------------------------------------------------------------------------
@@ -270,6 +271,24 @@ def test_of_another_evaluation_nothing_is_compared(
     found = found_at(tmp_path, manifest_of(job_of()))
     assert resumes(found, job_of(**asked)).best_so_far == NONE_SO_FAR
     assert "evaluate.patience counts from here on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "ours"),
+    [
+        ({}, {}, True),
+        ({"patience": 1}, {"patience": 2}, True),
+        ({}, {"patience": None}, True),
+        ({"patience": 3}, {"patience": 2}, False),
+        ({"patience": None}, {}, False),
+        ({}, {"every": 5}, False),
+        ({}, {"samples": 7}, False),
+    ],
+)
+def test_a_run_does_not_go_on_from_beyond_its_end(then: dict[str, Any], now: dict[str, Any], ours: bool) -> None:
+    """Of checkpoints that are left where its own go, those count to which it comes itself."""
+    said = of_another_job(manifest_of(job_of(**then)), job_of(**now), frozenset())
+    assert (said == "") == ours
 
 
 def test_one_that_does_not_say_what_was_best_begins_anew_and_says_so(
