@@ -29,8 +29,8 @@ def written(state: State, step: int) -> tuple[WriteEvaluation, ...]:
 
 def best_checkpoint(state: State) -> Origin | None:
     """The one to keep, if the job asks for it and one was evaluated."""
-    if state.settings.keeps_best is None:
+    if not state.settings.keeps_best:
         return None
     saved = {checkpoint.step: checkpoint for checkpoint in state.checkpoints}
-    step = state.settings.keeps_best.of({step: state.evaluated[step] for step in saved if step in state.evaluated})
+    step = state.settings.best.of({step: state.evaluated[step] for step in saved if step in state.evaluated})
     return saved[step] if step is not None else None

@@ -20,6 +20,7 @@
 
 from dataclasses import replace
 
+from culm.coordinator import stopping_early
 from culm.coordinator.best import best_checkpoint, noted, written
 from culm.coordinator.commands import Command, Examine, Persist, Record, Retain, WriteManifest
 from culm.coordinator.decisions import Decision
@@ -52,10 +53,12 @@ def saved(state: State, report: Saved) -> Decision:
     if len(before) == len(state.layer_costs) or len(files) < len(state.layer_costs):
         return state, told
     last = state.last_commit  # a node that was seeded after the last commit has not heard its loss
+    led_here = last is not None and min(last.step + 1, state.steps) == report.step
     whole = WriteManifest(
         era=state.era,
         step=report.step,
-        loss=last.loss if last is not None and last.step + 1 == report.step else report.loss,
+        loss=last.loss if last is not None and led_here else report.loss,
+        best_so_far=stopping_early.of_checkpoint(state, report.step) or report.best_so_far,
         fingerprint=state.fingerprint,
         files=files,
         identity=replace(state.agreement.nodes, lineage=state.agreement.lineage),
@@ -115,7 +118,7 @@ def fault(state: State, report: CheckpointFault) -> Decision:
         return state, ()
     told = bool(state.storage.fault)
     who = report.node or "the coordinator"
-    follows = "training goes on without it" if report.step < state.settings.steps else "it is tried again"
+    follows = "training goes on without it" if report.step < state.steps else "it is tried again"
     text = f"{who} cannot write the checkpoint of step {report.step}: {report.why}; {follows}"
     state = replace(state, storage=replace(state.storage, fault=text, fault_step=report.step))
     if told:

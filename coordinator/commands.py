@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit as Commit  # as a command: send it to every attached node
+from culm.pipeline.early_stop import BestSoFar
 from culm.pipeline.identity import Identity
 from culm.pipeline.money.kinds import Event
 from culm.pipeline.origin import Origin
@@ -87,6 +88,7 @@ class WriteManifest:
     loss: float
     fingerprint: str
     files: Mapping[int, tuple[File, ...]]
+    best_so_far: BestSoFar | None = None  # before this version; None: nobody who is left knows
     identity: Identity = field(default_factory=Identity)
 
 

@@ -25,6 +25,7 @@ from culm.coordinator import (
     membership,
     redundancy,
     settling,
+    stopping_early,
     takeover,
 )
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
@@ -42,6 +43,7 @@ from culm.coordinator.decisions import (
 )
 from culm.coordinator.placement import release, settle
 from culm.coordinator.repartition import propose
+from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Layers, LostOwner, Phase, State
 from culm.coordinator.step_cost import Situation
 from culm.coordinator.step_numbers import numbers_of
@@ -98,6 +100,8 @@ def commit_if_ready(state: State, now: float) -> Decision:
     # Most reports are not the last. With a thousand stages a number tells that sooner than going through them.
     if not state.facts or sum(map(len, state.facts.values())) < plan.required_copies or missing(state, plan):
         return state, ()
+    if why := stopping_early.forgotten(state):
+        return roll_back(state, why)
     settings = state.settings
     step = state.committed
     numbers = numbers_of(state)
@@ -112,10 +116,19 @@ def commit_if_ready(state: State, now: float) -> Decision:
         for node in stage.holders()
         if frozenset(stage.layers) <= state.facts.get(node, frozenset())
     }
+    stop = numbers.early_stop
     state = links.carried(state, plan, now)  # by the plan of the step that is over, not by the next one
     before = state  # its facts are about the step that is committed now; what follows begins without any
     state = replace(
-        state, committed=step + 1, facts={}, norms={}, tallies=(), lost_owners=(), detail="training", waits={}
+        state,
+        committed=step + 1,
+        facts={},
+        norms={},
+        tallies=(),
+        lost_owners=(),
+        detail="training",
+        waits={},
+        ending=replace(state.ending, early_stop=stop),
     )
     state = replace(state, failures=failures.committed(state.failures, step), checkpoints=_not_written_over(state))
     next_plan = None
@@ -128,9 +141,13 @@ def commit_if_ready(state: State, now: float) -> Decision:
     stages, reasons, released = _rearranged(state, plan, seeded, now)
     target: Stages = ()
     why, chosen, pays = "", None, ""
-    if state.committed >= settings.end:
-        why = "the run is done: the new cut that was being prepared is given up" if plan.target else ""
-        ended.append(Record(kinds.Done(step=settings.steps), f"all {settings.steps} steps are committed"))
+    if state.committed >= state.end:
+        early = stopping_early.in_words(settings, stop) if stop is not None else ""
+        ends = f"the run ends with the weights of step {state.steps}" if early else ""
+        gives_up = "the run is done: the new cut that was being prepared is given up" if plan.target else ""
+        text = early or f"all {settings.steps} steps are committed"
+        ended.append(Record(kinds.Done(step=state.steps, early=early), text))
+        why = reason_of([*filter(None, [ends, gives_up])])
     else:
         state = cutting.settled(state)
         target, why = _target(state, plan, stages, facts, now)
@@ -139,18 +156,19 @@ def commit_if_ready(state: State, now: float) -> Decision:
             state = replace(state, changed_at=now)
         state, chosen, pays = redundancy.reviewed(state, plan, now)
     # Most commits change nothing of who holds what. A plan with each would make every node derive its program anew.
-    if stages != plan.stages or target != plan.target or pays:
+    # One with the last commit of a run that ends early: no node knows by itself that no step follows.
+    if stages != plan.stages or target != plan.target or pays or stop is not None:
         reason = reason_of([*reasons, *filter(None, [why, pays])])
         state, next_plan, planned = with_plan(state, stages, reason, now, target, chosen)
         records.extend(planned)
     state, farewell = draining.let_go(state, released)
     ended.extend(farewell)
-    if state.committed >= settings.end:
+    if state.committed >= state.end:
         state = done(state, now)
     # A last checkpoint is asked for once, by the first commit after every node was told to go.
     saves = state.stopping is not None and state.stopping.step is None
     if state.stopping is not None and saves:
-        state = replace(state, stopping=replace(state.stopping, step=min(state.committed, settings.steps)))
+        state = replace(state, stopping=replace(state.stopping, step=min(state.committed, state.steps)))
     commit = Commit(
         term=state.term,
         era=state.era,
@@ -161,6 +179,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         measured=numbers.measured,
         evaluated=numbers.evaluated,
         bookmark=bookmarks.newest(before),
+        best_so_far=numbers.best_so_far,
         next_plan=next_plan,
         save=saves,
     )
@@ -173,8 +192,12 @@ def _not_written_over(state: State) -> tuple[Origin, ...]:
     """The checkpoints on record but for one of the step that has just come, if that is saved. It was found beside the
     run: nodes now write their files into that folder, and if bits differ its manifest goes (``manifest.write_layer``).
     """
-    step, every = state.committed, state.settings.checkpoint_every
-    is_last = step >= state.settings.steps or (state.stopping is not None and state.stopping.step is None)
+    step, every, stop = state.committed, state.settings.checkpoint_every, state.ending.early_stop
+    if stop is not None:
+        step = stop.step
+        if (every and step % every == 0) or step == state.origin.step:
+            return state.checkpoints  # it is of this run's own bits: it was written when this step came, or read
+    is_last = step >= state.steps or (state.stopping is not None and state.stopping.step is None)
     if not is_last and (not every or step % every):
         return state.checkpoints
     return tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, step))

@@ -348,7 +348,7 @@ def validate(state: State) -> None:
     plan = state.plan
     assert len(state.layer_seconds) in (0, len(state.layer_costs)), "a cut goes by the times of all layers, or of none"
     assert len(state.layer_bytes) in (0, len(state.layer_costs)), "memory is asked for all layers, or for none"
-    assert 0 <= state.committed <= state.settings.end, f"{state.committed} steps committed of {state.settings.end}"
+    assert 0 <= state.committed <= state.end, f"{state.committed} steps committed of {state.end}"
     last = state.last_commit
     assert last is None or last.step < state.committed, f"{last} is on record, {state.committed} steps count (rule 8)"
     strangers = set(state.facts) - set(state.nodes)
@@ -365,6 +365,7 @@ def validate(state: State) -> None:
         return
     assert plan.era == state.era, f"the plan is of era {plan.era}, the state of {state.era}"
     assert plan.origin == state.origin, f"the plan is by {plan.origin}, the era by {state.origin} (rule 14)"
+    assert plan.early_stop == state.ending.early_stop, f"{plan.early_stop} in the plan, {state.ending.early_stop} known"
     assert plan.generation == state.generation or plan.order < (state.term, state.generation), (
         f"the plan is {plan.order}, of a state that made no more than ({state.term}, {state.generation})"
     )

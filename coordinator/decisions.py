@@ -11,6 +11,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from culm.coordinator import stopping_early
 from culm.coordinator.commands import Command, Commit, Persist, Publish, Record
 from culm.coordinator.crossing import StepBytes
 from culm.coordinator.memory import Budget
@@ -101,6 +102,7 @@ def with_plan(
         target=target,
         redundancy=redundancy,
         leader=state.leader,
+        early_stop=state.ending.early_stop,
     )
     exposed = plan.exposed() if state.settings.redundancy else ()
     since = {s: state.exposed_since.get(s, now) for s in exposed}
@@ -141,11 +143,12 @@ def _still_following(state: State, plan: Plan) -> Layers:
 
 
 def done(state: State, now: float) -> State:
-    """Every step is committed. Who had caught up for a commit has not shown yet that it applied the last one."""
+    """No step follows. Who had caught up for a commit has not shown yet that it applied the last one."""
     if state.phase is Phase.DONE:
         return state
     ending = replace(state.ending, done_at=now)
-    return replace(state, phase=Phase.DONE, detail="every step is committed", following={}, facts={}, ending=ending)
+    detail = stopping_early.over_in_words(state)
+    return replace(state, phase=Phase.DONE, detail=detail, following={}, facts={}, ending=ending)
 
 
 def plan_record(state: State, plan: Plan) -> Record:
@@ -153,7 +156,7 @@ def plan_record(state: State, plan: Plan) -> Record:
     # Whole, though most of it is as before: whoever reads the log from the middle has to know who does what.
     planned = kinds.Planned(
         generation=plan.generation,
-        steps=state.settings.steps,
+        steps=state.steps,
         stage_count=len(plan.stages),
         stages=plan.stages,
         samples_per_step=state.settings.samples_per_step,
@@ -169,7 +172,7 @@ def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kin
         loss, *others = commit.evaluated
         metrics = dict(zip(settings.tally.metrics, others, strict=False))
         said.append(kinds.Evaluated(step=commit.step, loss=loss, metrics=metrics))
-    if commit.step < settings.steps:
+    if commit.step < settings.steps and commit.early_stop is None:
         said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale, norm=commit.norm))
     if commit.measured:
         named = dict(zip(settings.tally.measured, commit.measured, strict=False))

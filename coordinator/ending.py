@@ -19,7 +19,7 @@
 
 from dataclasses import replace
 
-from culm.coordinator import draining
+from culm.coordinator import draining, stopping_early
 from culm.coordinator.commands import Command, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.reports import Fetched
@@ -40,7 +40,7 @@ LAST_CHECKPOINT_SECONDS = 8.0
 
 def is_saved(state: State) -> bool:
     """Whether a checkpoint holds the final weights."""
-    return bool(state.checkpoints) and state.checkpoints[-1].step == state.settings.steps
+    return bool(state.checkpoints) and state.checkpoints[-1].step == state.steps
 
 
 def fetched(state: State, report: Fetched) -> Decision:
@@ -109,7 +109,7 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
     left = seconds_left(state, now)
     if state.phase is not Phase.DONE or not left:
         return state.detail
-    done = "every step is committed"
+    done = stopping_early.over_in_words(state)
     if is_saved(state):
         return f"{done}; the weights are in the checkpoint {state.checkpoints[-1].folder}; the nodes go soon"
     minutes = f"{left / 60.0:.0f} min" if left >= 120.0 else f"{left:.0f} s"
@@ -142,7 +142,7 @@ def _everyone_stops(state: State, now: float) -> Decision:
         return _everyone_goes(state)
     if state.stopping is None and saves:
         what = "they stay for the checkpoint of the last step" if done else "the next commit asks for a last checkpoint"
-        stopping = Stopping(now, state.settings.steps if done else None)
+        stopping = Stopping(now, state.steps if done else None)
         return replace(state, stopping=stopping), (Record(kinds.Stopping(), f"every node is to go: {what}"),)
     if state.stopping is None or not told:
         return state, ()

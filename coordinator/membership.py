@@ -333,7 +333,7 @@ def lose(state: State, lost: Mapping[str, str], now: float, by_choice: bool = Fa
     budget = budget_of(state)
     stages_left, reasons = promote(plan.stages, list(gone), state.layer_costs, budget)
     if stages_left is None:
-        done = ["every step was committed, but the weights were neither saved nor fetched"]
+        done = ["the run was done, but its weights were neither saved nor fetched"]
         reasons = [*(done if state.phase is Phase.DONE else []), *reasons]
         rolled_back, more = roll_back(state, reason_of(reasons))
         return rolled_back, (*commands, *more)

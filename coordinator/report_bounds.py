@@ -29,6 +29,7 @@ from culm.pipeline.plan_bounds import (
     MOST_INCARNATION,
     MOST_LAYERS,
     MOST_MEMBERS,
+    best_problem,
     bookmark_problem,
     commit_problem,
     name_problem,
@@ -263,6 +264,8 @@ def _saved(state: State, said: pb.Saved) -> str:
     layers = _layers(state)
     if said.step > state.settings.steps:
         return _beyond("a checkpoint", said.step, state)
+    if wrong := best_problem(said.best_so_far, said.step):
+        return f"of the checkpoint of step {said.step}: {wrong}"
     if len(said.files) > MOST_FILES * layers:
         return f"it has written {len(said.files)} files for {layers} layers; {MOST_FILES} a layer are accepted"
     for file in said.files:

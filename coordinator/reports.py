@@ -20,6 +20,7 @@ from culm.coordinator.node_prices import NodePrice
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
+from culm.pipeline.early_stop import BestSoFar
 from culm.pipeline.identity import Identity
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
@@ -235,6 +236,7 @@ class Saved:
     step: int
     files: Mapping[int, tuple[File, ...]]  # by layer; whoever else holds the layer writes the very same
     loss: float  # of the step that led to this version, as the commit told it
+    best_so_far: BestSoFar | None = None  # before this version; None: the node has heard no commit
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from culm.coordinator.slowness import Pace
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.commit import Commit
-from culm.pipeline.evaluations import NEVER, Best, Evaluations
+from culm.pipeline.early_stop import EarlyStop
+from culm.pipeline.evaluations import BY_LOSS, NEVER, Best, Evaluations
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.machine import Machine
 from culm.pipeline.origin import Origin
@@ -67,7 +68,9 @@ class Settings:
     clip_norm: float | None = None
     tally: TallyForm = LOSS_ALONE  # numbers that a microbatch tells
     evaluations: Evaluations = NEVER
-    keeps_best: Best | None = None  # by what; None: a checkpoint stays as long as newer ones leave it
+    best: Best = BY_LOSS  # which evaluation is better than another
+    keeps_best: bool = False  # whether the best checkpoint stays; else it does as long as newer ones leave it
+    worse_allowed: int = 0  # evaluations in a row that are no better than the best, until the run ends; 0: any number
     copies: int = 2  # of every stage, the owner's among them; 1: without redundancy
     chooses_copies: bool = False  # whether they become more where nodes are lost in bulk
     bulks_before: BulksBefore = NOTHING_BEFORE
@@ -112,7 +115,7 @@ class Settings:
 
     @property
     def end(self) -> int:
-        """How many steps are committed when the run is done, its closing step among them."""
+        """How many steps are committed when a run that does not end early is done, its closing step among them."""
         return self.evaluations.end(self.steps)
 
     def evaluated_in(self, step: int) -> int:
@@ -251,6 +254,7 @@ class Ending:
     """How far the run is on its way to its end, which is decided once and persisted (rule 17)."""
 
     done_at: float | None = None  # since when every step is committed
+    early_stop: EarlyStop | None = None  # why there are fewer steps than the job asks for. Invariant: as the plan says
     fetched: str = ""  # who has the final weights whole, in words; empty: nobody has fetched them
     # Why the nodes were let go; empty: they were not. Invariant: if they were the run is DONE, and without a plan.
     released: str = ""
@@ -337,6 +341,17 @@ class State:
     waits: Mapping[str, str] = field(default_factory=dict)  # what the run waits for, in words, by topic: see waiting
     failures: Failures = field(default_factory=Failures)
     detail: str = "waiting for nodes"
+
+    @property
+    def steps(self) -> int:
+        """That are trained: those of the job, or fewer where the run has ended early."""
+        stop = self.ending.early_stop
+        return stop.step if stop is not None else self.settings.steps
+
+    @property
+    def end(self) -> int:
+        """How many steps are committed when the run is done, its closing step among them."""
+        return self.settings.evaluations.end(self.steps)
 
     @property
     def copies_wanted(self) -> int:

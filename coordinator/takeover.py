@@ -139,7 +139,7 @@ def learn(state: State, report: Available, now: float) -> Decision:
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
         state = noted(replace(state, last_commit=told), {told.step: told.evaluated})
         commands.extend(commit_records(state.settings, told))
-    if state.committed >= state.settings.end:
+    if state.committed >= state.end:
         state = done(state, now)
     if (state.plan, state.committed, state.last_commit) != before:
         state, asked = _ask_others(state, report.node)
@@ -165,7 +165,7 @@ def _ask_others(state: State, name: str) -> Decision:
 
 def _is_same(plan: Plan, known: Plan) -> bool:
     # All that decides who does what. The reason, the step and who published it may differ.
-    content = [(p.era, p.stages, p.target, dict(p.members), p.origin) for p in (plan, known)]
+    content = [(p.era, p.stages, p.target, dict(p.members), p.origin, p.early_stop) for p in (plan, known)]
     return content[0] == content[1]
 
 
@@ -261,6 +261,7 @@ def _adopted(state: State, plan: Plan, now: float) -> State:
         # Where the era began there is a checkpoint, also where the store has lost its name.
         checkpoints=tuple(sorted({*state.checkpoints, *([plan.origin] if plan.origin.folder else [])})),
         phase=Phase.RUNNING,
+        ending=replace(state.ending, early_stop=plan.early_stop),
         waits={},
         nodes=nodes,
         # Those that this leader thought lost count again, until they are found lost under this plan.

@@ -72,7 +72,7 @@ def run(
     new_run: bool = False,
     progress: bool = False,
 ) -> Outcome:
-    """Trains a job on this machine, with a process for each node, and returns once its last step is committed.
+    """Trains a job on this machine, with a process for each node, and returns once the run is over.
 
     job: a job file, or what ``load_job`` gives. nodes: one for each stage by default; spares: beside these.
     overrides: ``{"section.key": value}``. on_step: called with (step, loss) of each step, in order, soon after it is
@@ -141,7 +141,7 @@ def verify(
     with _undisturbed():
         try_out(loaded)
         plain = run_plain(loaded)
-    killer = Killer(loaded, 0 if shapes else kills, seed)
+    killer = Killer(loaded, 0 if shapes else kills, seed, len(plain.losses))
     named = {f"{r}x{s}": (r * s, with_values(loaded, {"pipeline.stages": s})) for r, s in shapes}
     for name, (size, each) in (named or {"calm": (count, loaded), "killed": (count + min(kills, 2), loaded)}).items():
         strikes = killer if name == "killed" else None

@@ -42,11 +42,12 @@ class Known(NamedTuple):
 
 
 def bookmark_for(step: int, known: Known, read: Callable[[str], Bookmark | None]) -> Bookmark | None:
-    """The newest one of this step or an earlier one; None: samples are to be read from the first one on.
+    """The newest one by which this step can be read; None: samples are to be read from the first one on.
 
-    ``read``: the one in a checkpoint's folder. Raises what that raises.
+    That is one of the step itself or before, or the next step's, whose state is from before this step: a checkpoint of
+    a run that has ended early has that one. ``read``: the one in a checkpoint's folder. Raises what that raises.
     """
-    if known.newest is not None and known.newest.version <= step:
+    if known.newest is not None and known.newest.version <= step + 1:
         return known.newest
     found = read(known.origin.folder) if known.origin.folder else None
-    return found if found is not None and found.version <= step else None
+    return found if found is not None and found.version <= step + 1 else None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from culm.pipeline.bookmark import Bookmark
+from culm.pipeline.early_stop import BestSoFar, EarlyStop
 from culm.pipeline.plan import Plan
 from culm.pipeline.ties import Ties
 
@@ -20,8 +21,17 @@ class Commit:
     measured: tuple[float, ...] = ()  # each metric of training
     evaluated: tuple[float, ...] = ()  # how good the step's weights were: the loss, then each of the job's metrics
     bookmark: Bookmark | None = None  # the newest that is known of the step after this one, or of an earlier one
+    # Before the version to which this commit leads; where it changes no weights, since the run ends, as before it.
+    # None: nobody knows. The run, or the checkpoint that it goes on from, is of a version of Culm before.
+    best_so_far: BestSoFar | None = None
     next_plan: Plan | None = None  # a switch: it takes effect between this step and the next
     save: bool = False  # a checkpoint of the step, whatever its number
+
+    @property
+    def early_stop(self) -> EarlyStop | None:
+        """Where the run ends early with this commit: which then applies nothing."""
+        stop = self.next_plan.early_stop if self.next_plan is not None else None
+        return stop if stop is not None and stop.step == self.step else None
 
     def with_ties(self, ties: Ties) -> "Commit":
         return replace(self, next_plan=self.next_plan.with_ties(ties)) if ties and self.next_plan else self

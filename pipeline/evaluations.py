@@ -70,3 +70,6 @@ class Best:
         ranked = {step: numbers[self.place] for step, numbers in evaluated.items() if len(numbers) > self.place}
         ranked = {step: -number if self.most else number for step, number in ranked.items() if not isnan(number)}
         return min(ranked, key=lambda step: (ranked[step], step), default=None)
+
+
+BY_LOSS = Best()

@@ -59,6 +59,11 @@ class Job(Section):
         return Best(place=("loss", *asked.metrics).index(asked.best), most=asked.best_is == "most")
 
     @property
+    def worse_allowed(self) -> int:
+        """After how many evaluations in a row that are no better the run ends early; 0: it does not."""
+        return (self.evaluate.patience or 0) if self.evaluate is not None else 0
+
+    @property
     def samples_per_step(self) -> int:
         return self.pipeline.pipelines * self.pipeline.microbatches * self.data.microbatch
 

@@ -283,6 +283,11 @@ class EvaluateSection(Section):
         "whether the checkpoint of the best weights stays, beside those that `checkpoint.keep` counts; `every` has to "
         "be a multiple of `checkpoint.every` then",
     ] = False
+    patience: Annotated[
+        Annotated[int, Field(ge=1, le=2**31 - 1)] | None,
+        "the run ends early, with the weights evaluated last, once so many evaluations in a row were no better than "
+        "the best one by `best`; none: it trains all of its steps. With `keep_best` the best weights stay as well",
+    ] = None
 
     @model_validator(mode="after")
     def _has_names(self) -> Self:

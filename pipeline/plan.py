@@ -8,6 +8,7 @@ from itertools import accumulate, chain
 from types import MappingProxyType
 from typing import Any
 
+from culm.pipeline.early_stop import EarlyStop
 from culm.pipeline.instruction import Duty
 from culm.pipeline.origin import Origin
 from culm.pipeline.ties import Addend, Ties, addends
@@ -166,6 +167,8 @@ class Plan:
     # ``stages``, cut otherwise.
     target: Stages = ()
     redundancy: Redundancy | None = None  # chosen at run time; None: as the job says
+    # Where the run has ended before its job's last step. Invariant: early_stop.step < step.
+    early_stop: EarlyStop | None = None
     leader: int = 0  # who made it: a number that each leader draws, since a term may be issued twice (rule 15)
     ties: Ties = ()  # the model's: each node puts them in, since no message tells them
 

@@ -51,6 +51,11 @@ def plan_problem(plan: pb.Plan, layers: int | None, steps: int, pipelines: int) 
         return f"the plan is refused: {wrong}"
     if plan.step > steps or plan.origin_step > plan.step:
         return f"the plan is of step {plan.step}, and begins from step {plan.origin_step}; the run has {steps} steps"
+    stop = plan.early_stop
+    if plan.HasField("early_stop") and stop.step >= plan.step:
+        return f"the plan is of step {plan.step}, and says that the run has ended early at step {stop.step}"
+    if wrong := best_problem(plan.origin_best_so_far, plan.origin_step) or best_problem(stop.best_so_far, stop.step):
+        return f"the plan is refused: {wrong}"
     if len(plan.members) > MOST_MEMBERS:
         return f"the plan has {len(plan.members)} members; {MOST_MEMBERS} at most are accepted"
     texts = (
@@ -72,6 +77,16 @@ def plan_problem(plan: pb.Plan, layers: int | None, steps: int, pipelines: int) 
     if not wrong and plan.target:
         wrong = _stages_problem(plan.target, members, plan.stages[-1].end_layer, pipelines)
     return f"the plan of generation {plan.generation} is refused: {wrong}" if wrong else ""
+
+
+def best_problem(best: pb.BestSoFar, version: int) -> str:
+    """Of the best evaluation before a version: how good that one is itself is known only later."""
+    if best.step >= max(version, 1) or best.worse_in_a_row > version:
+        return (
+            f"before version {version} the best evaluation is said to be of step {best.step}, with "
+            f"{best.worse_in_a_row} since"
+        )
+    return "the best evaluation so far is said to be no number" if math.isnan(best.number) else ""
 
 
 def member_problem(member: pb.Member) -> str:
@@ -119,6 +134,8 @@ def commit_problem(
     if not math.isfinite(commit.scale) or commit.scale < 0.0:
         return f"the commit of step {commit.step} has the scale {commit.scale}; it has to be finite, and not negative"
     if commit.HasField("bookmark") and (wrong := bookmark_problem(commit.bookmark, commit.step + 1)):
+        return f"the commit of step {commit.step} is refused: {wrong}"
+    if wrong := best_problem(commit.best_so_far, commit.step + 1):
         return f"the commit of step {commit.step} is refused: {wrong}"
     if form is not None and (wrong := _told_problem(commit, form)):
         return f"the commit of step {commit.step} tells {wrong}"

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.commit import Commit
+from culm.pipeline.early_stop import BestSoFar, EarlyStop
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Buckets, Member, Plan, Redundancy, StagePlan, Stages, Standby
 from culm.protos import coordinator_pb2 as pb
@@ -68,9 +69,27 @@ def plan_without_holders(plan: Plan) -> pb.Plan:
         origin_step=plan.origin.step,
         origin=plan.origin.folder,
         origin_sha256=plan.origin.sha256,
+        origin_best_so_far=_known_to_proto(plan.origin.best_so_far),
         target=stages_to_proto(plan.target),
         leader=plan.leader,
+        early_stop=None if (stop := plan.early_stop) is None else _early_stop_to_proto(stop),
     )
+
+
+def best_so_far_to_proto(known: BestSoFar) -> pb.BestSoFar:
+    return pb.BestSoFar(step=known.step, number=known.number, worse_in_a_row=known.worse_in_a_row)
+
+
+def _known_to_proto(known: BestSoFar | None) -> pb.BestSoFar | None:
+    return best_so_far_to_proto(known) if known is not None else None
+
+
+def best_so_far_from_proto(known: pb.BestSoFar) -> BestSoFar:
+    return BestSoFar(known.step, known.number, known.worse_in_a_row)
+
+
+def _early_stop_to_proto(stop: EarlyStop) -> pb.EarlyStop:
+    return pb.EarlyStop(step=stop.step, best_so_far=best_so_far_to_proto(stop.best_so_far))
 
 
 def plan_from_proto(plan: pb.Plan) -> Plan:
@@ -83,12 +102,20 @@ def plan_from_proto(plan: pb.Plan) -> Plan:
         stages=_stages_from_proto(plan.stages),
         members=MappingProxyType(members),
         reason=plan.reason,
-        origin=Origin(plan.origin_step, plan.origin, plan.origin_sha256),
+        origin=Origin(
+            plan.origin_step,
+            plan.origin,
+            plan.origin_sha256,
+            best_so_far_from_proto(plan.origin_best_so_far) if plan.HasField("origin_best_so_far") else None,
+        ),
         target=_stages_from_proto(plan.target),
         redundancy=Redundancy(plan.redundancy.eager, plan.redundancy.ship_every)
         if plan.HasField("redundancy")
         else None,
         leader=plan.leader,
+        early_stop=EarlyStop(plan.early_stop.step, best_so_far_from_proto(plan.early_stop.best_so_far))
+        if plan.HasField("early_stop")
+        else None,
     )
 
 
@@ -100,6 +127,8 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
     order.evaluated.extend(commit.evaluated)
     if commit.bookmark is not None:
         order.bookmark.CopyFrom(bookmark_to_proto(commit.bookmark))
+    if commit.best_so_far is not None:
+        order.best_so_far.CopyFrom(best_so_far_to_proto(commit.best_so_far))
     if commit.next_plan is not None:
         order.next_plan.CopyFrom(plan_to_proto(commit.next_plan))
     return order
@@ -116,6 +145,7 @@ def commit_from_proto(commit: pb.Commit) -> Commit:
         measured=tuple(commit.measured),
         evaluated=tuple(commit.evaluated),
         bookmark=bookmark_from_proto(commit.bookmark) if commit.HasField("bookmark") else None,
+        best_so_far=best_so_far_from_proto(commit.best_so_far) if commit.HasField("best_so_far") else None,
         next_plan=plan_from_proto(commit.next_plan) if commit.HasField("next_plan") else None,
         save=commit.save,
     )

@@ -45,8 +45,7 @@ class Reader(Generic[T]):
         of: str = "",
     ) -> None:
         """``reopen``: opens the dataset at a bookmark's state, or at its beginning for ``b""``; ``microbatches``: of a
-        step, of all pipelines; ``known``: the newest bookmark of this version or an earlier one; ``of``: goes into
-        bookmarks.
+        step, of all pipelines; ``known``: the newest bookmark by which a step can be read; ``of``: goes into bookmarks.
         """
         self._of = of
         self._reopen = reopen
@@ -80,7 +79,7 @@ class Reader(Generic[T]):
 
     def _open(self, step: int) -> None:
         bookmark = self._known(step)
-        assert bookmark is None or bookmark.version <= step, f"a bookmark of step {bookmark.version} for step {step}"
+        assert bookmark is None or bookmark.version <= step + 1, f"step {step} is before what {bookmark} leads to"
         self._kept.clear()
         self._began = bookmark.state if bookmark is not None else b""
         self._opened, self._opened_by = self._reopen(self._began), bookmark

@@ -694,12 +694,17 @@ class Saved(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    BEST_SO_FAR_FIELD_NUMBER: _builtins.int
     era: _builtins.int
     step: _builtins.int
     loss: _builtins.float
     """Of the step that led to this version, as the commit told it."""
     @_builtins.property
     def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SavedFile]: ...
+    @_builtins.property
+    def best_so_far(self) -> Global___BestSoFar:
+        """Before this version, as the commit told it; unset where the node has heard no commit."""
+
     def __init__(
         self,
         *,
@@ -707,10 +712,11 @@ class Saved(_message.Message):
         step: _builtins.int = ...,
         files: _abc.Iterable[Global___SavedFile] | None = ...,
         loss: _builtins.float = ...,
+        best_so_far: Global___BestSoFar | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["era", b"era", "files", b"files", "loss", b"loss", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far", "era", b"era", "files", b"files", "loss", b"loss", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1081,6 +1087,8 @@ class Plan(_message.Message):
     REDUNDANCY_FIELD_NUMBER: _builtins.int
     ORIGIN_SHA256_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
+    ORIGIN_BEST_SO_FAR_FIELD_NUMBER: _builtins.int
+    EARLY_STOP_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     generation: _builtins.int
     era: _builtins.int
@@ -1110,6 +1118,14 @@ class Plan(_message.Message):
     def redundancy(self) -> Global___Redundancy:
         """Chosen at run time; unset: as the job says."""
 
+    @_builtins.property
+    def origin_best_so_far(self) -> Global___BestSoFar:
+        """Before the version that the era began from."""
+
+    @_builtins.property
+    def early_stop(self) -> Global___EarlyStop:
+        """Set: the run has ended before the last step of its job."""
+
     def __init__(
         self,
         *,
@@ -1127,14 +1143,73 @@ class Plan(_message.Message):
         redundancy: Global___Redundancy | None = ...,
         origin_sha256: _builtins.str = ...,
         leader: _builtins.int = ...,
+        origin_best_so_far: Global___BestSoFar | None = ...,
+        early_stop: Global___EarlyStop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "redundancy", b"redundancy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "early_stop", b"early_stop", "origin_best_so_far", b"origin_best_so_far", "redundancy", b"redundancy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "era", b"era", "generation", b"generation", "leader", b"leader", "members", b"members", "origin", b"origin", "origin_sha256", b"origin_sha256", "origin_step", b"origin_step", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "early_stop", b"early_stop", "era", b"era", "generation", b"generation", "leader", b"leader", "members", b"members", "origin", b"origin", "origin_best_so_far", b"origin_best_so_far", "origin_sha256", b"origin_sha256", "origin_step", b"origin_step", "reason", b"reason", "redundancy", b"redundancy", "stages", b"stages", "step", b"step", "target", b"target", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class BestSoFar(_message.Message):
+    """The best evaluation before a version of the weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WORSE_IN_A_ROW_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Whose weights it was; 0: no evaluation has given a number."""
+    number: _builtins.float
+    worse_in_a_row: _builtins.int
+    """Evaluations since, all of them no better."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        number: _builtins.float = ...,
+        worse_in_a_row: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "step", b"step", "worse_in_a_row", b"worse_in_a_row"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BestSoFar: _TypeAlias = BestSoFar  # noqa: Y015
+
+@_typing.final
+class EarlyStop(_message.Message):
+    """Too many evaluations in a row were no better than the best one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    BEST_SO_FAR_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """With whose weights the run has ended."""
+    @_builtins.property
+    def best_so_far(self) -> Global___BestSoFar:
+        """Before the evaluation of these."""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        best_so_far: Global___BestSoFar | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlyStop: _TypeAlias = EarlyStop  # noqa: Y015
 
 @_typing.final
 class Redundancy(_message.Message):
@@ -1273,6 +1348,7 @@ class Commit(_message.Message):
     EVALUATED_FIELD_NUMBER: _builtins.int
     NORM_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
+    BEST_SO_FAR_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
@@ -1299,6 +1375,10 @@ class Commit(_message.Message):
         """Each metric of the job's [train] metrics, in their order."""
 
     @_builtins.property
+    def best_so_far(self) -> Global___BestSoFar:
+        """Before the version to which the commit leads; where it changes no weights, since the run ends, as before it."""
+
+    @_builtins.property
     def bookmark(self) -> Global___Bookmark:
         """The newest that is known: of the step that follows, or of an earlier one. None where the dataset is map-style."""
 
@@ -1315,11 +1395,12 @@ class Commit(_message.Message):
         evaluated: _abc.Iterable[_builtins.float] | None = ...,
         norm: _builtins.float = ...,
         measured: _abc.Iterable[_builtins.float] | None = ...,
+        best_so_far: Global___BestSoFar | None = ...,
         bookmark: Global___Bookmark | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "next_plan", b"next_plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far", "bookmark", b"bookmark", "next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookmark", b"bookmark", "era", b"era", "evaluated", b"evaluated", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far", "bookmark", b"bookmark", "era", b"era", "evaluated", b"evaluated", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1646,6 +1727,7 @@ class GetStatusResponse(_message.Message):
     CHECKPOINT_SHA256_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FAULT_STEP_FIELD_NUMBER: _builtins.int
     LAST_LAYERS_SAVED_FIELD_NUMBER: _builtins.int
+    STOPPED_EARLY_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -1655,7 +1737,7 @@ class GetStatusResponse(_message.Message):
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
-    """Steps committed, of steps asked for."""
+    """Steps committed, of steps asked for, or of those trained where the run has ended early."""
     steps: _builtins.int
     loss: _builtins.float
     """Of the last committed step; NaN before the first."""
@@ -1685,6 +1767,8 @@ class GetStatusResponse(_message.Message):
     """Of the checkpoint that checkpoint_fault is about."""
     last_layers_saved: _builtins.int
     """Layers whose files are written of the last step's checkpoint, until that is whole."""
+    stopped_early: _builtins.str
+    """Why the run has ended before the last step of its job, in words; empty: it has not. Then steps are those trained."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1727,10 +1811,11 @@ class GetStatusResponse(_message.Message):
         checkpoint_sha256: _builtins.str = ...,
         checkpoint_fault_step: _builtins.int = ...,
         last_layers_saved: _builtins.int = ...,
+        stopped_early: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

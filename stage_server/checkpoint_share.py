@@ -43,7 +43,7 @@ class Checkpoints:
         self._restorer = Restorer(self, job)
         self._checkpointer: Checkpointer | None = None
         if job.checkpoint is not None:
-            self._checkpointer = Checkpointer(job.checkpoint.url, self, job.job.steps)
+            self._checkpointer = Checkpointer(job.checkpoint.url, self)
         self._saved: pb.AttendRequest | None = None  # the last share written
         self._bad: tuple[int, pb.AttendRequest] | None = None  # the era whose origin is bad, and the proof
 
@@ -54,7 +54,7 @@ class Checkpoints:
 
     def write(self, work: Save, copies: tuple[tuple[int, Value], ...]) -> None:
         if self._checkpointer is not None:
-            self._checkpointer.write(Share(work.era, work.step, work.loss, copies, work.bookmark))
+            self._checkpointer.write(Share(work, copies))
 
     def read(self, effect: RestoreLayers) -> None:
         log.info("reading layers %s from %s", effect.layers, effect.origin)
@@ -83,7 +83,7 @@ class Checkpoints:
     # ---- what the checkpointer says ---------------------------------------------------------------------------------
 
     def saved(self, share: Share, files: dict[int, tuple[File, ...]]) -> None:
-        self._saved = attend_messages.saved(share.era, share.step, share.loss, files)
+        self._saved = attend_messages.saved(share.asked, files)
         self._report(self._saved)
 
     def unwritten(self, step: int, why: str) -> None:

@@ -10,12 +10,12 @@ import threading
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints import bookmark_file, storage
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import MANIFEST, File, folder_of, manifest_before
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.values import Value
+from culm.stage_server.worker.work import Save
 
 log = logging.getLogger("culm.checkpoint")
 
@@ -25,16 +25,14 @@ LOOK_SECONDS = 5.0  # between two looks at what was written of the last step
 
 @dataclass(frozen=True)
 class Share:
-    """Copies of layers, all at version ``step``, to be written. ``loss``: of the step that led to it.
+    """Copies of layers, to be written: what is asked for, and each layer's state."""
 
-    ``bookmark``: where the samples go on, or did at an earlier step.
-    """
-
-    era: int
-    step: int
-    loss: float
+    asked: Save
     layers: tuple[tuple[int, Value], ...]
-    bookmark: Bookmark | None = None
+
+    @property
+    def step(self) -> int:
+        return self.asked.step
 
 
 class Failed(NamedTuple):
@@ -59,10 +57,10 @@ class CheckpointListener(Protocol):
 class Checkpointer:
     """One writing thread. A share that still waits, or fails, when the next one comes is dropped: the next is newer."""
 
-    def __init__(self, url: str, listener: CheckpointListener, last_step: int) -> None:
+    def __init__(self, url: str, listener: CheckpointListener) -> None:
         self._url = url
         self._listener = listener
-        self._last_step = last_step
+        self._last_folder = ""  # of the last step's checkpoint; empty: it is not known yet which step that is
         # Names of the last step's files that this node has written, until a manifest is beside them. Of the writing
         # thread alone.
         self._last_files: frozenset[str] = frozenset()
@@ -103,7 +101,7 @@ class Checkpointer:
 
     def _look(self) -> None:
         """Whether what was written of the last step is there."""
-        folder = folder_of(self._url, self._last_step)
+        folder = self._last_folder
         try:
             there = storage.sizes(folder)
         except Exception:  # a storage that does not answer; it is asked again
@@ -140,10 +138,11 @@ class Checkpointer:
             # After the layer, which takes away the manifest of another run's checkpoint; before it is told, so that no
             # manifest comes without it.
             if 0 in files:
-                bookmark_file.put(folder, share.bookmark)
+                bookmark_file.put(folder, share.asked.bookmark)
         except Exception as error:  # libraries of storage raise what they like; the node is none the worse for it
             return Failed(str(error) or type(error).__name__, isinstance(error, JobError))
-        if share.step == self._last_step:
+        if share.asked.last:
+            self._last_folder = folder
             self._last_files = frozenset(file.name for of_layer in files.values() for file in of_layer)
         self._listener.saved(share, files)
         return None

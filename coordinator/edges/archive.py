@@ -93,6 +93,7 @@ class Archive:
             files=command.files,
             identity=command.identity,
             job_toml=job_to_toml(self._job),
+            best_so_far=command.best_so_far,
         )
         pause = FIRST_PAUSE
         while True:
@@ -135,8 +136,7 @@ class Archive:
                 await asyncio.sleep(pause)
                 pause = min(LONGEST_PAUSE, 2 * pause)
                 continue
-            metrics = self._job.tally_form.metrics
-            self._take(reports.CheckpointsFound(tuple(whole_of(found, metrics) for found in shown)))
+            self._take(reports.CheckpointsFound(tuple(whole_of(found, self._job) for found in shown)))
             return
 
     async def _examine(self, asked: cmd.Examine) -> None:

@@ -19,7 +19,15 @@ from culm.coordinator.edges.billing import Billing
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.order_stream import OrderStream
-from culm.coordinator.edges.origins import going_on, left_behind, numbers_of, refuse_other_job, resumable, to_resume
+from culm.coordinator.edges.origins import (
+    going_on,
+    left_behind,
+    numbers_of,
+    origin_of,
+    refuse_other_job,
+    resumable,
+    to_resume,
+)
 from culm.coordinator.edges.persistence import Document, from_document, to_document
 from culm.coordinator.edges.run_status import RunStatus
 from culm.coordinator.edges.store import Store
@@ -190,7 +198,7 @@ class Leader:
                 raise
             log.warning("%s: the run goes on from what it has itself instead", error)
             state = replace(state, resumed=True)  # all the same: it never begins at step 0
-        return going_on(state, ours, self.settings.allow)
+        return going_on(state, ours, self.settings.job, self.settings.allow)
 
     def _resumed(self) -> co.State:
         """The state from which a run goes on by a checkpoint. Raises JobError when there is none that is whole."""
@@ -204,14 +212,15 @@ class Leader:
             raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
         newest = whole[-1]
         assert newest.manifest is not None
-        agreed = resumable(newest.manifest, newest.sha256, newest.url, self.settings)
+        agreed = resumable(newest, newest.manifest, self.settings)
+        origins = [origin_of(found, self.settings.job) for found in whole]
         log.info("going on from the checkpoint %s", newest.url)
         state = replace(
             self._state,
             committed=newest.step,
-            origin=newest.origin,
+            origin=origins[-1],
             resumed=True,
-            checkpoints=tuple(found.origin for found in whole),
+            checkpoints=tuple(origins),
             agreement=agreed,
         )
         metrics = state.settings.tally.metrics
@@ -362,7 +371,7 @@ class Leader:
 
     def _record(self, record: cmd.Record) -> None:
         state = self._state
-        self.log.record(record.event, record.text, min(state.committed, state.settings.steps), state.generation)
+        self.log.record(record.event, record.text, min(state.committed, state.steps), state.generation)
 
     def untracked(self, tracker: str, why: str) -> None:
         """A tracker cannot be written to."""

@@ -7,9 +7,10 @@ those (rule 15). ``--new-run`` says that nobody has led the run before; then it 
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from culm.coordinator import rolling_back
+from culm.coordinator import rolling_back, stopping_early
 from culm.coordinator.agreement import Agreement
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.reports import Whole
@@ -22,10 +23,12 @@ from culm.pipeline.checkpoints.manifest import (
     found_in,
     step_of,
 )
+from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, early_stop
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity import Identity, difference, refuse_changes
 from culm.pipeline.identity_parts import with_what_follows
 from culm.pipeline.job import Job, parse_job
+from culm.pipeline.origin import Origin
 from culm.pipeline.text import shown_url, without_secrets
 
 log = logging.getLogger("culm.coordinator")
@@ -45,18 +48,22 @@ log = logging.getLogger("culm.coordinator")
 # nodes can tell: those are compared as nodes join (rule 23).
 
 
-def resumable(manifest: Manifest, sha256: str, url: str, settings: CoordinatorSettings) -> Agreement:
+def resumable(found: Found, manifest: Manifest, settings: CoordinatorSettings) -> Agreement:
     """What the nodes of the new run have to agree with. Raises JobError for a job that would give other bits.
 
-    What the job file cannot tell (code, files, versions, hardware, the layers) is compared when nodes join. ``sha256``:
-    the manifest's.
+    Also for a run that would end at once. What the job file cannot tell (code, files, versions, hardware, the layers)
+    is compared when nodes join. ``manifest``: the one that was found.
     """
+    url, sha256, job = found.url, found.sha256, settings.job
     where = f"--resume {without_secrets(url)}"
-    job = settings.job
     if manifest.step >= job.job.steps:
         what = f"the checkpoint is of step {manifest.step}, and the job has {job.job.steps} steps"
         mend = "set job.steps to more, or resume from an earlier one by its own folder, URL/step-..."
         raise JobError(what, where, mend)
+    if stop := _ended_with(found, job):
+        needed = stop.best_so_far.worse_in_a_row + 2
+        mend = f"raise evaluate.patience to {needed} or more, or resume from an earlier one by its own folder"
+        raise JobError(f"the run has {stopping_early.in_words(settings.decisions(), stop)}", where, mend)
     if not manifest.job_toml:
         # Nothing tells whether it was this job. The user named the checkpoint, so the user's word counts.
         log.warning("%s does not say which job wrote it: only the shapes of its layers are compared", shown_url(url))
@@ -69,6 +76,15 @@ def resumable(manifest: Manifest, sha256: str, url: str, settings: CoordinatorSe
     let = with_what_follows(settings.allow)
     lineage = sha256 if settings.allow else manifest.identity.lineage
     return Agreement(checkpoint=manifest.identity.without(let), lineage=lineage)
+
+
+def _ended_with(found: Found, job: Job) -> EarlyStop | None:
+    """Whether the run ends with this checkpoint: how good its weights are is known, and they are one too many."""
+    evaluated = numbers_of(found, job.tally_form.metrics) if _evaluates_alike(found, job) else ()
+    if not job.evaluations.in_step(found.step, job.job.steps):
+        return None
+    before = origin_of(found, job).best_so_far
+    return early_stop(before, job.best, job.worse_allowed, found.step, evaluated) if before is not None else None
 
 
 def to_resume(url: str) -> list[Found]:
@@ -162,10 +178,9 @@ def _leave_out(found: Found, why: str) -> None:
     log.warning(what, shown_url(found.url), why)
 
 
-def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> State:
+def going_on(state: State, ours: Sequence[Found], job: Job, allow: frozenset[str]) -> State:
     """The state of a run of which only checkpoints are left; one that is resumed from a newer one stays as it is."""
-    names = state.settings.tally.metrics
-    beyond = rolling_back.going_on(state, [whole_of(found, names) for found in ours], with_what_follows(allow))
+    beyond = rolling_back.going_on(state, [whole_of(found, job) for found in ours], with_what_follows(allow))
     if beyond is not state:
         log.warning(
             "Redis knows nothing of this run, and %s is a whole checkpoint of this job. Unless nodes know more, the run"
@@ -177,9 +192,41 @@ def going_on(state: State, ours: Sequence[Found], allow: frozenset[str]) -> Stat
     return beyond
 
 
-def whole_of(found: Found, metrics: Sequence[str]) -> Whole:
-    """``metrics``: of the job, whose numbers count."""
-    return Whole(found.origin, identity_of(found), numbers_of(found, metrics))
+def whole_of(found: Found, job: Job) -> Whole:
+    return Whole(origin_of(found, job), identity_of(found), numbers_of(found, job.tally_form.metrics))
+
+
+def origin_of(found: Found, job: Job) -> Origin:
+    """The checkpoint as an era's origin. What was best before it counts where that was evaluated as this job does."""
+    origin = found.origin
+    if job.evaluate is None or _evaluates_alike(found, job):
+        return origin
+    if not job.worse_allowed:
+        return replace(origin, best_so_far=None)
+    why = "does not tell which evaluation before it was the best, or of another kind of evaluation"
+    log.warning("the checkpoint %s %s: evaluate.patience counts from here on", shown_url(found.url), why)
+    return replace(origin, best_so_far=NONE_SO_FAR)
+
+
+def _evaluates_alike(found: Found, job: Job) -> bool:
+    """Whether the checkpoint's numbers may be compared with those of this job: they are of the same on the same."""
+    manifest = found.manifest
+    if manifest is None or manifest.best_so_far is None or not manifest.job_toml:
+        return False
+    try:
+        then = parse_job(manifest.job_toml, "the checkpoint's job")
+    except JobError:  # of another version of Culm
+        return False
+    return _what_is_evaluated(then) == _what_is_evaluated(job)
+
+
+def _what_is_evaluated(job: Job) -> tuple[object, ...]:
+    asked = job.evaluate
+    if asked is None:
+        return ()
+    metric = asked.metrics.get(asked.best, job.train.loss)
+    size = asked.microbatch or job.data.microbatch
+    return asked.dataset, asked.args, asked.samples, size, job.data.collate, metric, job.best.most
 
 
 def numbers_of(found: Found, metrics: Sequence[str]) -> tuple[float, ...]:
@@ -199,7 +246,18 @@ def of_another_job(manifest: Manifest, job: Job, allowed: frozenset[str]) -> str
     if not manifest.job_toml:
         return "it does not say which job wrote it"
     try:
-        refuse_changes(parse_job(manifest.job_toml, "the checkpoint's job"), job, allowed, "")
+        then = parse_job(manifest.job_toml, "the checkpoint's job")
+        refuse_changes(then, job, allowed, "")
     except JobError as error:
         return error.what
+    if job.worse_allowed and not _stops_no_later(then, job):
+        return "its run had more evaluate.patience, or evaluated otherwise: it may have gone on where this one ends"
     return ""
+
+
+def _stops_no_later(then: Job, job: Job) -> bool:
+    """Whether this job comes to every step to which the other one came: it had no more patience."""
+    assert job.evaluate is not None
+    alike = _what_is_evaluated(then) == _what_is_evaluated(job)
+    as_often = then.evaluate is not None and then.evaluate.every == job.evaluate.every
+    return alike and as_often and 0 < then.worse_allowed <= job.worse_allowed

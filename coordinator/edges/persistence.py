@@ -6,9 +6,9 @@
 #
 # If the store forgets the document:
 #
-#     nodes tell again          plan, era, origin, committed, last_commit, layer_costs, layer_bytes, fingerprint,
-#                               most of agreement; layer_seconds and what layers put out, if one that measured them
-#                               is still there
+#     nodes tell again          plan, era, origin, committed, last_commit, early_stop, layer_costs, layer_bytes,
+#                               fingerprint, most of agreement; layer_seconds and what layers put out, if one that
+#                               measured them is still there
 #     the storage shows         checkpoints
 #     nobody knows any more     fenced, draining, parted, resumed, and that the run has ended
 #
@@ -24,6 +24,7 @@ from culm.coordinator import links
 from culm.coordinator.agreement import agreement_from, agreement_to
 from culm.coordinator.failures import Failures
 from culm.coordinator.state import Ending, Node, Phase, Search, Settings, State, Storage, Watch
+from culm.pipeline.early_stop import NONE_SO_FAR, EarlyStop, best_so_far_from, best_so_far_to
 from culm.pipeline.layer_bytes import LayerBytes
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan
@@ -55,6 +56,7 @@ def to_document(state: State) -> Document:
         "resumed": state.resumed,
         "checkpoints": [_origin_to(checkpoint) for checkpoint in state.checkpoints],
         "ending": [state.ending.fetched, state.ending.released],
+        "early_stop": _early_stop_to(stop) if (stop := state.ending.early_stop) is not None else None,
         "draining": {n.node: [n.incarnation, n.draining] for n in state.nodes.values() if n.draining},
         "copies": state.copies,
         "parted": {node: parted.peer for node, parted in state.parted.items()},
@@ -123,19 +125,31 @@ def from_document(document: Document, settings: Settings, term: int, now: float,
     )
 
 
-def _origin_to(origin: Origin) -> list[int | str]:
-    return [origin.step, origin.folder, origin.sha256]
+def _origin_to(origin: Origin) -> list[Any]:
+    best = origin.best_so_far
+    return [origin.step, origin.folder, origin.sha256, best_so_far_to(best) if best is not None else None]
 
 
-def _origin_from(known: tuple[int, str, str]) -> Origin:
-    step, folder, sha256 = known
-    return Origin(step=step, folder=folder, sha256=sha256)
+def _origin_from(known: list[Any]) -> Origin:
+    step, folder, sha256, best = (*known, None)[:4]  # an older store has three of them
+    nothing = None if folder else NONE_SO_FAR
+    return Origin(step, folder, sha256, best_so_far_from(best) if best is not None else nothing)
+
+
+def _early_stop_to(stop: EarlyStop) -> list[Any]:
+    return [stop.step, best_so_far_to(stop.best_so_far)]
 
 
 def _ending_from(document: Document, now: float) -> Ending:
     """Who fetched the weights, and whether the nodes were let go, is decided once; the time to fetch begins anew."""
     fetched, released = document.get("ending", ["", ""])
-    return Ending(now if Phase(document["phase"]) is Phase.DONE else None, fetched, released)
+    stop = document.get("early_stop")
+    return Ending(
+        done_at=now if Phase(document["phase"]) is Phase.DONE else None,
+        early_stop=EarlyStop(stop[0], best_so_far_from(stop[1])) if stop else None,
+        fetched=fetched,
+        released=released,
+    )
 
 
 def _detail_of(document: Document) -> str:

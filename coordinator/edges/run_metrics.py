@@ -92,7 +92,7 @@ class RunCollector(Collector):
 def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
     """The status as metrics."""
     yield GaugeMetricFamily("culm_step", "Steps committed.", status.step)
-    yield GaugeMetricFamily("culm_steps", "Steps that the job asks for.", status.steps)
+    yield GaugeMetricFamily("culm_steps", "Steps asked for; of a run that ended early, trained.", status.steps)
     yield GaugeMetricFamily("culm_loss", "Loss of the last committed step; NaN before the first.", status.loss)
     yield GaugeMetricFamily(
         "culm_samples_per_second", "Samples a second over the last steps.", status.samples_per_second

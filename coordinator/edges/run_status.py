@@ -6,7 +6,7 @@
 import math
 from collections import deque
 
-from culm.coordinator import ending, watchdog
+from culm.coordinator import ending, stopping_early, watchdog
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.state import Node, Phase, State
@@ -42,6 +42,7 @@ class RunStatus:
 
     def response(self, state: State, log: EventLog, now: float, wall: float) -> pb.GetStatusResponse:
         """The whole answer. ``wall``: unix time, which the event log's figures go by."""
+        early = state.ending.early_stop
         response = pb.GetStatusResponse(
             job=self._settings.job.job.name,
             phase=state.phase.value,
@@ -49,14 +50,15 @@ class RunStatus:
             generation=state.generation,
             term=state.term,
             era=state.era,
-            step=min(state.committed, state.settings.steps),
-            steps=state.settings.steps,
+            step=min(state.committed, state.steps),
+            steps=state.steps,
+            stopped_early=stopping_early.in_words(state.settings, early) if early is not None else "",
             loss=state.last_commit.loss if state.last_commit else math.nan,
             samples_per_second=self._samples_per_second(state.phase, now),
             checkpoint=state.checkpoints[-1].step if state.checkpoints else 0,
             checkpoint_fault=state.storage.fault,
             checkpoint_fault_step=state.storage.fault_step,
-            last_layers_saved=len(state.saved.get(state.settings.steps, ())),
+            last_layers_saved=len(state.saved.get(state.steps, ())),
             checkpoint_folder=state.checkpoints[-1].folder if state.checkpoints else "",
             checkpoint_sha256=state.checkpoints[-1].sha256 if state.checkpoints else "",
             kept_seconds=ending.seconds_left(state, now),

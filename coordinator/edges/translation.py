@@ -18,6 +18,7 @@ from culm.pipeline.messages import identity_from_proto, times_from_proto
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan
 from culm.pipeline.plan_codec import (
+    best_so_far_from_proto,
     bookmark_from_proto,
     change_of,
     commit_from_proto,
@@ -183,7 +184,13 @@ def report_of(node: str, incarnation: int, request: pb.AttendRequest) -> reports
             files[f.layer] = (*files.get(f.layer, ()), File(f.name, f.size, f.sha256))
         said = request.saved
         return reports.Saved(
-            node=node, incarnation=incarnation, era=said.era, step=said.step, files=files, loss=said.loss
+            node=node,
+            incarnation=incarnation,
+            era=said.era,
+            step=said.step,
+            files=files,
+            loss=said.loss,
+            best_so_far=best_so_far_from_proto(said.best_so_far) if said.HasField("best_so_far") else None,
         )
     if body == "checkpoint_bad":
         b = request.checkpoint_bad

@@ -197,9 +197,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(outcome.as_json()))
         return code
     rate = job.samples_per_step * len(outcome.losses) / outcome.seconds
-    print(
-        f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s, loss {outcome.losses[-1]:.4f}"
-    )
+    loss = f", loss {outcome.losses[-1]:.4f}" if outcome.losses else ""
+    print(f"{len(outcome.losses)} steps in {outcome.seconds:.1f} s, {rate:.0f} samples/s{loss}")
+    if outcome.stopped_early:
+        print(outcome.stopped_early)
     if outcome.evaluations:
         step, found = max(outcome.evaluations.items())
         print(f"evaluated after step {step}: {', '.join(f'{name} {number:.4f}' for name, number in found.items())}")

@@ -61,11 +61,11 @@ def verify(arguments: argparse.Namespace) -> int:
     from culm.oracle.plain_loop import Stopped, run_plain
     from culm.oracle.verification import Killer, compare, train_on_cluster
 
-    killer = Killer(job, arguments.kills, arguments.seed)
     end_on_sigterm()
     try:
         folder = job_folder_of(arguments.job)
         calm = train_on_cluster(job, folder, nodes, [], "calm", arguments.json)
+        killer = Killer(job, arguments.kills, arguments.seed, len(calm.losses))
         spares = nodes + min(arguments.kills, 2)
         killed = train_on_cluster(job, folder, spares, [], "killed", arguments.json, killer)
         every = max(1, job.job.steps // 10)
@@ -101,13 +101,12 @@ def verify(arguments: argparse.Namespace) -> int:
         for x in killed.losses_of_nodes:
             print(f"lost {x['node']} (stage {x['stage']}) in step {x['step']}: resumed after {x['resume_ms']:.0f} ms")
         survived = f"{len(killer.done)} kills survived: {', '.join(map(str, killer.done)) or 'none asked for'}"
-        print(str(difference) if difference else f"identical {plain.sha256}\n{survived}")
+        early = f"\n{calm.stopped_early}, as the plain loop does" if calm.stopped_early else ""
+        print(str(difference) if difference else f"identical {plain.sha256}{early}\n{survived}")
     if len(killer.done) < arguments.kills:
-        print(
-            f"culm verify: the run was over after {len(killer.done)} of {arguments.kills} kills: give it more steps "
-            "with --set job.steps=N",
-            file=sys.stderr,
-        )
+        mend = "ask for fewer" if calm.stopped_early else "give it more steps with --set job.steps=N"
+        over = f"the run was over after {len(killer.done)} of {arguments.kills} kills"
+        print(f"culm verify: {over}: {mend}", file=sys.stderr)
         return 1
     return 1 if difference else os.EX_OK
 

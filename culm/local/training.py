@@ -64,7 +64,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
             if status.phase == "done":
                 # In place of how long the nodes stay, and how to fetch from them: this command fetches, and ends them.
                 last.look(status, time.monotonic())
-                status.detail = f"{DONE}{last.in_words(status)}"
+                outcome.stopped_early = status.stopped_early
+                status.detail = f"{status.stopped_early or DONE}{last.in_words(status)}"
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)
@@ -73,6 +74,8 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
             if cluster.names and not cluster.has_nodes and status.phase != "done":
                 raise RunFailed(f"every node has ended; see their logs in {cluster.folder}")
             if status.phase == "done" and status.step == status.steps:
+                if not outcome.losses:  # it went on from a checkpoint with which it ends
+                    outcome.first_step = status.steps
                 outcome.checkpoint_fault = last.given_up(status, time.monotonic())
                 if last.is_whole(status) or outcome.checkpoint_fault:
                     break

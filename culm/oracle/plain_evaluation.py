@@ -4,7 +4,7 @@
 # within a pipeline, pipelines as the tree; a loss or metric that is a mean counts for as many as there are samples.
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,21 @@ class PlainEvaluation:
                 **{name: metric(x, target) for name, metric in self._metrics.items()},
             }
         return {name: pair_of(value, samples) for name, value in given.items()}
+
+
+def is_enough(job: Job, evaluated: Mapping[int, Mapping[str, float]]) -> bool:
+    """Whether the job ends with the weights that were evaluated last. ``evaluated``: by step, in their order."""
+    asked = job.evaluate
+    if asked is None or asked.patience is None:
+        return False
+    best, since = math.nan, 0
+    for found in evaluated.values():
+        number = -found[asked.best] if asked.best_is == "most" else found[asked.best]
+        if number < best or (math.isnan(best) and not math.isnan(number)):
+            best, since = number, 0
+        else:
+            since += 1
+    return since >= asked.patience
 
 
 def pair_of(value: Any, samples: int) -> tuple[float, float]:

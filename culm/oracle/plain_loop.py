@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from culm.oracle.plain_evaluation import PlainEvaluation, mean_of, pair_of
+from culm.oracle.plain_evaluation import PlainEvaluation, is_enough, mean_of, pair_of
 from culm.pipeline.checkpoints.digest import hash_layer, weights_sha256
 from culm.pipeline.clip import NORM_CHUNK, fault_in, stop_in_words
 from culm.pipeline.job import Job
@@ -43,7 +43,8 @@ class Stopped(Exception):
 class PlainResult:
     """``layers``: (index, state dict) at the end. ``trace``: the hash of every layer after each step, if asked for.
 
-    ``evaluations``: the loss and the metrics, by name, of the weights after so many steps.
+    ``losses``: of each step; fewer than the job asks for where it ends early. ``evaluations``: the loss and the
+    metrics, by name, of the weights after so many steps.
     """
 
     losses: list[float]
@@ -83,6 +84,8 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
     for step in range(job.evaluations.end(job.job.steps)):
         if evaluation is not None and job.evaluations.in_step(step, job.job.steps):
             evaluated[step] = evaluation.run(step, _tree)
+            if is_enough(job, evaluated):
+                break
         if step == job.job.steps:  # the closing step
             break
         before = _buffers(model)

@@ -26,7 +26,9 @@ class Killer:
     It strikes only while every stage has a hot standby and a node is left to repair with: one node at a time.
     """
 
-    def __init__(self, job: Job, kills: int, seed: int) -> None:
+    def __init__(self, job: Job, kills: int, seed: int, steps: int) -> None:
+        """``steps``: that the run trains, which are fewer than the job asks for where it ends early."""
+        self._steps = steps
         self.done: list[Kill] = []
         self._draw = random.Random(seed)
         self._job = job
@@ -48,7 +50,7 @@ class Killer:
         if self._armed is not None and status.step > self._armed.step + 1:
             self._armed = None  # the step was over before the order came: try another place, further ahead
             self._ahead *= 2
-        due = (len(self.done) + 0.5) * status.steps / max(1, self._wanted)
+        due = (len(self.done) + 0.5) * self._steps / max(1, self._wanted)
         safe = status.phase == "running" and not any(status.exposure.values()) and len(status.nodes) > 2
         if self._armed is None and len(self.done) < self._wanted and status.step >= due - 2 and safe:
             self._arm(stub, status)
@@ -57,8 +59,8 @@ class Killer:
         stages = len(status.plan.stages)
         stage = self._draw.randrange(stages)
         duties = [Duty(pipeline, stage) for pipeline in range(self._job.pipeline.pipelines)]
-        step = min(status.step + self._ahead, status.steps - 1)
-        evaluated = range(self._job.evaluations.in_step(step, status.steps))
+        step = min(status.step + self._ahead, self._steps - 1)
+        evaluated = range(self._job.evaluations.in_step(step, self._job.job.steps))
         places = [each for duty in duties for each in self._job.schedule.order(duty, stages)]
         places += [Instruction(duty, "E", m) for duty in duties for m in evaluated]
         at = self._draw.choice(places)
@@ -75,14 +77,18 @@ class Killer:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where a run left the plain loop; layer -1 for the loss, -2 for an evaluation, -3 for a metric."""
+    """The first place where a run left the plain loop.
+
+    Layer -1 for the loss, -2 for an evaluation, -3 for a metric, -4 where it trains on.
+    """
 
     run: str
     step: int
     layer: int
 
     def __str__(self) -> str:
-        what = {-1: "loss", -2: "evaluation", -3: "metrics"}.get(self.layer, f"weights of layer {self.layer}")
+        places = {-1: "loss", -2: "evaluation", -3: "metrics", -4: "it trains on"}
+        what = places.get(self.layer, f"weights of layer {self.layer}")
         return f"the {self.run} run differs: {what} after step {self.step}"
 
 
@@ -97,6 +103,8 @@ def compare(name: str, plain: PlainResult, run: Outcome) -> Difference | None:
     for step, found in plain.evaluations.items():
         if _hexes(run.evaluations.get(step, {})) != _hexes(found):
             return Difference(name, step, -2)
+    if len(run.losses) > len(plain.losses):
+        return Difference(name, len(plain.losses) - 1, -4)
     return _compare_layers(name, len(plain.losses) - 1, plain.layers, run.layers)
 
 

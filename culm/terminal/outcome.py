@@ -16,7 +16,8 @@ LayerState = tuple[int, "dict[str, torch.Tensor]"]  # (index, state dict)
 class Outcome:
     """The outcome of a run. ``losses`` by step from ``first_step`` on. The names are those of ``culm run --json``.
 
-    ``metrics``: by step and name. ``evaluations``: loss and metrics, by name, of the weights after so many steps.
+    ``stopped_early``: why it ended before its job's last step, in words; empty: it did not. ``metrics``: by step and
+    name. ``evaluations``: loss and metrics, by name, of the weights after so many steps.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -27,6 +28,7 @@ class Outcome:
     seconds: float = 0.0
     layers: list[LayerState] = field(default_factory=list)
     sha256: str = ""
+    stopped_early: str = ""
     checkpoint_fault: str = ""  # why the last checkpoint is not whole
 
     @property
@@ -38,6 +40,7 @@ class Outcome:
         return {
             "steps": self.first_step + len(self.losses),
             "first_step": self.first_step,
+            "stopped_early": self.stopped_early,
             "losses": [*map(_finite, self.losses)],
             "loss_hex": [loss.hex() for loss in self.losses],
             "metrics": _rows(self.metrics),

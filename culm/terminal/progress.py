@@ -72,7 +72,7 @@ class Lines:
                 loss = float(event.fields["loss"])
                 step = f"step {int(event.fields['step']) + 1}/{status.steps}"
                 print(f"{self._title} | {step}  loss {loss:.4f}  {rate}", file=sys.stderr, flush=True)
-        if status.phase == "done" and status.detail != self._detail:
+        if status.phase == "done" and status.detail not in (self._detail, status.stopped_early):
             self._detail = status.detail
             print(f"{self._title} | {status.detail}", file=sys.stderr, flush=True)
 

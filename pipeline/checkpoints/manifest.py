@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from culm.pipeline.checkpoints import evaluation_file, storage
+from culm.pipeline.early_stop import BestSoFar, best_so_far_from, best_so_far_to
 from culm.pipeline.identity import Identity, identity_from, identity_to
 from culm.pipeline.origin import Origin
 
@@ -76,6 +77,7 @@ class Manifest:
     files: Mapping[int, tuple[File, ...]] = field(default_factory=dict)
     identity: Identity = field(default_factory=Identity)  # what its bits depend on, and each layer's outline
     job_toml: str = ""  # the job that made it
+    best_so_far: BestSoFar | None = None  # before this version; None: nobody knew, or a version of Culm before did not
 
     @property
     def size(self) -> int:
@@ -97,7 +99,8 @@ class Found:
     @property
     def origin(self) -> Origin:
         """The checkpoint as an era's origin."""
-        return Origin(self.step, self.url, self.sha256)
+        known = self.manifest.best_so_far if self.manifest is not None else None
+        return Origin(self.step, self.url, self.sha256, known)
 
 
 # ---- what is written, without any I/O -------------------------------------------------------------------------------
@@ -122,6 +125,7 @@ def manifest_to_json(manifest: Manifest) -> bytes:
         "fingerprint": manifest.fingerprint,
         "loss": manifest.loss.hex(),
         "layer_count": len(manifest.files),
+        "best_so_far": best_so_far_to(best) if (best := manifest.best_so_far) is not None else None,
         "identity": identity_to(manifest.identity),
         "job_toml": manifest.job_toml,
         "layers": {str(i): [[f.name, f.size, f.sha256] for f in files] for i, files in sorted(manifest.files.items())},
@@ -150,8 +154,10 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
             files=files,
             identity=identity_from(content.get("identity")),
             job_toml=str(content.get("job_toml", "")),
+            best_so_far=best_so_far_from(best) if (best := content.get("best_so_far")) is not None else None,
         )
         count = _count(content.get("layer_count", len(files)))
+        _refuse_later(manifest)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise CheckpointCorrupt(f"{where} is not a manifest: {type(error).__name__} {str(error)[:200]}") from error
     names = {file.name for listed in files.values() for file in listed}
@@ -159,6 +165,13 @@ def manifest_from_json(data: bytes, where: str) -> Manifest:
     if not whole or any(len(listed) != 2 for listed in files.values()):
         raise CheckpointCorrupt(f"{where} does not list two files for each of {count} layers")
     return manifest
+
+
+def _refuse_later(manifest: Manifest) -> None:
+    """Raises ValueError where what was best before this version is of that version, or of a later one."""
+    known = manifest.best_so_far
+    if known is not None and (known.step >= max(manifest.step, 1) or known.worse_in_a_row > manifest.step):
+        raise ValueError(f"before step {manifest.step} there cannot have been {known}")
 
 
 def _file(listed: list[object]) -> File:
@@ -210,17 +223,17 @@ def _compare(folder: str, file: File, size: int, sha256: str) -> None:
 def write_manifest(folder: str, manifest: Manifest) -> Origin:
     """Makes the checkpoint whole, at once: the manifest appears under its name when all of it is written.
 
-    One that says the same stays as it is, and so does its hash: an era may have begun from it. Losses are not compared,
-    since one that is NaN equals nothing.
+    One that says the same stays as it is, and so does its hash: an era may have begun from it. Not compared is what the
+    layers have no part in: the loss, and what was best before, which one of two coordinators may not know.
     """
     with suppress(CheckpointCorrupt):
         there, sha256 = _read_manifest(folder)
-        if replace(there, loss=0.0) == replace(manifest, loss=0.0):
-            return Origin(manifest.step, folder, sha256)
+        if replace(there, loss=0.0, best_so_far=None) == replace(manifest, loss=0.0, best_so_far=None):
+            return Origin(manifest.step, folder, sha256, there.best_so_far)
     data = manifest_to_json(manifest)
     storage.remove(folder, evaluation_file.FILE)  # of what lay there before
     storage.put(folder, MANIFEST, data)
-    return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest())
+    return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest(), manifest.best_so_far)
 
 
 def complete(url: str, manifest: Manifest) -> Origin:

@@ -282,10 +282,11 @@ class Stopping(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done(Event):
-    """Every step is committed."""
+    """Every step is committed, or the run has ended early."""
 
     kind = "done"
-    step: Annotated[int | None, "how many steps the job has"] = None
+    step: Annotated[int | None, "how many steps were trained"] = None
+    early: Annotated[str, "why fewer than the job asks for; empty: they are as many"] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

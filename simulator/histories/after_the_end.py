@@ -145,7 +145,7 @@ class Ending:
         world = self._world
         checkpoints, weights = self._world.deciding.state.checkpoints, world.oracle.states[world.end]
         newest = checkpoints[-1] if checkpoints else Origin()
-        assert newest.step == world.steps, "the nodes were let go, and the weights are nowhere"
+        assert newest.step == world.trained, "the nodes were let go, and the weights are nowhere"
         if newest.folder not in world.storage.torn:
             assert world.storage.is_whole(newest), f"the nodes were let go, and {newest} is not whole"
             assert world.storage.states(newest) == dict(enumerate(weights)), f"{newest} holds other weights"

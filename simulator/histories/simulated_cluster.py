@@ -15,8 +15,9 @@ from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
-from culm.simulator.histories.arithmetic import Number, plain_loop
+from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.invariants import check_node
+from culm.simulator.histories.oracle import plain_loop
 from culm.simulator.histories.random_faults import Counts, Faults, Kill
 from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode
@@ -44,7 +45,7 @@ from culm.stage_server.worker.worker import Worker
 #     processes       killed, frozen, thawed, started again as another incarnation
 #     Redis           writes take a moment; it goes away, and forgets (``simulated_redis``)
 #     storage         late, away, full, gone, unseen, torn (``simulated_storage``)
-#     the arithmetic  integers that remember order, step, version and scale (``arithmetic``)
+#     the arithmetic  integers that remember order, step, version and scale (``arithmetic``, ``oracle``)
 #
 # Left ideal: a message arrives whole or not at all; layers that a source has sent arrive though it dies; memory is
 # never short; the clocks of all machines agree; a coordinator decides in no time, and takes the lease also while Redis
@@ -67,7 +68,8 @@ class Cluster:
     node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the
     history ends there. ``tied``: pairs of layers with a parameter in common, the first one first. ``evaluate``: every
     how many steps, and over how many microbatches of all pipelines. ``iterable``: the dataset is, and is read forward.
-    ``make_worker`` and ``decide`` take variants without a rule.
+    ``worse_allowed``: evaluations in a row until the run ends early; 0: any number. ``make_worker`` and ``decide`` take
+    variants without a rule.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Cluster:
         tied: tuple[tuple[int, int], ...] = (),
         evaluate: tuple[int, int] = (0, 0),
         iterable: bool = False,
+        worse_allowed: int = 0,
         uneven: bool = False,
         copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
@@ -129,7 +132,6 @@ class Cluster:
         self.steps = steps
         every, samples = evaluate
         self.evaluations = Evaluations(every=every, samples=samples, pipelines=pipelines)
-        self.end = self.evaluations.end(steps)
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
@@ -165,6 +167,7 @@ class Cluster:
             measured=measured,
             steps=steps,
             evaluations=self.evaluations,
+            worse_allowed=worse_allowed,
             clip_norm=clip_norm,
             nonfinite="skip",
             nodes=count,
@@ -180,8 +183,10 @@ class Cluster:
         )
         self.start_up = StartUp(self, wrong)
         self.oracle = plain_loop(
-            cut, pipelines, microbatches, steps, clip_norm, has_buffers, self.ties, self.evaluations
+            cut, pipelines, microbatches, steps, clip_norm, has_buffers, self.ties, self.evaluations, worse_allowed
         )
+        self.trained = self.oracle.trained
+        self.end = self.evaluations.end(self.trained)
         self.redis = SimulatedRedis(self.clock)
         self.leaders: list[Leader] = []
         self.lead()
@@ -355,11 +360,12 @@ class Cluster:
         if self.state.phase is co.Phase.FAILED:
             return
         assert plan is not None
+        assert self.state.committed == self.end, f"the run ends after {self.state.committed} steps, not {self.end}"
         for step in range(self.state.origin.step, self.end):
             assert (self.state.era, step) in self.losses, f"step {step} was never committed"
         for (era, step), (loss, evaluated) in self.losses.items() if not self._uneven else ():
-            exact = self.oracle.losses[step] if step < self.steps else loss
-            assert loss == exact or step >= self.steps, f"the loss of step {step} in era {era} is {loss}, not {exact}"
+            exact = self.oracle.losses[step] if step < self.trained else loss
+            assert loss == exact or step >= self.trained, f"the loss of step {step} in era {era} is {loss}, not {exact}"
             found = self.oracle.evaluated.get(step, ())
             assert evaluated == found, f"step {step} in era {era} has evaluated {evaluated}, not {found}"
         for step, loss in self.storage.losses if not self._uneven else ():

@@ -7,6 +7,7 @@ functions as real files.
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from culm.coordinator import commands as cmd
 from culm.coordinator import reports
@@ -73,8 +74,6 @@ class SimulatedStorage:
         self._newest: dict[Leader, tuple[int, int]] = {}  # era and step of the newest manifest that it has ordered
         self.losses: list[tuple[int, float]] = []  # what manifests are to say: of which step, and its loss
 
-    # ---- files ------------------------------------------------------------------------------------------------------
-
     def _put(self, who: str, folder: str, name: str, data: bytes) -> None:
         if self._is("away") or self._is("full"):
             raise OSError("the storage does not answer" if self._is("away") else "no space left on device")
@@ -117,7 +116,8 @@ class SimulatedStorage:
         manifest = Manifest(job="sim", step=step, fingerprint="", loss=0.0, files=files, identity=ANOTHER_RUN)
         self._folders[folder][MANIFEST] = manifest_to_json(manifest)
         if self._world.iterable:
-            self._put_bookmark(COORDINATOR, folder, Bookmark(version=step, of="", digest="", state=b"100000"))
+            stale = Bookmark(version=step, of="", digest="", state=b"100000")
+            self._folders[folder][bookmark_file.FILE] = bookmark_file.to_bytes(stale)
         self._completed[folder] = self._world.clock.now
 
     def tear(self) -> None:
@@ -169,20 +169,28 @@ class SimulatedStorage:
                         self._put(n.name, folder, name, data)
                         listed.append(File(name, len(data), _sha256(data)))
                     files[layer] = tuple(listed)
-                if 0 in files:
-                    self._put_bookmark(n.name, folder, work.bookmark)
+                if 0 in files and work.bookmark is not None:
+                    self._put(n.name, folder, bookmark_file.FILE, bookmark_file.to_bytes(work.bookmark))
+                elif 0 in files and not self._absent(n.name):
+                    self._folders[folder].pop(bookmark_file.FILE, None)
             except OSError as error:
                 n.tell(reports.CheckpointFault(n.name, work.step, str(error)))
                 if self._shares[to] is work:  # else a newer share waits
                     self._later(lambda: self._world.receive(to, write), PAUSE)
                 return
             saved = reports.Saved(
-                node=n.name, incarnation=n.incarnation, era=work.era, step=work.step, files=files, loss=work.loss
+                node=n.name,
+                incarnation=n.incarnation,
+                era=work.era,
+                step=work.step,
+                files=files,
+                loss=work.loss,
+                best_so_far=work.best_so_far,
             )
             if self._shares[to] is work or to not in self._written:
                 self._written[to] = saved
             n.tell(saved)
-            if work.step == self._world.steps:
+            if work.last:
                 self._later(lambda: self._world.receive(to, look), LOOK_SECONDS)
 
         def look(n: Node) -> None:
@@ -194,18 +202,10 @@ class SimulatedStorage:
 
         self._later(lambda: self._world.receive(to, write))
 
-    def _put_bookmark(self, who: str, folder: str, bookmark: Bookmark | None) -> None:
-        if bookmark is not None:
-            self._put(who, folder, bookmark_file.FILE, bookmark_file.to_bytes(bookmark))
-        elif not self._absent(who):
-            self._folders[folder].pop(bookmark_file.FILE, None)
-
     def bookmark(self, node: Node, folder: str) -> Bookmark | None:
-        """As ``bookmark_file.read`` gives it."""
-        try:
+        with suppress(FileNotFoundError):
             return bookmark_file.from_bytes(self._read(node.name, folder, bookmark_file.FILE))
-        except FileNotFoundError:
-            return None
+        return None
 
     def written(self, node: Node) -> reports.Saved | None:
         """What the node says of the last share that it wrote, for a coordinator that may have missed it."""
@@ -296,6 +296,7 @@ class SimulatedStorage:
             loss=command.loss,
             files=command.files,
             identity=command.identity,
+            best_so_far=command.best_so_far,
         )
         data = manifest_to_json(manifest)
         try:
@@ -312,7 +313,7 @@ class SimulatedStorage:
             if leader.alive and self._newest[leader] == (command.era, command.step):
                 self._later(lambda: self._complete(leader, command), PAUSE)
             return
-        self._later(lambda: leader.take(reports.Checkpointed(Origin(command.step, folder, _sha256(data)))))
+        self._later(lambda: leader.take(reports.Checkpointed(_origin(command.step, folder, data))))
 
     def _retain(self, command: cmd.Retain) -> None:
         if self._is("away") or self._absent(COORDINATOR):
@@ -336,7 +337,7 @@ class SimulatedStorage:
 
     def _there(self, folders: Mapping[str, Mapping[str, bytes]]) -> list[reports.Whole]:
         found = [
-            reports.Whole(Origin(step, folder, _sha256(files[MANIFEST])), _identity(files[MANIFEST]))
+            reports.Whole(_origin(step, folder, files[MANIFEST]), _identity(files[MANIFEST]))
             for folder, files in folders.items()
             if MANIFEST in files and (step := step_of(folder)) is not None
         ]
@@ -385,6 +386,10 @@ class SimulatedStorage:
         except OSError as error:
             return reports.Examined(origin, reports.Sight.AWAY, str(error))
         return reports.Examined(origin, reports.Sight.THERE)
+
+
+def _origin(step: int, folder: str, manifest: bytes) -> Origin:
+    return Origin(step, folder, _sha256(manifest), manifest_from_json(manifest, folder).best_so_far)
 
 
 def _identity(manifest: bytes) -> Identity:

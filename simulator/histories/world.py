@@ -17,7 +17,8 @@ from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.ties import Ties
-from culm.simulator.histories.arithmetic import Arithmetic, Number, Oracle
+from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.histories.oracle import Oracle
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.watching.durations import Durations
@@ -156,7 +157,8 @@ class World(Protocol):
     has_buffers: bool
     iterable: bool  # whether the dataset is, so that nodes read it forward
     ties: Ties
-    steps: int  # that are trained
+    steps: int  # that the job asks for
+    trained: int  # fewer where the run ends early
     end: int  # of the run, its closing step among them
     evaluations: Evaluations
     checkpoint_every: int

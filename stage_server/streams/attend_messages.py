@@ -3,10 +3,11 @@
 from culm.pipeline.bookmark import Bookmark
 from culm.pipeline.checkpoints.manifest import File
 from culm.pipeline.origin import Origin
-from culm.pipeline.plan_codec import bookmark_to_proto, commit_to_proto, plan_to_proto
+from culm.pipeline.plan_codec import best_so_far_to_proto, bookmark_to_proto, commit_to_proto, plan_to_proto
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.worker.effects import ReportCaughtUp, ReportReady, ReportResumed
+from culm.stage_server.worker.work import Save
 from culm.stage_server.worker.worker import Worker
 
 
@@ -56,12 +57,15 @@ def resumed(fact: ReportResumed) -> pb.AttendRequest:
     return pb.AttendRequest(resumed=pb.Resumed(generation=fact.generation, stage=fact.stage))
 
 
-def saved(era: int, step: int, loss: float, files: dict[int, tuple[File, ...]]) -> pb.AttendRequest:
+def saved(asked: Save, files: dict[int, tuple[File, ...]]) -> pb.AttendRequest:
     """This node's share of a checkpoint is written: its files by layer."""
     listed = [
         pb.SavedFile(layer=layer, name=f.name, size=f.size, sha256=f.sha256) for layer, x in files.items() for f in x
     ]
-    return pb.AttendRequest(saved=pb.Saved(era=era, step=step, loss=loss, files=listed))
+    message = pb.Saved(era=asked.era, step=asked.step, loss=asked.loss, files=listed)
+    if asked.best_so_far is not None:
+        message.best_so_far.CopyFrom(best_so_far_to_proto(asked.best_so_far))
+    return pb.AttendRequest(saved=message)
 
 
 def unread(era: int, origin: Origin, why: str, absent: bool, damaged_layer: int | None) -> pb.AttendRequest:

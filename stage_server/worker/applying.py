@@ -79,7 +79,7 @@ class Applying(Generic[V]):
         whole = self._saves_now() if due or is_final or commit.save else ()
         if is_final:
             self._last_share = frozenset(whole)
-        return self._save(whole, commit.loss) if whole else None
+        return self._save(whole, commit) if whole else None
 
     def save_at_the_end(self, last: Commit | None) -> Save | None:
         """What this node copies for the checkpoint of the last step, as of the present plan.
@@ -91,12 +91,14 @@ class Applying(Generic[V]):
         if self._last_share.issuperset(whole):
             return None
         self._last_share = frozenset(whole)
-        loss = last.loss if last is not None else math.nan
-        return self._save(whole, loss)
+        return self._save(whole, last)
 
-    def _save(self, layers: tuple[int, ...], loss: float) -> Save:
+    def _save(self, layers: tuple[int, ...], commit: Commit | None) -> Save:
+        """``commit``: that led to this version, or after which the run is over."""
         at = self._at
-        return Save(at.era, min(at.version, at.steps), layers, loss, at.bookmark)
+        step = min(at.version, at.steps)
+        loss, best_so_far = (commit.loss, commit.best_so_far) if commit is not None else (math.nan, None)
+        return Save(at.era, step, layers, loss, at.bookmark, best_so_far, last=step == at.steps)
 
     def _saves_now(self) -> tuple[int, ...]:
         """Only layers at the version: a layer of another one would spoil the checkpoint."""

@@ -36,7 +36,7 @@ class Position:
     node: str
     incarnation: int
     schedule: Schedule
-    steps: int  # that are trained
+    job_steps: int  # that are trained, unless the run ends early
     evaluations: Evaluations = NEVER
     ties: Ties = ()  # the model's, which no plan tells
 
@@ -60,6 +60,14 @@ class Position:
     def awaits(self, key: Key) -> bool:
         """Whether it is of use to know who has the tensor: it is of this era, and of a step that this node may owe."""
         return key.era == self.era and key.step <= self.committed + AHEAD
+
+    @property
+    def steps(self) -> int:
+        """That are trained. A plan may tell sooner than its commit that the run has ended early: then the commit of the
+        step that was to be trained is still to be applied here.
+        """
+        stop = self.plan.early_stop if self.plan is not None else None
+        return stop.step if stop is not None and self.version > stop.step else self.job_steps
 
     @property
     def end(self) -> int:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from culm.pipeline.bookmark import Bookmark
+from culm.pipeline.early_stop import BestSoFar
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
@@ -114,7 +115,8 @@ class Install(Generic[V]):
 class Save:
     """Copy these layers, all at version ``step`` of an era, for a checkpoint.
 
-    ``loss``: of the step that led to this version. The commit that names it is at hand only now.
+    ``loss``: of the step that led to this version, and what was the best before it: the commit that tells them is at
+    hand only now. ``last``: of the run's last step, which no later checkpoint makes good for.
     """
 
     era: int
@@ -122,6 +124,8 @@ class Save:
     layers: tuple[int, ...]
     loss: float
     bookmark: Bookmark | None = None  # the newest known; whoever saves layer 0 writes it
+    best_so_far: BestSoFar | None = None  # None: this node has heard no commit
+    last: bool = False
 
 
 class Load(NamedTuple):

@@ -64,7 +64,7 @@ class Worker(Generic[V]):
         """``checkpoint_every``: in steps; ``eager`` and ``ship_every``: until a plan says otherwise, see Redundancy."""
         # Since the last drain; the parts add to it. A peer hears a Hello before what is sent under the same plan.
         self._effects: list[Effect] = []
-        self.at = Position(node=node, incarnation=incarnation, schedule=schedule, steps=steps)
+        self.at = Position(node=node, incarnation=incarnation, schedule=schedule, job_steps=steps)
         self.holdings: Holdings[V] = Holdings()
         self.post: Post[V] = Post(self.at, self._effects)
         self._arranging = Arranging()

@@ -23,6 +23,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server import checkpointer as checkpointer_module
 from culm.stage_server.checkpointer import Checkpointer, Share
+from culm.stage_server.worker.work import Save
 from tests.hostile.commands import as_process
 
 ROOT = Path(__file__).parents[2]
@@ -123,11 +124,15 @@ class Hears:
         self.told.append((0, "vanished"))
 
 
+def share(step: int, last: bool = False) -> Share:
+    return Share(Save(0, step, (0,), 0.5, last=last), ((0, Value(())),))
+
+
 def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
     hears = Hears()
-    checkpointer = Checkpointer(no_folder, hears, 1000)
+    checkpointer = Checkpointer(no_folder, hears)
     for step in range(1, 50):
-        checkpointer.write(Share(0, step, 0.5, ()))
+        checkpointer.write(share(step))
     assert checkpointer._waiting is None or checkpointer._waiting.step == 49
     checkpointer.close(30.0)
 
@@ -143,8 +148,8 @@ def test_a_share_that_fails_is_told_again(tmp_path: Path) -> None:
     """A coordinator that took over would never hear of it."""
     (tmp_path / "step-00000001").write_text("a file where the folder should be")
     hears = Hears()
-    checkpointer = Checkpointer(f"file://{tmp_path}", hears, 1)
-    checkpointer.write(Share(0, 1, 0.5, ((0, Value(())),)))
+    checkpointer = Checkpointer(f"file://{tmp_path}", hears)
+    checkpointer.write(share(1, last=True))
     wait_until(lambda: len(hears.told) > 1)
     assert hears.told[0] == hears.told[1]
     assert "File exists" in hears.told[0][1]
@@ -154,10 +159,10 @@ def test_a_share_that_fails_is_told_again(tmp_path: Path) -> None:
 def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> None:
     """A copy of all that a node holds would stay in its memory."""
     hears = Hears()
-    checkpointer = Checkpointer(f"file://{tmp_path}", hears, 1000)
+    checkpointer = Checkpointer(f"file://{tmp_path}", hears)
     tensor = torch.zeros(4)
     seen = weakref.ref(tensor)
-    checkpointer.write(Share(0, 1, 0.5, ((0, Value((("weight", tensor),))),)))
+    checkpointer.write(Share(Save(0, 1, (0,), 0.5), ((0, Value((("weight", tensor),))),)))
     del tensor
     wait_until(lambda: hears.told == [(1, "")])
     wait_until(lambda: seen() is None)
@@ -170,16 +175,16 @@ def test_a_share_of_the_last_step_that_lay_below_a_mount_is_missed(
     """It was never written again, and that checkpoint never became whole."""
     monkeypatch.setattr(checkpointer_module, "LOOK_SECONDS", 0.01)
     hears, url, away = Hears(), tmp_path / "mount", tmp_path / "elsewhere"
-    checkpointer = Checkpointer(f"file://{url}", hears, 8)
-    checkpointer.write(Share(0, 4, 0.5, ((0, Value(())),)))
+    checkpointer = Checkpointer(f"file://{url}", hears)
+    checkpointer.write(share(4))
     wait_until(lambda: hears.told == [(4, "")])
     url.rename(away)
-    checkpointer.write(Share(0, 8, 0.5, ((0, Value(())),)))
+    checkpointer.write(share(8, last=True))
     wait_until(lambda: hears.told == [(4, ""), (8, "")])
     shutil.rmtree(url)
     away.rename(url)
     wait_until(lambda: hears.told == [(4, ""), (8, ""), (0, "vanished")])
-    checkpointer.write(Share(0, 8, 0.5, ((0, Value(())),)))
+    checkpointer.write(share(8, last=True))
     wait_until(lambda: hears.told[3:] == [(8, "")])
     (url / "step-00000008" / "manifest.json").touch()
     wait_until(lambda: not checkpointer._last_files)

@@ -48,3 +48,29 @@ def test_what_is_evaluated_does_not_depend_on_the_machines(
     assert compare("killed", plain, outcome) is None
     assert {lost["node"] for lost in outcome.losses_of_nodes} == {kill.node for kill in kills}
     assert [found.step for found in find_checkpoints(url) if found.manifest is not None] == [STEPS, 4]
+
+
+def test_a_killed_run_ends_early_where_the_plain_loop_does_and_goes_on_with_more_patience(
+    job: Job, tmp_path: Path
+) -> None:
+    """A node dies at the evaluation that decides. The checkpoint tells the next run what was best before it."""
+    url = (tmp_path / "kept").as_uri()
+    asked = {"job.steps": 20, "train.optimizer_args": {"lr": 1.0, "momentum": 0.9}, "evaluate.every": 1}
+    asked |= {"evaluate.best": "accuracy", "evaluate.best_is": "most", "evaluate.patience": 2}
+    asked |= {"checkpoint.url": url, "checkpoint.every": 100}  # that of the last step alone
+    job = with_values(job, asked)
+    plain, kill = run_plain(job), Kill("n1", 8, "1E1")
+    with LocalCluster(job, EXAMPLES, 4, [kill], "", False, tmp_path / "run", 20.0) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+    assert compare("killed", plain, outcome) is None
+    assert len(outcome.losses) == len(plain.losses) == 8
+    assert outcome.stopped_early == "stopped early at step 8: no better accuracy than 0.5889 of step 6 in 2 evaluations"
+    assert [lost["node"] for lost in outcome.losses_of_nodes] == ["n1"]
+    assert [found.step for found in find_checkpoints(url) if found.manifest is not None] == [8]
+
+    patient = with_values(job, {"evaluate.patience": 3})
+    plain = run_plain(patient)
+    with LocalCluster(patient, EXAMPLES, 3, [], "", False, tmp_path / "again", 20.0, resume=url) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+    assert (outcome.sha256, outcome.losses) == (plain.sha256, plain.losses[8:])
+    assert outcome.stopped_early == "stopped early at step 9: no better accuracy than 0.5889 of step 6 in 3 evaluations"

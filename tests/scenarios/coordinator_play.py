@@ -6,6 +6,8 @@ from culm.coordinator import commands as cmd
 from culm.coordinator import reports
 from culm.coordinator import state as co
 from culm.coordinator.decide import advance, begin, validate
+from culm.pipeline.clip import SKIPPED
+from culm.pipeline.evaluations import NEVER, Evaluations
 from culm.pipeline.patience import Patience
 
 FOLDER = Path(__file__).parent / "coordinator_transcripts"
@@ -15,7 +17,14 @@ class CoordinatorPlay:
     """Feeds reports to the decisions and writes down what they record and order."""
 
     def __init__(
-        self, stages: int = 3, nodes: int = 3, steps: int = 4, copies: int = 2, measured: bool = False
+        self,
+        stages: int = 3,
+        nodes: int = 3,
+        steps: int = 4,
+        copies: int = 2,
+        measured: bool = False,
+        evaluations: Evaluations = NEVER,
+        worse_allowed: int = 0,
     ) -> None:
         self.state = begin(
             co.Settings(
@@ -26,6 +35,8 @@ class CoordinatorPlay:
                 copies=copies,
                 patience=Patience(2.0),
                 measured=measured,
+                evaluations=evaluations,
+                worse_allowed=worse_allowed,
             )
         )
         self.now = 0.0
@@ -45,7 +56,8 @@ class CoordinatorPlay:
             elif isinstance(command, cmd.Commit):
                 plan = command.next_plan
                 switch = f", then plan {plan.generation}{self._stages(plan)}" if plan else ""
-                self.lines.append(f"         -> all: commit {command.step}{switch}")
+                nothing = ", which applies nothing" if command.scale == SKIPPED else ""
+                self.lines.append(f"         -> all: commit {command.step}{nothing}{switch}")
             elif isinstance(command, cmd.Dismiss):
                 self.lines.append(f"         -> {command.node}: go{', join anew' if command.join_anew else ''}")
 
@@ -76,14 +88,15 @@ class CoordinatorPlay:
             ),
         )
 
-    def ready(self, *nodes: str, step: int | None = None) -> None:
-        """Every stage that each of the nodes holds is ready."""
+    def ready(self, *nodes: str, step: int | None = None, evaluated: float | None = None) -> None:
+        """Every stage that each of the nodes holds is ready. ``evaluated``: the loss of the weights, in such a step."""
         plan = self.state.plan
         step = self.state.committed if step is None else step
         assert plan is not None
         for node in nodes:
             for s in plan.held_by(node):
-                tallies = (1.0, 2.0) if s == len(plan.stages) - 1 else ()
+                told = (1.0, 2.0) if evaluated is None else (1.0, 2.0, evaluated, 1.0)
+                tallies = told if s == len(plan.stages) - 1 else ()
                 layers = plan.stages[s].layers
                 norms = (0.0,) * len(layers)
                 ready = reports.Ready(

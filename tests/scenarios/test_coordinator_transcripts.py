@@ -6,6 +6,7 @@ Accept a change on purpose with ``pytest tests/scenarios --rewrite``.
 import pytest
 
 from culm.coordinator import reports
+from culm.pipeline.evaluations import Evaluations
 from tests.scenarios.coordinator_play import CoordinatorPlay, check_transcript, three_nodes
 
 
@@ -136,6 +137,25 @@ def done_and_then_lost() -> CoordinatorPlay:
     return play
 
 
+def evaluations_that_become_no_better() -> CoordinatorPlay:
+    """The first one ends the run. It is lost, begins again at step 0, and comes to the same end."""
+    evaluations = Evaluations(every=1, samples=1)
+    play = CoordinatorPlay(stages=2, nodes=2, steps=9, evaluations=evaluations, worse_allowed=1)
+    for node in ("n0", "n1"):
+        play.join(node)
+    for loss in (None, 0.5, 0.4, 0.4):
+        play.wait(0.1)
+        play.ready("n0", "n1", evaluated=loss)
+    play.lose("n1", "n0")
+    play.lose("n0", "n1")
+    for node in ("n0", "n1"):
+        play.join(node)
+    for loss in (None, 0.5, 0.4, 0.4):
+        play.wait(0.1)
+        play.ready("n0", "n1", evaluated=loss)
+    return play
+
+
 def every_node_is_told_to_stop() -> CoordinatorPlay:
     """Nobody is left to hand over to: without a checkpoint they go at once."""
     play = CoordinatorPlay(stages=2, nodes=2)
@@ -185,6 +205,7 @@ SCENARIOS = {
         zone_that_vanishes,
         both_copies_lost,
         done_and_then_lost,
+        evaluations_that_become_no_better,
         every_node_is_told_to_stop,
         cut_by_measured_times,
         times_that_nobody_could_measure,

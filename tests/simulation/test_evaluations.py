@@ -6,19 +6,24 @@ from typing import Any
 import pytest
 
 from culm.coordinator import state as co
+from culm.coordinator import step_numbers, stopping_early
+from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar
 from culm.pipeline.instruction import Duty, Instruction
+from culm.simulator.histories.after_the_end import Afterlife
 from culm.simulator.histories.arithmetic import Arithmetic
 from culm.simulator.histories.random_faults import Kill
-from culm.simulator.histories.simulated_cluster import Cluster
+from culm.simulator.histories.simulated_cluster import Broken, Cluster
 from culm.stage_server.worker import heir, reduction
 from tests.simulation.test_everything import SOAK
 from tests.simulation.test_grid import history_of_the_grid
 
 
 def history(seed: int, **rule: Any) -> Cluster:
-    """One of ``history_of_the_grid``, with an evaluation every one to three steps."""
+    """One of ``history_of_the_grid``, with an evaluation every one to three steps; a half may end early."""
     draw = random.Random(seed)
-    return history_of_the_grid(seed, evaluate=(draw.randint(1, 3), draw.randint(1, 9)), **rule)
+    settings: dict[str, Any] = {"evaluate": (draw.randint(1, 3), draw.randint(1, 9))}
+    settings["worse_allowed"] = draw.choice([0, 0, 0, 1, 1, 2])
+    return history_of_the_grid(seed, **(settings | rule))
 
 
 @pytest.mark.parametrize("fifty", range(200 if SOAK else 1))
@@ -27,7 +32,47 @@ def test_every_evaluation_is_the_plain_loops(fifty: int) -> None:
         cluster = history(seed).run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
         evaluated = {step for (_, step), (_, found) in cluster.losses.items() if found}
-        assert cluster.steps in evaluated, "the final weights are evaluated too"
+        assert cluster.trained in evaluated, "the final weights are evaluated too"
+
+
+def ends_early(seed: int) -> Cluster:
+    """Most of these end early. Coordinators, Redis, every copy of a stage, files of checkpoints are lost on the way."""
+    draw = random.Random(f"ends early {seed}")
+    rule: dict[str, Any] = {
+        "evaluate": (draw.choice([1, 1, 2, 3]), draw.randint(1, 9)),
+        "worse_allowed": draw.choice([1, 1, 2, 3]),
+        "steps": draw.choice([5, 8, 15]),
+        "disturb": draw.randint(1, 6),
+        "outages": draw.randint(0, 3),
+        "forgets": draw.randint(0, 2),
+        "power_cuts": draw.choice([0, 1]),
+        "storage": draw.choice([0, 0, 1]),
+        "checkpoint_every": draw.choice([0, 1, 2, 3]),
+        "afterlife": Afterlife(draw.choice([1, 2, 4])) if draw.random() < 0.5 else None,
+    }
+    return history_of_the_grid(seed, **rule)
+
+
+@pytest.mark.parametrize("fifty", range(200 if SOAK else 1))
+def test_whatever_is_lost_a_run_ends_where_the_plain_loop_does(fifty: int) -> None:
+    early = 0
+    for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 10)):
+        cluster = ends_early(seed).run()
+        assert (cluster.state.phase, cluster.state.steps) == (co.Phase.DONE, cluster.trained), f"seed {seed}"
+        early += cluster.trained < cluster.steps
+    assert early
+
+
+def test_what_was_best_and_is_known_to_the_leader_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes back to a checkpoint, and does not know what was best before that one."""
+
+    def remembered(state: co.State) -> BestSoFar | None:
+        return state.last_commit.best_so_far if state.last_commit is not None else NONE_SO_FAR
+
+    monkeypatch.setattr(step_numbers, "best_so_far", remembered)
+    monkeypatch.setattr(stopping_early, "best_so_far", remembered)
+    with pytest.raises(Broken, match="another layer"):
+        ends_early(14).run()
 
 
 def killed(seed: int) -> Cluster:

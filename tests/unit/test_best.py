@@ -31,7 +31,8 @@ def test_of_equals_the_first_and_of_what_is_no_number_none() -> None:
 
 
 def beginning(keeps: Best | None) -> State:
-    state = begin(replace(SETTINGS, keeps_best=keeps), 1, 1, None)
+    settings = replace(SETTINGS, keeps_best=keeps is not None, best=keeps or Best())
+    state = begin(settings, 1, 1, None)
     return replace(state, committed=100, storage=replace(state.storage, search=Search.OVER))
 
 

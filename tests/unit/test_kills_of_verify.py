@@ -31,7 +31,7 @@ def at_step(step: int) -> pb.GetStatusResponse:
 
 
 def test_a_death_that_is_seen_after_its_step_is_counted_as_its_own_kill() -> None:
-    killer, orders = Killer(JOB, 2, 4), Orders()  # of this seed the first two orders go to two nodes
+    killer, orders = Killer(JOB, 2, 4, 40), Orders()  # of this seed the first two orders go to two nodes
     stub = cast(CoordinatorStub, orders)
     killer.watch(stub, at_step(9), [])
     (first,) = orders.given

@@ -104,7 +104,9 @@ def test_other_lengths_stages_and_places_are_no_other_job(tmp_path: Path) -> Non
 def going_on(step: int = 40, state: State | None = None) -> State:
     manifest = Manifest(job="job", step=step, fingerprint="", loss=0.5, files={}, identity=CODE)
     ours = [Found(step=s, url=f"u/step-{s:08d}", manifest=manifest, sha256=f"{s}") for s in (20, step)]
-    return origins.going_on(state if state is not None else begin(SETTINGS, 1, 1, 0.0), ours, frozenset())
+    return origins.going_on(
+        state if state is not None else begin(SETTINGS, 1, 1, 0.0), ours, settings_for("u").job, frozenset()
+    )
 
 
 def test_one_that_is_resumed_from_a_newer_one_stays_as_it_is() -> None:
