@@ -6,9 +6,31 @@ In Python: ``culm.run`` and ``culm.verify`` do what the commands of these names 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from culm.api import Job, JobError, Outcome, RunFailed, Verification, load_job, run, verify
+    from culm.api import (
+        Job,
+        JobError,
+        Outcome,
+        RunFailed,
+        Verification,
+        load_job,
+        make_job,
+        run,
+        save_job,
+        verify,
+    )
 
-__all__ = ["Job", "JobError", "Outcome", "RunFailed", "Verification", "load_job", "run", "verify"]
+__all__ = [
+    "Job",
+    "JobError",
+    "Outcome",
+    "RunFailed",
+    "Verification",
+    "load_job",
+    "make_job",
+    "run",
+    "save_job",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:
