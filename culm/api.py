@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from culm.commands.checkpoint import chosen
 from culm.commands.run import node_count, refuse_to_write_over, try_out
 from culm.local import nursery
 from culm.local.cluster import LocalCluster
@@ -39,6 +40,8 @@ __all__ = [
     "Verification",
     "load_job",
     "make_job",
+    "microbatches",
+    "plain_state",
     "run",
     "save_job",
     "verify",
@@ -187,11 +190,56 @@ def verify(
     return Verification("", plain.sha256, tuple(map(str, killer.done)))
 
 
+def microbatches(
+    job: Job | str | Path, *, first_step: int = 0, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[list[tuple[Any, Any]]]:
+    """The pairs (input, target) of each step, from ``first_step`` to the job's last: those that training takes, in its
+    order, pipeline by pipeline. They lie on the CPU. Raises JobError.
+    """
+    loaded = _read(job, overrides)
+    from culm.pipeline.user_code.data import Microbatches, dataset_of
+
+    with _undisturbed():
+        data = Microbatches(loaded, dataset_of(loaded))
+    places = [(p, m) for p in range(loaded.pipeline.pipelines) for m in range(loaded.pipeline.microbatches)]
+
+    def of_step(step: int) -> list[tuple[Any, Any]]:
+        with _undisturbed():
+            return [data.microbatch(step, *place) for place in places]
+
+    return map(of_step, range(first_step, loaded.job.steps))
+
+
+def plain_state(url: str, *, step: int | None = None, best: bool = False) -> dict[str, Any]:
+    """What plain PyTorch goes on with, of a checkpoint: the newest under the URL, or that of a step, or the best one.
+
+    ``step``: how many steps are applied; ``model``, ``optimizer``, ``scheduler``: for ``load_state_dict``. Of other
+    optimizers that the job's groups name the last two are in ``others``, by name; ``average`` has averaged weights. All
+    lies on the CPU. Imports the job's code. Raises JobError, also for a state with which PyTorch would go on otherwise.
+    """
+    from culm.pipeline.checkpoints.manifest import CheckpointCorrupt
+    from culm.stage_server.compute.plain_state import plain_state as state_in
+
+    found = chosen(url, step, best)
+    _look_in(os.getcwd())
+    try:
+        with _undisturbed():
+            return state_in(found.url)
+    except CheckpointCorrupt as error:
+        raise JobError(error.problem, found.url, "take the one before, by its step") from error
+
+
+def _look_in(folder: str) -> None:
+    """It is importable, where nothing of that name lies elsewhere."""
+    if folder not in map(os.path.abspath, sys.path):
+        sys.path.append(folder)
+
+
 def _read(job: Job | str | Path, overrides: Mapping[str, Any]) -> Job:
     """The job with its overrides. What it names can be imported from then on. Raises JobError."""
     refuse_while_importing("a run")
     if isinstance(job, Job):
-        sys.path += [] if os.getcwd() in map(os.path.abspath, sys.path) else [os.getcwd()]
+        _look_in(os.getcwd())
     elif (folder := str(Path(job).resolve().parent)) not in sys.path:
         sys.path.insert(1, folder)
     read = with_values(job if isinstance(job, Job) else load_job(job), with_paths(overrides, "overrides, ") or {})
