@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, MethodType, ModuleType
 from typing import Any
 
 from culm.pipeline.errors import JobError
+from culm.pipeline.user_code.edited import codes_of
 from culm.pipeline.user_code.groups import is_plain_data
 from culm.pipeline.user_code.imports import load_callable
 
@@ -70,7 +71,7 @@ def _shortest(module: str, name: str, named: object) -> str:
 
 def _path_in_main(named: Callable[..., Any], name: str, where: str) -> str:
     main = sys.modules["__main__"]
-    file, spec = getattr(main, "__file__", None), main.__spec__
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if file is None:
         raise JobError(f"nodes cannot import {name}, which no file holds", where, MEND)
     if not _is_guarded(Path(file)):
@@ -81,7 +82,7 @@ def _path_in_main(named: Callable[..., Any], name: str, where: str) -> str:
     with _as_a_node_starts():
         found = load_callable(path, where)
     _refuse_unlike(main, sys.modules[path.partition(":")[0]], _reached(named, vars(main)), where)
-    if list(_codes(found)) != list(_codes(named)):
+    if list(codes_of(found)) != list(codes_of(named)):
         what = f"{path} as it is imported has other code than this one"
         raise JobError(what, where, "define it once, at the top level, and start the script again after a change")
     return path
@@ -120,20 +121,11 @@ def _refuse_unlike(main: ModuleType, imported: ModuleType, names: Set[str], wher
 def _reached(made: object, globals_: Mapping[str, Any]) -> set[str]:
     """The names that its code looks up, and those that functions and classes of these names look up in turn."""
     found: set[str] = set()
-    left = list(_codes(made))
+    left = list(codes_of(made))
     while left:
         code = left.pop()
         left += [each for each in code.co_consts if isinstance(each, CodeType)]
         for name in set(code.co_names) - found:
             found.add(name)
-            left += _codes(globals_.get(name))
+            left += codes_of(globals_.get(name))
     return found
-
-
-def _codes(made: object) -> Iterator[CodeType]:
-    """Of a function, or of a class's own functions."""
-    if isinstance(made, FunctionType):
-        yield made.__code__
-    elif isinstance(made, type):
-        for each in vars(made).values():
-            yield from _codes(getattr(each, "__func__", each))

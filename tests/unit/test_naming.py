@@ -220,13 +220,29 @@ def test_no_run_begins_within_an_import_of_a_job(folder: Path) -> None:
 
 def test_a_module_that_was_edited_since_its_import_is_refused(folder: Path) -> None:
     file = folder / "edited_model.py"
-    file.write_text("def layers(): return []\n")
-    module = importlib.import_module("edited_model")
+    file.write_text(
+        "import edited_too\nWIDTH = 3\ndef layers(): return []\nclass Data:\n    def __len__(self): return 5\n"
+    )
+    (folder / "edited_too.py").write_text("def inner(): return 1\n")
+    module, beside = (importlib.import_module(name) for name in ("edited_model", "edited_too"))
+    module.Data.own = module.Data
+    changes = r"edited_model\.py was changed .*importlib\.reload\(edited_model\)"
+    before = file.read_text()
+    file.write_text(before.replace("5", "7"))
+    with pytest.raises(culm.JobError, match=changes):  # though nobody had looked at it before
+        culm.make_job(**sections(model={"layers": module.layers}))
+    file.write_text(before)
     job = culm.make_job(**sections(model={"layers": module.layers}))
-    file.write_text("def layers(): return [1]\n")
+    file.write_text(before.replace("3", "4"))
     for again in (lambda: culm.make_job(**sections(model={"layers": module.layers})), lambda: culm.run(job)):
-        with pytest.raises(culm.JobError, match=r"edited_model.py was changed .*importlib.reload\(edited_model\)"):
+        with pytest.raises(culm.JobError, match=changes):
             again()
+    file.write_text(before)
+    (folder / "edited_too.py").write_text("def inner(): return 2\n")
+    with pytest.raises(culm.JobError, match=r"edited_too\.py was changed"):
+        culm.run(job)
+    os.utime(folder / "edited_too.py", (1, 1))
+    importlib.reload(beside)
     stale = module.layers
     os.utime(file, (1, 1))  # or Python would take the code that it has compiled in this very second
     importlib.reload(module)
