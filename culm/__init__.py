@@ -1,6 +1,7 @@
 """Culm trains PyTorch models on machines that may vanish at any moment.
 
-In Python: ``culm.run`` and ``culm.verify`` do what the commands of these names do.
+In Python: ``culm.run`` and ``culm.verify`` do what the commands of these names do, with a job file or with a job that
+``culm.make_job`` makes. ``culm.plain_state`` and ``culm.microbatches`` are for going on in plain PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any

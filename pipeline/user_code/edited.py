@@ -76,16 +76,17 @@ def _is_of(module: ModuleType, source: bytes) -> bool:
         whole = loader.source_to_code(source, file)
     except SyntaxError:
         return False
-    known = set(_within(whole))
+    known = set(codes_in(whole))
     own = (each for made in list(vars(module).values()) for each in codes_of(made))
     return all(code in known for code in own if code.co_filename == file)
 
 
-def _within(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code itself, and that of what is made within."""
+    yield code
     for each in code.co_consts:
         if isinstance(each, CodeType):
-            yield each
-            yield from _within(each)
+            yield from codes_in(each)
 
 
 def codes_of(made: object) -> Iterator[CodeType]:

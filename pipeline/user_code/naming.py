@@ -3,19 +3,19 @@
 # A job names code, and each node imports it anew. So an object can stand in a job only where the import gives that very
 # object. Of a script that is run as a program there are two: its functions belong to __main__, and nodes import the
 # file under its own name, without what stands under ``if __name__ == "__main__"``. There the code has to be the same,
-# and so have the numbers and texts at the top level of either.
+# and so have the numbers and texts that it finds at the top level of either.
 
 import ast
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.user_code.edited import codes_of
+from culm.pipeline.user_code.edited import codes_in, codes_of
 from culm.pipeline.user_code.groups import is_plain_data
 from culm.pipeline.user_code.imports import load_callable
 
@@ -81,10 +81,11 @@ def _path_in_main(named: Callable[..., Any], name: str, where: str) -> str:
         raise JobError(f"{Path(file).name} cannot be imported under that name", where, MEND)
     with _as_a_node_starts():
         found = load_callable(path, where)
-    _refuse_unlike(main, sys.modules[path.partition(":")[0]], _reached(named, vars(main)), where)
-    if list(codes_of(found)) != list(codes_of(named)):
-        what = f"{path} as it is imported has other code than this one"
-        raise JobError(what, where, "define it once, at the top level, and start the script again after a change")
+    imported = sys.modules[path.partition(":")[0]]
+    _refuse_another_file(main, imported, where)
+    _refuse_unlike(name, named, found, where)
+    for each in sorted(_reached(named, vars(main)) & vars(main).keys() & vars(imported).keys()):
+        _refuse_unlike(each, vars(main)[each], vars(imported)[each], where)
     return path
 
 
@@ -100,32 +101,56 @@ def _as_a_node_starts() -> Iterator[None]:
 
 def _is_guarded(file: Path) -> bool:
     """Whether the file has an ``if __name__ == "__main__"`` at its top level."""
-    tests = [each.test for each in ast.parse(file.read_bytes()).body if isinstance(each, ast.If)]
+    try:
+        tests = [each.test for each in ast.parse(file.read_bytes()).body if isinstance(each, ast.If)]
+    except (OSError, SyntaxError, ValueError):  # it was changed or removed since it began to run
+        return False
     return any(ast.unparse(test) in ("__name__ == '__main__'", "'__main__' == __name__") for test in tests)
 
 
-def _refuse_unlike(main: ModuleType, imported: ModuleType, names: Set[str], where: str) -> None:
-    """Raises JobError where a global, a number or a text, is another one in the file as nodes import it."""
+def _refuse_another_file(main: ModuleType, imported: ModuleType, where: str) -> None:
     files = [Path(getattr(module, "__file__", None) or "") for module in (main, imported)]
     if files[0].resolve() != files[1].resolve():
         what = f"nodes would import {files[1]} in place of {files[0]}"
         raise JobError(what, where, "give the script a name that no other module has")
-    for name in sorted(names & vars(main).keys() & vars(imported).keys()):
-        here, there = vars(main)[name], vars(imported)[name]
-        is_data = is_plain_data(here) or is_plain_data(there)
-        if is_data and (type(here), repr(here)) != (type(there), repr(there)):
-            what = f"{name} is {here!r} in this script, and {there!r} where nodes import it"
-            raise JobError(what, where, "pass it as an argument, such as model.args, in place of a global")
+
+
+def _refuse_unlike(name: str, here: object, there: object, where: str) -> None:
+    """Raises JobError where what the script has under this name is not what nodes have when they import it."""
+    if here is there or _comparable(here) == _comparable(there):
+        return
+    if is_plain_data(here) and is_plain_data(there):
+        what = f"{name} is {here!r} in this script, and {there!r} where nodes import it"
+        raise JobError(what, where, "pass it as an argument, such as model.args, in place of a global")
+    what = f"{name} in this script is another one than where nodes import it"
+    raise JobError(what, where, "define it once, at the top level, and start the script again after a change")
+
+
+def _comparable(made: object) -> object:
+    """Of data, functions and classes what makes two of them alike; of other objects their class."""
+    if is_plain_data(made):
+        return type(made), repr(made)
+    if isinstance(made, FunctionType):
+        defaults = [*(made.__defaults__ or ()), *(made.__kwdefaults__ or {}).values()]
+        return made.__code__, list(map(_comparable, defaults))
+    if isinstance(made, type):
+        own = {key: getattr(each, "__func__", each) for key, each in vars(made).items()}
+        own = {key: each for key, each in own.items() if key[:2] != "__" or isinstance(each, FunctionType)}
+        inner = f"{made.__qualname__}."  # others are compared where the code looks them up
+        return {
+            k: _comparable(x) for k, x in own.items() if not isinstance(x, type) or x.__qualname__.startswith(inner)
+        }
+    return type(made).__qualname__
 
 
 def _reached(made: object, globals_: Mapping[str, Any]) -> set[str]:
     """The names that its code looks up, and those that functions and classes of these names look up in turn."""
     found: set[str] = set()
-    left = list(codes_of(made))
+    left = [made]
     while left:
-        code = left.pop()
-        left += [each for each in code.co_consts if isinstance(each, CodeType)]
-        for name in set(code.co_names) - found:
-            found.add(name)
-            left += codes_of(globals_.get(name))
+        each = left.pop()
+        names = {name for own in codes_of(each) for code in codes_in(own) for name in code.co_names}
+        names |= {base.__name__ for base in each.__mro__[1:]} if isinstance(each, type) else set()
+        left += [globals_[name] for name in names - found if name in globals_]
+        found |= names
     return found

@@ -8,6 +8,7 @@
 # there is refused here: what the job's code makes otherwise by now, what ``load_state_dict`` would convert, what no
 # state dict holds.
 
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -71,7 +72,11 @@ def _restored(source: ModelSource, folder: str, manifest: Manifest, index: int) 
             what = f"{name.partition('.')[2]} has changed in training, and is in no state dict"
             raise JobError(what, where, f"let it be a persistent buffer, or {STAY_MEND}")
     layer.install(value)
-    here = dict(layer.export().tensors)
+    # What an optimizer of a card keeps in the host's memory is beside its parameter here.
+    here, there = (
+        {re.sub(r"^host\.", "optimizer.", name): tensor for name, tensor in each.tensors}
+        for each in (layer.export(), value)
+    )
     for name in sorted(here.keys() | there.keys()):
         if name not in here or name not in there or not same_bits(here[name], there[name]):
             raise JobError(f"the job's code as it is now has not the state of the training ({name})", where, CODE_MEND)

@@ -149,9 +149,15 @@ import sys
 from culm.pipeline.user_code.naming import path_of
 WIDTH = 64
 NAMES = sys.argv[1:]
-class Deep:
-    def build(self): return WIDTH
-def width(): return Deep().build()
+class Base:
+    depth = 1
+    def size(self): return WIDTH
+    class Inner:
+        def __init__(self, given=()): self.given = given
+class Deep(Base):
+    other = Base
+    def build(self): return self.size()
+def width(least=2): return Deep().build()
 def names(): return NAMES
 def layers(): return [width()]
 if __name__ == "__main__":
@@ -174,7 +180,14 @@ def test_functions_of_a_script_are_those_of_its_file(folder: Path) -> None:
     [
         (SCRIPT.replace("if __name__", "if True or __name__").format(program=""), "would run all of train_b.py"),
         (SCRIPT.format(program="WIDTH = 128"), "WIDTH is 128 in this script, and 64 where .*model.args"),
-        (SCRIPT.format(program="def layers(): return []"), "train_b:layers as it is imported has other code"),
+        (
+            SCRIPT.format(program="def layers(): return []"),
+            "layers in this script is another one than where nodes import it",
+        ),
+        (SCRIPT.format(program="def width(): return 3"), "width in this script is another one than where"),
+        (SCRIPT.format(program="Base.depth = 2"), "Base in this script is another one than where"),
+        (SCRIPT.format(program="Base.Inner.__init__ = lambda self: None"), "Base in this script is another one"),
+        (SCRIPT.replace("least=2", "least=sys.argv[1]").format(program=""), "width in this script is"),
         (SCRIPT.format(program="def other(): return []\n    layers = other"), "module 'train_b' has no 'other'"),
         (
             SCRIPT.replace("[width()]", "names()").format(program=""),

@@ -1,5 +1,6 @@
 """From a checkpoint into plain PyTorch: a loop of torch alone goes on with the very bits, or the export is refused."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from culm.pipeline.checkpoints.digest import weights_sha256
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import Manifest, folder_of, write_manifest
 from culm.pipeline.job import Job, job_to_toml, with_values
+from culm.pipeline.tensors.values import Value
 from culm.pipeline.user_code.model import ModelSource
 from tests.unit.exactness import build_all, make_job, run_stages
 
@@ -89,13 +91,19 @@ def job_of(optimizer: str, options: str, groups: str = "", model: str = "layers"
     return with_values(job, changes | ({"train.groups": f"{HERE}:{groups}"} if groups else {}))
 
 
-def checkpoint_of(job: Job, folder: Path, named: Job | None = None) -> str:
-    """The URL of a checkpoint after BEGUN steps, as nodes write it; ``named``: the job that it says it is of."""
+def checkpoint_of(
+    job: Job, folder: Path, named: Job | None = None, change: Callable[[str], str] = lambda name: name
+) -> str:
+    """The URL of a checkpoint after BEGUN steps, as nodes write it; ``named``: the job that it says it is of.
+
+    ``change``: of the names of its tensors.
+    """
     source = ModelSource(job)
     held = build_all(source)
     run_stages(job, held, source, range(BEGUN))
     where = folder_of(str(folder), BEGUN)
-    files = {layer.index: write_layer(where, layer.index, layer.export()) for layer in held}
+    states = {layer.index: Value(tuple((change(name), x) for name, x in layer.export().tensors)) for layer in held}
+    files = {index: write_layer(where, index, state) for index, state in states.items()}
     toml = job_to_toml(named or job)
     write_manifest(where, Manifest(job="job", step=BEGUN, fingerprint="", loss=0.0, files=files, job_toml=toml))
     return str(folder)
@@ -191,6 +199,17 @@ def test_a_tied_parameter_is_one(tmp_path: Path) -> None:
     for index, found in run_plain(job).layers:
         for name, tensor in found.items():
             torch.testing.assert_close(model.state_dict()[f"{index}.{name}"], tensor)
+
+
+def test_a_checkpoint_of_a_card_is_one_of_any_machine(tmp_path: Path) -> None:
+    """There AdamW counts in the host's memory."""
+    job = job_of("AdamW", "lr = 1e-2")
+    here = checkpoint_of(job, tmp_path / "here")
+    card = checkpoint_of(
+        job, tmp_path / "card", change=lambda x: re.sub(r"^optimizer\.(\d+)\.step$", r"host.\1.step", x)
+    )
+    states = [culm.plain_state(url)["optimizer"]["state"] for url in (here, card)]
+    assert [repr(state) for state in states] == [repr(states[0])] * 2
 
 
 def test_several_optimizers_go_on_each_by_itself(tmp_path: Path) -> None:
