@@ -197,6 +197,8 @@ def microbatches(
     order, pipeline by pipeline. They lie on the CPU. Raises JobError.
     """
     loaded = _read(job, overrides)
+    if first_step < 0:
+        raise JobError(f"there is no step {first_step}", "first_step", "count steps from 0")
     from culm.pipeline.user_code.data import Microbatches, dataset_of
 
     with _undisturbed():

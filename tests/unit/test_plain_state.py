@@ -288,3 +288,5 @@ def test_the_microbatches_of_a_step_leave_the_scripts_generators_alone() -> None
     assert all(torch.equal(x, y) for (x, _), (y, _) in zip(steps[1], again[0], strict=True))
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(1))
+    with pytest.raises(culm.JobError, match="first_step: there is no step -1; count steps from 0"):
+        culm.microbatches(job, first_step=-1)
