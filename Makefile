@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test models trackers wan compose hostile browser bench soak lint format protos clean
+.PHONY: help install demo test models notebook trackers wan compose hostile browser bench soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -28,10 +28,14 @@ demo: install ## train on four nodes, lose some, end with the same bits
 	$(BIN)/python -m culm demo
 
 test: install lint ## all checks: lint, then the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook
 
 models: install ## 70 architectures of Hugging Face and others, each on a grid that loses two nodes: the same bits?
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -rs tests/models tests/unit/test_bamboo_jobs.py
+
+notebook: install ## run examples/quickstart.ipynb in a kernel of Jupyter
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebook]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/notebook
 
 trackers: install ## TensorBoard, trackio, Weights & Biases and MLflow: is every number there once?
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[tensorboard,trackio,wandb,mlflow]'

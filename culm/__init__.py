@@ -1,14 +1,41 @@
 """Culm trains PyTorch models on machines that may vanish at any moment.
 
-In Python: ``culm.run`` and ``culm.verify`` do what the commands of these names do.
+In Python: ``culm.run`` and ``culm.verify`` do what the commands of these names do, with a job file or with a job that
+``culm.make_job`` makes. ``culm.plain_state`` and ``culm.microbatches`` are for going on in plain PyTorch.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from culm.api import Job, JobError, Outcome, RunFailed, Verification, load_job, run, verify
+    from culm.api import (
+        Job,
+        JobError,
+        Outcome,
+        RunFailed,
+        Verification,
+        load_job,
+        make_job,
+        microbatches,
+        plain_state,
+        run,
+        save_job,
+        verify,
+    )
 
-__all__ = ["Job", "JobError", "Outcome", "RunFailed", "Verification", "load_job", "run", "verify"]
+__all__ = [
+    "Job",
+    "JobError",
+    "Outcome",
+    "RunFailed",
+    "Verification",
+    "load_job",
+    "make_job",
+    "microbatches",
+    "plain_state",
+    "run",
+    "save_job",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

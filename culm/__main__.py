@@ -81,7 +81,8 @@ def main(argv: list[str] | None = None) -> int:
         arguments = _parsed(words, command)
         if isinstance(arguments, int):
             return arguments
-        sys.path.insert(0, "")  # the current folder is importable, as the job file says
+        if command != "stage" or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
+            sys.path.insert(0, "")  # the current folder is importable, as the job file says
         code: int = arguments.command(arguments)
         sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:

@@ -5,10 +5,12 @@
     outcome = culm.run("job.toml", nodes=4, overrides={"job.steps": 100})
     model.load_state_dict(outcome.weights)
 
-A script needs no ``if __name__ == "__main__"`` around that: a node imports what the job names, and never the script.
+A script needs no ``if __name__ == "__main__"`` around that: a node imports what the job names, and never the script,
+unless the job names something of the script.
 """
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,20 +18,55 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from culm.commands.checkpoint import chosen
 from culm.commands.run import node_count, refuse_to_write_over, try_out
 from culm.local import nursery
 from culm.local.cluster import LocalCluster
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import Job, load_job, with_values
+from culm.pipeline.job import Job, job_of, job_to_toml, load_job, with_values
+from culm.pipeline.user_code.edited import Imported
+from culm.pipeline.user_code.imports import refuse_while_importing
+from culm.pipeline.user_code.naming import with_paths
 from culm.pipeline.user_code.streams import put_generators_back, whole_states
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import Outcome, RunFailed
 from culm.terminal.progress import display
 
-__all__ = ["Job", "JobError", "Outcome", "RunFailed", "Verification", "load_job", "run", "verify"]
+__all__ = [
+    "Job",
+    "JobError",
+    "Outcome",
+    "RunFailed",
+    "Verification",
+    "load_job",
+    "make_job",
+    "microbatches",
+    "plain_state",
+    "run",
+    "save_job",
+    "verify",
+]
 
 Shape = tuple[int, int]  # replicas, stages
 OnStep = Callable[[int, float], None]
+_imported = Imported()
+
+
+def make_job(**sections: Mapping[str, Any] | None) -> Job:
+    """A job from its sections, with the keys of a job file: ``make_job(job={"steps": 100}, model={"layers": f}, ...)``.
+
+    Where a job file has "module:callable", a function or a class may stand that nodes can import from where this
+    process has it: one at the top level of a module, or of a script whose program is under ``if __name__ ==
+    "__main__"``. Raises JobError in one line for every way in which a job can be wrong.
+    """
+    job = job_of({name: with_paths(keys, f"make_job, {name}.") for name, keys in sections.items()}, "make_job")
+    _imported.refuse_edited(job.code)
+    return job
+
+
+def save_job(job: Job, path: str | Path) -> None:
+    """Writes the job as a job file, for the command line or another machine. Raises OSError."""
+    Path(path).write_text(job_to_toml(job), encoding="utf-8")
 
 
 class _Told:
@@ -74,25 +111,27 @@ def run(
 ) -> Outcome:
     """Trains a job on this machine, with a process for each node, and returns once the run is over.
 
-    job: a job file, or what ``load_job`` gives. nodes: one for each stage by default; spares: beside these.
-    overrides: ``{"section.key": value}``. on_step: called with (step, loss) of each step, in order, soon after it is
-    committed; where the run goes back to a checkpoint, again with the steps that follow. resume: a URL of checkpoints.
+    job: a job file, or what ``load_job`` or ``make_job`` gives. nodes: one for each stage by default; spares: beside
+    these. overrides: ``{"section.key": value}``. on_step: called with (step, loss) of each step, in order, soon after
+    it is committed; where the run goes back to a checkpoint, again with the steps that follow. resume: a URL of
+    checkpoints.
     new_run: writes over whole checkpoints that lie at the job's own URL. progress: shown on stderr.
 
-    What the job names is imported from its file's folder or the current one. Logs go to ``runs/`` in the current one.
+    Nodes import what the job names from where this process does: as ``sys.path`` has it, the job file's folder second
+    in it; without a file, the current folder last. Logs go to ``runs/`` in the current folder.
     Raises JobError for a job that cannot run, RunFailed for a run that ends before its last step.
     """
-    loaded, folder = _read(job, overrides)
+    loaded = _read(job, overrides)
     count = node_count(loaded, nodes, spares)
     nursery.warm_up()
     with _undisturbed():
-        try_out(loaded)
+        _try_out(loaded)
     refuse_to_write_over(loaded, resume, new_run)
     from culm.local.training import train
 
     told = _Told(on_step) if on_step is not None else None
     with contextlib.ExitStack() as stack:
-        cluster = stack.enter_context(LocalCluster(loaded, folder, count, resume=resume))
+        cluster = stack.enter_context(LocalCluster(loaded, None, count, resume=resume))
         shown = stack.enter_context(display(loaded.job.name)) if progress else None
 
         def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: Outcome) -> None:
@@ -132,29 +171,84 @@ def verify(
     The clusters: a calm one, and one that loses ``kills`` nodes at places that ``seed`` draws. With ``shapes``, such as
     ``[(1, 1), (2, 3)]``, replicas by stages: one of each shape instead, and none is lost. Raises as ``run`` does.
     """
-    loaded, folder = _read(job, overrides)
+    loaded = _read(job, overrides)
     count = node_count(loaded, nodes, spares)
     nursery.warm_up()
     from culm.oracle.plain_loop import run_plain
     from culm.oracle.verification import Killer, compare, train_on_cluster
 
     with _undisturbed():
-        try_out(loaded)
+        _try_out(loaded)
         plain = run_plain(loaded)
     killer = Killer(loaded, 0 if shapes else kills, seed, len(plain.losses))
     named = {f"{r}x{s}": (r * s, with_values(loaded, {"pipeline.stages": s})) for r, s in shapes}
     for name, (size, each) in (named or {"calm": (count, loaded), "killed": (count + min(kills, 2), loaded)}).items():
         strikes = killer if name == "killed" else None
-        outcome = train_on_cluster(each, folder, size, [], name, plain=True, killer=strikes, shows=False)
+        outcome = train_on_cluster(each, None, size, [], name, plain=True, killer=strikes, shows=False)
         if (difference := compare(name, plain, outcome)) is not None:
             return Verification(str(difference), plain.sha256, tuple(map(str, killer.done)))
     return Verification("", plain.sha256, tuple(map(str, killer.done)))
 
 
-def _read(job: Job | str | Path, overrides: Mapping[str, Any]) -> tuple[Job, Path]:
-    """The job with its overrides, and its folder, from which what it names is imported."""
-    folder = Path.cwd() if isinstance(job, Job) else Path(job).resolve().parent
-    loaded = with_values(job if isinstance(job, Job) else load_job(job), overrides)
-    if str(folder) not in sys.path:
-        sys.path.insert(1, str(folder))
-    return loaded, folder
+def microbatches(
+    job: Job | str | Path, *, first_step: int = 0, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[list[tuple[Any, Any]]]:
+    """The pairs (input, target) of each step, from ``first_step`` to the job's last: those that training takes, in its
+    order, pipeline by pipeline. They lie on the CPU. Raises JobError.
+    """
+    loaded = _read(job, overrides)
+    if first_step < 0:
+        raise JobError(f"there is no step {first_step}", "first_step", "count steps from 0")
+    from culm.pipeline.user_code.data import Microbatches, dataset_of
+
+    with _undisturbed():
+        data = Microbatches(loaded, dataset_of(loaded))
+    places = [(p, m) for p in range(loaded.pipeline.pipelines) for m in range(loaded.pipeline.microbatches)]
+
+    def of_step(step: int) -> list[tuple[Any, Any]]:
+        with _undisturbed():
+            return [data.microbatch(step, *place) for place in places]
+
+    return map(of_step, range(first_step, loaded.job.steps))
+
+
+def plain_state(url: str, *, step: int | None = None, best: bool = False) -> dict[str, Any]:
+    """What plain PyTorch goes on with, of a checkpoint: the newest under the URL, or that of a step, or the best one.
+
+    ``step``: how many steps are applied; ``model``, ``optimizer``, ``scheduler``: for ``load_state_dict``. Of other
+    optimizers that the job's groups name the last two are in ``others``, by name; ``average`` has averaged weights. All
+    lies on the CPU. Imports the job's code. Raises JobError, also for a state with which PyTorch would go on otherwise.
+    """
+    from culm.pipeline.checkpoints.manifest import CheckpointCorrupt
+    from culm.stage_server.compute.plain_state import plain_state as state_in
+
+    found = chosen(url, step, best)
+    _look_in(os.getcwd())
+    try:
+        with _undisturbed():
+            return state_in(found.url)
+    except CheckpointCorrupt as error:
+        raise JobError(error.problem, found.url, "take the one before, by its step") from error
+
+
+def _look_in(folder: str) -> None:
+    """It is importable, where nothing of that name lies elsewhere."""
+    if folder not in map(os.path.abspath, sys.path):
+        sys.path.append(folder)
+
+
+def _read(job: Job | str | Path, overrides: Mapping[str, Any]) -> Job:
+    """The job with its overrides. What it names can be imported from then on. Raises JobError."""
+    refuse_while_importing("a run")
+    if isinstance(job, Job):
+        _look_in(os.getcwd())
+    elif (folder := str(Path(job).resolve().parent)) not in sys.path:
+        sys.path.insert(1, folder)
+    read = with_values(job if isinstance(job, Job) else load_job(job), with_paths(overrides, "overrides, ") or {})
+    _imported.refuse_edited(read.code)
+    return read
+
+
+def _try_out(job: Job) -> None:
+    try_out(job)
+    _imported.refuse_edited(job.code)  # what it has imported is seen

@@ -10,6 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.evaluations import NEVER, Best, Evaluations
+from culm.pipeline.job_data import as_data
 from culm.pipeline.job_sections import (
     CheckpointSection,
     DataSection,
@@ -50,6 +51,15 @@ class Job(Section):
             what = f"evaluate.every is {self.evaluate.every}, and only every {self.checkpoint.every} steps are saved"
             raise ValueError(f"{what}: set evaluate.every to a multiple of checkpoint.every")
         return self
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """What it names of the user's code, as "module:callable"."""
+        named = [self.model.layers, self.data.dataset, self.data.collate, self.train.loss, self.train.optimizer]
+        named += [self.train.groups, self.train.schedule, *self.train.metrics.values()]
+        if self.evaluate is not None:
+            named += [self.evaluate.dataset, *self.evaluate.metrics.values()]
+        return tuple(name for name in named if name is not None)
 
     @property
     def best(self) -> Best:
@@ -110,6 +120,11 @@ def parse_job(text: str, where: str = "job file") -> Job:
     return _validated(_parsed(text, where), where)
 
 
+def job_of(sections: Mapping[str, Any], where: str) -> Job:
+    """A job from its sections, each a mapping of its keys; raises JobError as ``load_job`` does."""
+    return _validated(as_data(sections, where), where)
+
+
 def with_values(job: Job, values: Mapping[str, Any]) -> Job:
     """The job with these keys changed: ``{"section.key": value}``. Raises JobError."""
     content = job.model_dump(exclude_none=True)
@@ -118,7 +133,7 @@ def with_values(job: Job, values: Mapping[str, Any]) -> Job:
         if not dot or not isinstance(content.setdefault(section, {}), dict):
             raise JobError(f"{name!r} names no key", "overrides", "write section.key, such as job.steps")
         content[section][key] = value
-    return _validated(content, "overrides")
+    return job_of(content, "overrides")
 
 
 def job_to_toml(job: Job) -> str:
@@ -173,7 +188,7 @@ def _explained(error: Any, location: list[str]) -> tuple[str, str]:
     if kind == "extra_forbidden":
         return f"unknown key {shortened(location[-1], 80)!r}", closest(location[-1], _fields(location[:-1]))
     if kind == "missing":
-        return "it is missing", "add it to the job file"
+        return "it is missing", "add it to the job"
     if kind == "string_pattern_mismatch":
         return f"{given} does not name a callable", 'write "module:callable", the module as in an import'
     if kind == "literal_error":

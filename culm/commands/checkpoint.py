@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from culm.pipeline.checkpoints import evaluation_file
 from culm.pipeline.checkpoints.manifest import CheckpointCorrupt, Found, completed_at, find_checkpoints, problems
@@ -43,7 +44,13 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="FOLDER",
         help="the folder to write for transformers' from_pretrained, of a job whose layers are culm.models.hf:layers",
     )
-    export.add_argument("--average", action="store_true", help="the moving averages of train.average")
+    what = export.add_mutually_exclusive_group()
+    what.add_argument("--average", action="store_true", help="the moving averages of train.average")
+    what.add_argument(
+        "--optimizer",
+        action="store_true",
+        help="with --out: the optimizer's state beside the weights, for torch.load; imports the job's code",
+    )
     export.set_defaults(command=partial(_reached, _export))
     for action in (ls, verify, export):
         action.add_argument("url", type=flags.url, metavar="URL", help="where the job's [checkpoint] url points")
@@ -55,15 +62,19 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _chosen(arguments: argparse.Namespace) -> Found:
+    return chosen(arguments.url, arguments.step, arguments.best)
+
+
+def chosen(url: str, step: int | None, best: bool = False) -> Found:
     """The checkpoint that is meant. Raises JobError when there is none."""
-    found = find_checkpoints(arguments.url)
-    if arguments.best:
-        return _best(found, arguments.url)
-    wanted = [f for f in found if arguments.step is None or f.step == arguments.step]
+    found = find_checkpoints(url)
+    if best:
+        return _best(found, url)
+    wanted = [f for f in found if step is None or f.step == step]
     if not wanted:
         there = ", ".join(str(f.step) for f in found) or "none"
-        what = "no checkpoint" if arguments.step is None else f"no checkpoint of step {arguments.step}"
-        raise JobError(f"there is {what}", arguments.url, f"choose one of the steps that are there: {there}")
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        raise JobError(f"there is {what}", url, f"choose one of the steps that are there: {there}")
     whole = [f for f in wanted if f.manifest is not None]
     return (whole or wanted)[0]
 
@@ -148,9 +159,13 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     from culm.pipeline.checkpoints.layer_file import export
 
+    if arguments.optimizer and arguments.out is None:
+        raise JobError("a Hugging Face folder holds no optimizer", "--optimizer", "export one file with --out")
     chosen = _chosen(arguments)
     try:
-        if arguments.hf is not None:
+        if arguments.optimizer:
+            _export_state(chosen, arguments.out)
+        elif arguments.hf is not None:
             _export_folder(chosen, arguments.hf, arguments.average)
         else:
             export(chosen.url, arguments.out, arguments.average)
@@ -160,6 +175,30 @@ def _export(arguments: argparse.Namespace) -> int:
     out = arguments.hf or arguments.out
     print(json.dumps({"step": chosen.step, "out": out}) if arguments.json else f"{out}: step {chosen.step}")
     return 0
+
+
+def _export_state(chosen: Found, out: str) -> None:
+    """Raises CheckpointCorrupt, and JobError for what plain PyTorch would not go on with, or cannot read."""
+    import pickle
+
+    import torch
+
+    from culm.pipeline.private import write_whole
+    from culm.stage_server.compute.plain_state import plain_state
+
+    state = plain_state(chosen.url)
+
+    def write(part: Path) -> None:
+        torch.save(state, part)
+        torch.load(part, weights_only=True, mmap=True)
+
+    try:
+        write_whole(out, write)
+    except pickle.UnpicklingError as error:
+        what = f"the scheduler's state is more than numbers and texts ({' '.join(str(error).split())[:80]})"
+        raise JobError(what, "train.schedule", "export the weights alone, without --optimizer") from error
+    except OSError as error:
+        raise JobError(f"the export cannot be written ({error})", out, "choose another file") from error
 
 
 def _export_folder(chosen: Found, folder: str, average: bool) -> None:

@@ -50,7 +50,7 @@ class LocalCluster:
     def __init__(
         self,
         job: Job,
-        job_folder: Path,
+        job_folder: Path | None,
         nodes: int,
         kills: Iterable[Kill] = (),
         address: str = "",
@@ -62,7 +62,10 @@ class LocalCluster:
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         waits_for: int | None = None,
     ) -> None:
-        """``nodes``: how many are started here. ``waits_for``: how many training waits for, these by default."""
+        """``job_folder``: where nodes look for modules, after the current folder; None: where this process does.
+
+        ``nodes``: how many are started here. ``waits_for``: how many training waits for, these by default.
+        """
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
         self.address = address  # several, separated by commas: the first that is free; empty: any free port
@@ -246,9 +249,9 @@ class LocalCluster:
         self._children[name] = child
         return child
 
-    def _make_environment(self, job_folder: Path, patience: float | None) -> dict[str, str]:
+    def _make_environment(self, job_folder: Path | None, patience: float | None) -> dict[str, str]:
         threads = str(self.job.job.threads)
-        path = [os.getcwd(), str(job_folder.resolve()), os.environ.get("PYTHONPATH", "")]
+        path = [os.getcwd(), str(job_folder.resolve())] if job_folder is not None else map(os.path.abspath, sys.path)
         return {
             # Made-up machines at made-up prices, so that costs have something to show.
             "CULM_PROVIDER": "example",
@@ -265,7 +268,8 @@ class LocalCluster:
             "CULM_ADVERTISE": "",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
-            "PYTHONPATH": os.pathsep.join(p for p in path if p),
+            "PYTHONPATH": os.pathsep.join(p for p in (*path, os.environ.get("PYTHONPATH", "")) if p),
+            "PYTHONSAFEPATH": "" if job_folder is not None else "1",  # whether the current folder comes before these
             "PYTHONUNBUFFERED": "1",
         }
 

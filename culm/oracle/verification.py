@@ -121,7 +121,7 @@ def _compare_layers(name: str, step: int, plain: list[LayerState], run: list[Lay
 
 def train_on_cluster(
     job: Job,
-    folder: Path,
+    folder: Path | None,
     nodes: int,
     kills: list[Kill],
     title: str,
@@ -129,7 +129,9 @@ def train_on_cluster(
     killer: Killer | None = None,
     shows: bool = True,
 ) -> Outcome:
-    """One run on a local cluster. It writes no checkpoints. ``folder``: of the job; ``shows``: its progress, on stderr.
+    """One run on a local cluster. It writes no checkpoints.
+
+    ``folder``: the job's, as LocalCluster takes it; ``shows``: its progress, on stderr.
 
     Those at the job's own URL are of runs that count. A trial would write over them, and delete the older ones. Without
     them a run that loses all copies of a stage begins again at step 0, to the same bits.

@@ -3,7 +3,9 @@
 import importlib
 import pkgutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from culm.pipeline.errors import JobError
@@ -11,6 +13,24 @@ from culm.pipeline.text import closest
 
 # What user code may raise. SystemExit too: it would end the process without a word, and with exit code 0.
 RAISED = (Exception, SystemExit)
+
+_importing: ContextVar[str] = ContextVar("importing", default="")  # the module of the user's that is being imported
+
+
+def refuse_while_importing(what: str) -> None:
+    """Raises JobError where a module that a job names does this as it is imported: each node would do it again."""
+    if name := _importing.get():
+        mend = "put it under if __name__ == '__main__'"
+        raise JobError(f"{what} is called while module {name!r} is imported", "at its top level", mend)
+
+
+@contextmanager
+def _marked(name: str) -> Iterator[None]:
+    mark = _importing.set(name)
+    try:
+        yield
+    finally:
+        _importing.reset(mark)
 
 
 def load_callable(path: str, where: str) -> Callable[..., Any]:
@@ -33,7 +53,8 @@ def load_callable(path: str, where: str) -> Callable[..., Any]:
 
 def _imported(name: str, where: str) -> Any:
     try:
-        return importlib.import_module(name)
+        with _marked(name):
+            return importlib.import_module(name)
     except ModuleNotFoundError as error:
         mend = "install it, or run from the folder that holds it"
         if error.name is not None and (name + ".").startswith(error.name + "."):

@@ -255,13 +255,17 @@ class ModelSource:
             self._groups = groups_of(layers, self._grouping, self.firsts)
         return self._groups
 
+    def group_number(self, layer: int, name: str) -> int:
+        """Of a parameter that is trained, through the model. Raises JobError."""
+        return self.groups().number(layer, name) if self._grouping is not None else 0
+
     def grouped(self, named: Iterable[tuple[int, str, torch.Tensor]]) -> list[torch.Tensor] | list[dict[str, Any]]:
         """Parameters to train, each with its layer and its name there, as an optimizer takes them: by group."""
         if self._grouping is None:
             return [parameter for _, _, parameter in named]
         found: dict[int, list[torch.Tensor]] = {}
         for layer, name, parameter in named:
-            found.setdefault(self.groups().number(layer, name), []).append(parameter)
+            found.setdefault(self.group_number(layer, name), []).append(parameter)
         return [{"params": found[number], **self.groups().options[number]} for number in sorted(found)]
 
     def optimizer_of(
@@ -307,6 +311,10 @@ class ModelSource:
     def optimizer(self, parameters: Iterable[torch.Tensor | dict[str, Any]]) -> torch.optim.Optimizer:
         """The job's optimizer over these parameters, or groups of them."""
         return optimizers.together(list(parameters), self._one)
+
+    def separate(self, parameters: Iterable[torch.Tensor | dict[str, Any]]) -> dict[str, torch.optim.Optimizer]:
+        """The optimizers of these, or of groups of them, each on its own, by name; the job's own as OWN."""
+        return optimizers.apart(list(parameters), self._one)
 
     def _one(self, name: str, parameters: list[torch.Tensor | dict[str, Any]]) -> torch.optim.Optimizer:
         """The optimizer of this name over them; the job's own with the arguments of the job."""

@@ -36,16 +36,24 @@ def optimizer_of(group: torch.Tensor | dict[str, Any]) -> str:
     return str(group.get(OPTIMIZER, OWN)) if isinstance(group, dict) else OWN
 
 
+def apart(
+    groups: Sequence[torch.Tensor | dict[str, Any]],
+    make: Callable[[str, list[torch.Tensor | dict[str, Any]]], torch.optim.Optimizer],
+) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers of these parameters or groups, by name. ``make``: of a name, over some of them."""
+    names = list(dict.fromkeys(map(optimizer_of, groups))) or [OWN]
+    return {name: make(name, _without_name([g for g in groups if optimizer_of(g) == name])) for name in names}
+
+
 def together(
     groups: Sequence[torch.Tensor | dict[str, Any]],
     make: Callable[[str, list[torch.Tensor | dict[str, Any]]], torch.optim.Optimizer],
 ) -> torch.optim.Optimizer:
-    """One optimizer over these parameters or groups. ``make``: of a name, over some of them."""
-    names = list(dict.fromkeys(map(optimizer_of, groups))) or [OWN]
-    if len(names) == 1:
-        return make(names[0], _without_name(groups))
-    parts = [make(name, _without_name([group for group in groups if optimizer_of(group) == name])) for name in names]
-    return Several(parts, [names.index(optimizer_of(group)) for group in groups])
+    """One optimizer over these parameters or groups, made as those of ``apart``."""
+    parts = apart(groups, make)
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return Several([*parts.values()], [[*parts].index(optimizer_of(group)) for group in groups])
 
 
 def _without_name(groups: Sequence[torch.Tensor | dict[str, Any]]) -> list[torch.Tensor | dict[str, Any]]:

@@ -4,12 +4,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import culm
+from culm.examples.digits_mlp import layers
 from culm.oracle.plain_loop import run_plain
+from culm.pipeline.checkpoints.digest import weights_sha256
 
 ROOT = Path(culm.__file__).resolve().parents[1]
 JOB = ROOT / "examples" / "digits_mlp.toml"
@@ -24,7 +27,8 @@ print("the script begins")
 torch.manual_seed(3)
 torch.set_num_threads(2)
 seen = []
-outcome = culm.run(sys.argv[1], spares=1, overrides={"job.steps": 12}, on_step=lambda *told: seen.append(told))
+overrides = {"job.steps": 12, "checkpoint.url": "checkpoints", "checkpoint.every": 6}
+outcome = culm.run(sys.argv[1], spares=1, overrides=overrides, on_step=lambda *told: seen.append(told))
 drawn = torch.rand(1).item(), torch.get_num_threads()
 model = torch.nn.Sequential(*[layer() if not isinstance(layer, torch.nn.Module) else layer for layer in layers(64, 3)])
 model.load_state_dict(outcome.weights)
@@ -32,14 +36,27 @@ print(json.dumps({"drawn": drawn, "sha256": outcome.sha256, "seen": seen, "losse
 """
 
 
-def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+def output_of(script: str, folder: Path, *words: str) -> list[str]:
+    """Of a script in that folder, run from another one, which has a module of the same name as the script's."""
+    (folder / "train.py").write_text(script)
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "model.py").write_text("raise SystemError('nodes look where the script does')")
     ran = subprocess.run(
-        [sys.executable, str(script), str(JOB)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, str(folder / "train.py"), *words],
+        cwd=folder / "elsewhere",
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
-    begun, told = ran.stdout.splitlines()
+    return ran.stdout.splitlines()
+
+
+def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = JOB.read_text().replace("culm.examples.digits_mlp:layers", "model:layers")
+    (tmp_path / "job.toml").write_text(named)
+    (tmp_path / "model.py").write_text("from culm.examples.digits_mlp import layers\n")
+    begun, told = output_of(SCRIPT, tmp_path, str(tmp_path / "job.toml"))
     assert begun == "the script begins", "no node runs the script"
     of_script = json.loads(told)
     torch.manual_seed(3)
@@ -48,6 +65,60 @@ def test_a_script_gets_the_plain_loops_losses_and_weights(tmp_path: Path) -> Non
     assert of_script["sha256"] == plain.sha256
     assert of_script["losses"] == plain.losses
     assert of_script["seen"] == [[step, loss] for step, loss in enumerate(plain.losses)]
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert from_the_middle(tmp_path / "elsewhere" / "checkpoints") == plain.sha256
+
+
+def from_the_middle(checkpoints: Path) -> str:
+    """The sha256 of the weights where a plain loop goes on from the checkpoint of step 6."""
+    state = culm.plain_state(str(checkpoints), step=6)
+    model = layers(64, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    for microbatches in culm.microbatches(JOB, first_step=6, overrides={"job.steps": 12}):
+        for x, target in microbatches:
+            loss: Any = torch.nn.functional.cross_entropy(model(x), target)
+            (loss / len(microbatches)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return weights_sha256((i, layer.state_dict()) for i, layer in enumerate(model))
+
+
+PROGRAM = """
+import sys
+import torch
+import torch.nn.functional as F
+import culm
+from culm.examples.digits_mlp import dataset
+from model import layers as inner
+
+print("imported")
+
+def layers(width):
+    return inner(width, 2)
+
+if __name__ == "__main__":
+    job = culm.make_job(
+        job={"steps": 6},
+        model={"layers": layers, "args": {"width": 32}},
+        data={"dataset": dataset, "microbatch": 16},
+        train={"loss": F.cross_entropy, "optimizer": torch.optim.AdamW, "optimizer_args": {"betas": (0.9, 0.95)}},
+        pipeline={"stages": 2, "microbatches": 4},
+    )
+    culm.save_job(job, sys.argv[1])
+    print(culm.run(job).sha256)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_trains_what_it_defines_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.py").write_text("from culm.examples.digits_mlp import layers\n")
+    told = output_of(PROGRAM, tmp_path, str(tmp_path / "job.toml"))
+    assert told[:2] == ["imported"] * 2, "as a program, and as the nodes import it"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert told[2:] == [run_plain(culm.load_job(tmp_path / "job.toml")).sha256]
 
 
 @pytest.mark.slow
