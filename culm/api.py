@@ -199,10 +199,10 @@ def microbatches(
     loaded = _read(job, overrides)
     if first_step < 0:
         raise JobError(f"there is no step {first_step}", "first_step", "count steps from 0")
-    from culm.pipeline.user_code.data import Microbatches, dataset_of
+    from culm.pipeline.user_code.data import dataset_of, microbatches_of
 
     with _undisturbed():
-        data = Microbatches(loaded, dataset_of(loaded))
+        data = microbatches_of(loaded, "data", dataset_of(loaded))
     places = [(p, m) for p in range(loaded.pipeline.pipelines) for m in range(loaded.pipeline.microbatches)]
 
     def of_step(step: int) -> list[tuple[Any, Any]]:
