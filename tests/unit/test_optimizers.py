@@ -30,7 +30,8 @@ def matrices(count: int) -> list[Any]:
 
 
 def job_of(optimizer: str) -> Job:
-    job = make_job(3, 3, (f"torch.optim:{optimizer}", ARGUMENTS.get(optimizer, "lr = 1e-2")), True, count=5)
+    name = optimizer if ":" in optimizer else f"torch.optim:{optimizer}"
+    job = make_job(3, 3, (name, ARGUMENTS.get(optimizer, "lr = 1e-2")), True, count=5)
     schedule = {"schedule": "torch.optim.lr_scheduler:CosineAnnealingLR", "schedule_args": {"T_max": STEPS}}
     changed = {"job": job.job.model_copy(update={"steps": STEPS}), "train": job.train.model_copy(update=schedule)}
     if optimizer == "Muon":
@@ -38,7 +39,7 @@ def job_of(optimizer: str) -> Job:
     return job.model_copy(update=changed)
 
 
-@pytest.mark.parametrize("optimizer", [name for name in KNOWN if name not in OTHERS])
+@pytest.mark.parametrize("optimizer", [*(name for name in KNOWN if name not in OTHERS), "lion_pytorch:Lion"])
 def test_over_layers_apart_and_in_a_copy_it_gives_the_plain_loops_bits(optimizer: str) -> None:
     job = job_of(optimizer)
     check_job(job)
