@@ -15,8 +15,9 @@ from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
 from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
-from culm.simulator.histories.arithmetic import Number, plain_loop
+from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.invariants import check_node
+from culm.simulator.histories.plain_loop import plain_loop
 from culm.simulator.histories.random_faults import Counts, Faults, Kill
 from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode

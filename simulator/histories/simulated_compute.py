@@ -7,7 +7,8 @@ from typing import NamedTuple
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
-from culm.simulator.histories.arithmetic import Arithmetic, Number, added
+from culm.simulator.histories.arithmetic import Number, added
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
 
 # As ``culm.stage_server.compute`` is for a real node. The worker may order work on a stage that a plan has taken away

@@ -8,7 +8,8 @@ from culm.coordinator import reports
 from culm.pipeline.commit import Commit
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan, PlanOrder
-from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.simulated_attendance import SimulatedAttendance
 from culm.simulator.histories.simulated_compute import SimulatedCompute
 from culm.simulator.histories.simulated_streams import SimulatedStreams

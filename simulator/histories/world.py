@@ -16,7 +16,9 @@ from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.ties import Ties
-from culm.simulator.histories.arithmetic import Arithmetic, Number, Oracle
+from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.node_arithmetic import Arithmetic
+from culm.simulator.histories.plain_loop import Oracle
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.watching.durations import Durations

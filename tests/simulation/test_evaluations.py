@@ -7,7 +7,7 @@ import pytest
 
 from culm.coordinator import state as co
 from culm.pipeline.instruction import Duty, Instruction
-from culm.simulator.histories.arithmetic import Arithmetic
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.random_faults import Kill
 from culm.simulator.histories.simulated_cluster import Cluster
 from culm.stage_server.worker import heir, reduction
