@@ -7,8 +7,10 @@ reordered or mixed between versions gives another number.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from culm.pipeline.clip import SKIPPED
+from culm.pipeline.tally import TallyForm
 
 # The oracle is ``plain_loop``: these functions, in the order of a loop without nodes. A node calls them in
 # ``node_arithmetic``. A cluster that computes each unit of work once, on the right version, in the right order, gets
@@ -112,3 +114,9 @@ def apply(state: int, gradient: Sequence[Number], scale: float) -> int:
 
 def loss_of(output: int) -> float:
     return float(output % 1_000_003)
+
+
+def trained(output: int, form: TallyForm) -> tuple[float, ...]:
+    """What a microbatch tells: its loss, then sum and count of each metric. These sums round, so their order shows."""
+    of_metrics = ((float(output % (999_983 + i)) / 7.0, float(1 + output % (3 + i))) for i in range(len(form.measured)))
+    return (loss_of(output), *chain.from_iterable(of_metrics))

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from culm.pipeline import tree
 from culm.pipeline.instruction import Duty
+from culm.pipeline.tally import LOSS_ALONE, TallyForm
 from culm.pipeline.ties import Addend, Ties
 from culm.pipeline.tree import Block
 from culm.simulator.histories import evaluating
@@ -19,10 +21,10 @@ from culm.simulator.histories.arithmetic import (
     changed,
     forward,
     initial,
-    loss_of,
     part_of,
     sample,
     squared_norm,
+    trained,
     used,
 )
 
@@ -32,8 +34,16 @@ from culm.simulator.histories.arithmetic import (
 class Arithmetic:
     """What ``culm.stage_server.compute.compute`` is to torch: the state of one simulated node."""
 
-    def __init__(self, pipelines: int, has_buffers: bool = False, uneven: int = 0, ties: Ties = ()) -> None:
-        """``pipelines``, ``ties``: of the job; ``uneven``: how this node's hardware differs from others."""
+    def __init__(
+        self,
+        pipelines: int,
+        has_buffers: bool = False,
+        uneven: int = 0,
+        ties: Ties = (),
+        form: TallyForm = LOSS_ALONE,
+    ) -> None:
+        """``pipelines``, ``ties``, ``form``: of the job; ``uneven``: how this node's hardware differs from others."""
+        self._form = form
         self._shared = {(tie.first, place) for tie in ties for place in tie.places}
         self._pipelines = pipelines
         self.has_buffers = has_buffers
@@ -54,7 +64,7 @@ class Arithmetic:
         self._addends: dict[int, Sequence[Addend]] = {}  # of each layer held
         # By block of pipelines and layer: what was merged, by addend.
         self._blocks: dict[tuple[Block, int], tuple[Number, ...]] = {}
-        self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
+        self._trained: dict[tuple[int, int], tuple[float, ...]] = {}  # by pipeline and microbatch: what each has told
         self._evaluated: dict[tuple[Duty, int], tuple[float, float]] = {}  # of the step, by microbatch
 
     def arrange(
@@ -120,7 +130,7 @@ class Arithmetic:
         self._inputs[duty, microbatch] = inputs
         self._outputs[duty, microbatch] = x
         if last:
-            self._losses[duty.pipeline, microbatch] = loss_of(x)
+            self._trained[duty.pipeline, microbatch] = trained(x, self._form)
         return x
 
     def evaluate(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
@@ -168,14 +178,19 @@ class Arithmetic:
     def accumulated(self, duty: Duty, losses: int) -> Number:
         """What the duty's gradients have come to, with so many losses. Not of layers with buffers: those are ahead."""
         totals = tuple(self._totals.get((duty.pipeline, layer), 0) for layer in self.ranges[duty])
-        return Number(0, tallies=tuple(self._losses[duty.pipeline, m] for m in range(losses)), totals=totals)
+        return Number(0, tallies=self._told(duty, losses), totals=totals)
 
     def resume(self, duty: Duty, step: int, accumulated: Number) -> None:
         self._begin(duty, step)
         for layer, total in zip(self.ranges[duty], accumulated.totals, strict=True):
             self._totals[duty.pipeline, layer] = total
-        for m, loss in enumerate(accumulated.tallies):
-            self._losses[duty.pipeline, m] = loss
+        size, told = self._form.trained, accumulated.tallies
+        for m in range(len(told) // size):
+            self._trained[duty.pipeline, m] = told[m * size : (m + 1) * size]
+
+    def _told(self, duty: Duty, microbatches: int) -> tuple[float, ...]:
+        """What so many microbatches have told."""
+        return tuple(chain.from_iterable(self._trained[duty.pipeline, m] for m in range(microbatches)))
 
     def merge(
         self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int, evaluated: int = 0
@@ -189,14 +204,14 @@ class Arithmetic:
         missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
         pieces |= {tree.one(p): self._taken(p, layer, bool(microbatches)) for p in missing}
         rides = last and layer == self.ranges[duties[0]].stop - 1
-        losses: list[float] = []
+        told: list[float] = []
         for duty in duties if rides else ():
-            losses += [self._losses[duty.pipeline, m] for m in range(microbatches)]
-            losses += [number for m in range(evaluated) for number in self._evaluated[duty, m]]
+            told += self._told(duty, microbatches)
+            told += [number for m in range(evaluated) for number in self._evaluated[duty, m]]
         numbers = self._addends[layer]
         first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
         self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
-        self._blocks[block, layer] = values = (replace(first, tallies=tuple(losses)), *others)
+        self._blocks[block, layer] = values = (replace(first, tallies=tuple(told)), *others)
         return tuple(zip(numbers, values, strict=True))
 
     def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:

@@ -64,7 +64,7 @@ class SimulatedNode:
         self.deaf = False  # obeys nobody any more
         self.attendance = SimulatedAttendance(world, self)
         self.streams = SimulatedStreams(world, self)
-        self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties)
+        self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties, world.form)
         self._compute = SimulatedCompute(world.layers, world.pipelines, worker.at.forwards_in, self.arithmetic)
         self.executed = self._compute.executed
         self.durations = Durations()

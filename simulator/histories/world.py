@@ -15,6 +15,7 @@ from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.tally import TallyForm
 from culm.pipeline.ties import Ties
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.node_arithmetic import Arithmetic
@@ -154,6 +155,7 @@ class World(Protocol):
     pipelines: int
     microbatches: int
     has_buffers: bool
+    form: TallyForm
     ties: Ties
     steps: int  # that are trained
     end: int  # of the run, its closing step among them

@@ -26,7 +26,7 @@ def test_every_evaluation_is_the_plain_loops(fifty: int) -> None:
     for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
         cluster = history(seed).run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
-        evaluated = {step for (_, step), (_, found) in cluster.losses.items() if found}
+        evaluated = {step for (_, step), (*_, found) in cluster.losses.items() if found}
         assert cluster.steps in evaluated, "the final weights are evaluated too"
 
 
@@ -57,6 +57,7 @@ def killed(seed: int) -> Cluster:
         has_buffers=draw.random() < 0.4,
         splits=draw.random() < 0.3,
         reducers=draw.choice([0, 1]),
+        metrics=draw.choice([0, 1]),
     )
 
 
