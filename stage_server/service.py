@@ -195,6 +195,7 @@ class StageServer:
             except Exception as error:  # the user's code: the process ends, and another node takes over
                 doing = node.doing() or "computing"
                 log.exception("%s raised: this node ends", doing)
+                node.finish_checkpoint()  # before anybody hears of it: that may be the end of the run
                 self._fail(node.failed_work(), f"{doing} raised {reason_of(error)}", 1, reason_of(error))
 
     def _take_part(self, welcome: pb.Welcome) -> Node:
