@@ -11,6 +11,9 @@
 # later is sent away, and a coordinator that starts again neither waits for nodes nor trains again. One that takes over
 # before that counts the seconds from its own start: no clock outlives a coordinator.
 #
+# A run that fails in its closing step is trained: what raises there is an evaluation. Nothing is decided any more, but
+# each node goes on writing its share of the last checkpoint, one that has failed before it ends. The manifest follows.
+#
 # A coordinator that is told to stop decides nothing here: its nodes wait for the next one.
 #
 # Where every node is to go at once, as when a whole cluster is stopped, nobody is left to hand over to. They are let go
@@ -26,6 +29,7 @@ from culm.coordinator.reports import Fetched
 from culm.coordinator.rolling_back import roll_back
 from culm.coordinator.state import Phase, State, Stopping
 from culm.pipeline.money import kinds
+from culm.pipeline.text import shown_url
 
 # How long nodes stay after a checkpoint of the last step is whole: whoever follows the run fetches them sooner from
 # memory than from the storage.
@@ -105,7 +109,9 @@ def seconds_left(state: State, now: float) -> float:
 
 
 def in_words(state: State, now: float, dollars_per_hour: float) -> str:
-    """What is to be known of a run that is done, as status shows it."""
+    """What is to be known of a run that is done, or that failed when it was trained, as status shows it."""
+    if state.phase is Phase.FAILED and state.committed >= state.settings.steps:
+        return f"{state.detail}; {_of_the_trained(state)}"
     left = seconds_left(state, now)
     if state.phase is not Phase.DONE or not left:
         return state.detail
@@ -118,6 +124,15 @@ def in_words(state: State, now: float, dollars_per_hour: float) -> str:
         f"{done}; the weights are on the nodes alone, which stay for {minutes} more{costs}: "
         "fetch them with culm weights --out FILE"
     )
+
+
+def _of_the_trained(state: State) -> str:
+    """Where the final weights are, of a run that failed in its closing step. The nodes go on writing them."""
+    url = shown_url(state.settings.checkpoint_url)
+    if not url:
+        return "every step is trained, but no checkpoint holds the final weights: give the job a [checkpoint] section"
+    gives = f"culm checkpoint export {url} --out FILE gives the final weights"
+    return f"every step is trained: {gives}{'' if is_saved(state) else ' once the last checkpoint is whole'}"
 
 
 def _left_of(state: State) -> str:

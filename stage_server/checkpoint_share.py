@@ -21,6 +21,7 @@ from culm.stage_server.worker.worker import Worker
 log = logging.getLogger("culm.checkpoint")
 
 PATIENCE = 10.0  # seconds that an orderly end waits for a checkpoint being written
+LAST_PATIENCE = 60.0  # and that a failing node waits for the last one: no other will hold its layers' final weights
 
 
 class Owner(Protocol):
@@ -74,6 +75,11 @@ class Checkpoints:
             self.checkpoint_bad(plan.era, plan.origin, f"layer {work.layer} does not fit: {why}")
         else:  # another holder is asked first, and the checkpoint goes on being read where the layer is wanted from it
             worker.fetch_failed(plan.era, work.source, [work.layer])
+
+    def finish(self) -> None:
+        """Waits until the last share is written. Nothing is written after that."""
+        if self._checkpointer is not None:
+            self._checkpointer.close(LAST_PATIENCE)
 
     def close(self) -> None:
         self._restorer.close()

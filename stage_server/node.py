@@ -222,6 +222,11 @@ class Node:
         work, plan = self._activity.present, self._worker.plan
         return work_of(work, plan, self._compute.building) if work is not None and plan is not None else None
 
+    def finish_checkpoint(self) -> None:
+        """Where every step is trained: waits until this node's share of the last checkpoint is written."""
+        if self._worker.version >= self._worker.at.steps:
+            self._exchange.checkpoints.finish()
+
     # ---- what the coordinator orders (culm.stage_server.streams.orders.Listener) -------------------------------------
 
     def attached(self, announce: Callable[[list[pb.AttendRequest]], None], available: pb.Available) -> None:

@@ -193,9 +193,10 @@ class StageServer:
                 log.warning("this process ends or joins anew: %s", error)
                 self._end(0, anew=True)
             except Exception as error:  # the user's code: the process ends, and another node takes over
-                doing = node.doing() or "computing"
+                doing, why = node.doing() or "computing", reason_of(error)
                 log.exception("%s raised: this node ends", doing)
-                self._fail(node.failed_work(), f"{doing} raised {reason_of(error)}", 1, reason_of(error))
+                node.finish_checkpoint()  # before anybody hears of it: that may be the end of the run
+                self._fail(node.failed_work(), f"{doing} raised {why}", 1, why)
 
     def _take_part(self, welcome: pb.Welcome) -> Node:
         """Builds what the job needs, and tells the coordinator that this node can be given work."""
@@ -205,9 +206,8 @@ class StageServer:
         source = ModelSource(job)
         every = job.checkpoint.every if job.checkpoint is not None else 0
         eager = job.resilience.redundancy == "eager"
-        ship_every = job.resilience.ship_every
         worker: Worker[Value] = Worker(
-            self._name, self._incarnation, job.schedule, job.job.steps, every, eager, ship_every
+            self._name, self._incarnation, job.schedule, job.job.steps, every, eager, job.resilience.ship_every
         )
         compute = Compute(job, source, device)
         compute.warm_up()

@@ -8,17 +8,24 @@
 #
 # A fault of an earlier checkpoint does not count: the storage may be well again, and nobody says so before one is
 # whole.
+#
+# A run that failed when every step was trained has nothing else left of it. It is waited for as well, but no longer
+# than STILL_SECONDS after another layer was written: a node that would write the next one may be gone.
 
 from culm.pipeline.job import Job
 from culm.protos import coordinator_pb2 as pb
 
 FAULTY_SECONDS = 15.0
+STILL_SECONDS = 60.0
 # For so long before the nodes are let go the launcher needs them: it fetches the weights from them.
 FETCH_SECONDS = 10.0
 
 
 class LastCheckpoint:
-    """Of one run. ``status`` is always of a run that is done; ``now`` in seconds, of a clock that never goes back."""
+    """Of one run. ``now`` in seconds, of a clock that never goes back.
+
+    ``status`` is always of a run that is done, or that failed when every step was trained.
+    """
 
     def __init__(self, job: Job) -> None:
         self._is_wanted = job.checkpoint is not None
@@ -43,6 +50,8 @@ class LastCheckpoint:
         fault = self._fault(status)
         if fault and now - self._changed_at > FAULTY_SECONDS:
             return fault
+        if status.phase == "failed":
+            return self._written(status) if now - self._changed_at > STILL_SECONDS else ""
         # 0 is also said by a coordinator that has just taken over, and keeps the nodes as long once more.
         if not status.plan.stages or 0 < status.kept_seconds <= min(FETCH_SECONDS, self._keep / 2):
             why = f"[job] keep_after_done lets the nodes go {self._keep:g} s after the last step"

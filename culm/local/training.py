@@ -61,16 +61,23 @@ def train(cluster: LocalCluster, watch: Watcher, disturb: Disturber | None = Non
                         failed = RunFailed(entry.text, entry.event.code)
             if begun is not None:
                 outcome.seconds = (ended or time.time()) - begun
+            is_trained = status.step == status.steps and status.phase in ("done", "failed")
+            if is_trained:
+                last.look(status, time.monotonic())
             if status.phase == "done":
                 # In place of how long the nodes stay, and how to fetch from them: this command fetches, and ends them.
-                last.look(status, time.monotonic())
                 outcome.stopped_early = status.stopped_early
                 status.detail = f"{status.stopped_early or DONE}{last.in_words(status)}"
             watch(status, events, outcome)
             if disturb is not None:
                 disturb(stub, status, cluster.deaths)
-            if status.phase == "failed":
+            if status.phase == "failed" and not is_trained:
                 raise failed or RunFailed(status.detail, 2)
+            if status.phase == "failed" and (
+                last.is_whole(status) or last.given_up(status, time.monotonic()) or not cluster.has_nodes
+            ):
+                # The status says where the final weights are, which was not known when it failed.
+                raise RunFailed(status.detail, failed.code if failed is not None else 1)
             if cluster.names and not cluster.has_nodes and status.phase != "done":
                 raise RunFailed(f"every node has ended; see their logs in {cluster.folder}")
             if status.phase == "done" and status.step == status.steps:

@@ -5,17 +5,16 @@ reordered or mixed between versions gives another number.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
 
-from culm.pipeline import tree
 from culm.pipeline.clip import SKIPPED
-from culm.pipeline.instruction import Duty
-from culm.pipeline.ties import Addend, Ties
-from culm.pipeline.tree import Block
+from culm.pipeline.tally import TallyForm
 
-# The oracle (``oracle.plain_loop``) is the same functions, in the order of a loop without nodes. A cluster that does
-# each unit of work once, on the right version, in the right order, gets the same integers; any other one does not:
+# The oracle is ``plain_loop``: these functions, in the order of a loop without nodes. A node calls them in
+# ``node_arithmetic``. A cluster that computes each unit of work once, on the right version, in the right order, gets
+# the same integers; any other one does not:
 #
 #     lost, or done twice      ``accumulate`` multiplies the total before it adds: every unit shifts all before it
 #     in another order         the same: it is not commutative, and neither is ``add``, by which pipelines are summed
@@ -30,7 +29,6 @@ from culm.pipeline.tree import Block
 # With ``uneven`` hardware a node mixes its own number into all that it computes, as if it rounded otherwise. Then there
 # is no oracle, but all holders of a layer have to agree (rules 4 and 20).
 #
-# Which inputs a backward needs is simulated: a forward keeps them, as autograd does, until the backward takes them.
 # A state is one integer: the weight in its high bits, the buffer in the low ones.
 
 BITS = 61
@@ -52,11 +50,6 @@ def sample(step: int, pipeline: int, microbatch: int) -> int:
     return (step * 1_000_003 + pipeline * 611_953 + microbatch * 7919 + 17) % PRIME
 
 
-def evaluated_sample(pipeline: int, microbatch: int) -> int:
-    """Of an evaluation: the same one each time."""
-    return (pipeline * 611_957 + microbatch * 7927 + 23) % PRIME
-
-
 def initial(layer: int) -> int:
     return (layer * 104_729 + 31) % PRIME << BITS
 
@@ -68,11 +61,6 @@ def buffer_of(state: int) -> int:
 def forward(state: int, buffer: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
     w = state >> BITS
     return (x * (w | 1) + w + buffer * 3 + step * 31 + pipeline * 7 + microbatch * 17 + layer) % PRIME
-
-
-def evaluate(state: int, x: int, step: int, pipeline: int, microbatch: int, layer: int) -> int:
-    """A forward that leaves nothing behind, on the buffer of the step's beginning."""
-    return forward(state, buffer_of(state), x * 3 + 1, step, pipeline, microbatch, layer)
 
 
 def changed(buffer: int, x: int) -> int:
@@ -128,207 +116,7 @@ def loss_of(output: int) -> float:
     return float(output % 1_000_003)
 
 
-def evaluated(output: int) -> tuple[float, float]:
-    """Sum and count of what a microbatch evaluates."""
-    return loss_of(output), float(1 + output % 3)
-
-
-class Arithmetic:
-    """What ``culm.stage_server.compute.compute`` is to torch: the state of one simulated node."""
-
-    def __init__(self, pipelines: int, has_buffers: bool = False, uneven: int = 0, ties: Ties = ()) -> None:
-        """``pipelines``, ``ties``: of the job; ``uneven``: how this node's hardware differs from others."""
-        self._shared = {(tie.first, place) for tie in ties for place in tie.places}
-        self._pipelines = pipelines
-        self.has_buffers = has_buffers
-        self.uneven = uneven
-        self.states: dict[int, int] = {}
-        self.versions: dict[int, int] = {}  # of each state, to see that no two are ever mixed
-        self.ranges: dict[Duty, range] = {}  # the layers of each duty
-        self._step: dict[Duty, int] = {}  # the step that it is in; -1: its next instruction begins one
-        # Invariant: of the step in ``_step`` alone; ``_begin`` drops those of a step before.
-        self._inputs: dict[tuple[Duty, int], list[int]] = {}  # by microbatch, a layer's each
-        self._outputs: dict[tuple[Duty, int], int] = {}
-        self._under_way: dict[
-            tuple[Duty, int], tuple[int, int]
-        ] = {}  # backwards: the last layer that is done, gradient
-        self._halves: dict[tuple[Duty, int], list[tuple[int, int, int]]] = {}  # (layer, gradient, input)
-        self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
-        self._buffers: dict[tuple[int, int], int] = {}  # by pipeline and layer: changed by forwards of the step
-        self._addends: dict[int, Sequence[Addend]] = {}  # of each layer held
-        # By block of pipelines and layer: what was merged, by addend.
-        self._blocks: dict[tuple[Block, int], tuple[Number, ...]] = {}
-        self._losses: dict[tuple[int, int], float] = {}  # by pipeline and microbatch
-        self._evaluated: dict[tuple[Duty, int], tuple[float, float]] = {}  # of the step, by microbatch
-
-    def arrange(
-        self,
-        layers: Sequence[int],
-        each: Sequence[Sequence[Addend]],
-        duties: Mapping[Duty, range],
-        anew: bool,
-        fresh: Sequence[Duty] = (),
-    ) -> None:
-        self._addends = dict(zip(layers, each, strict=True))
-        if anew:
-            self.states.clear()
-            self.versions.clear()
-            self.ranges.clear()
-            self._step.clear()
-        self.states = {layer: self.states.get(layer, initial(layer)) for layer in layers}
-        self.versions = {layer: self.versions.get(layer, 0) for layer in layers}
-        for duty in [duty for duty, held in self.ranges.items() if duties.get(duty) != held]:
-            self._begin(duty, -1)
-        self.ranges = dict(duties)
-        for duty in fresh:
-            self._begin(duty, -1)
-
-    def _begin(self, duty: Duty, step: int) -> None:
-        if self._step.get(duty) == step:
-            return
-        self._step[duty] = step
-        self._inputs = {k: v for k, v in self._inputs.items() if k[0] != duty}
-        self._outputs = {k: v for k, v in self._outputs.items() if k[0] != duty}
-        self._under_way = {k: v for k, v in self._under_way.items() if k[0] != duty}
-        self._halves = {k: v for k, v in self._halves.items() if k[0] != duty}
-        self._evaluated = {k: v for k, v in self._evaluated.items() if k[0] != duty}
-        for layer in self.ranges[duty]:
-            self._totals.pop((duty.pipeline, layer), None)
-            self._buffers.pop(self.buffer_key(duty.pipeline, layer), None)
-            stale = [k for k in self._blocks if k[1] == layer and duty.pipeline in k[0].pipelines]
-            for key in stale:
-                del self._blocks[key]
-
-    def buffer_key(self, pipeline: int, layer: int) -> tuple[int, int]:
-        """Whose buffer a forward changes (rule 21)."""
-        return pipeline, layer
-
-    def rounded(self, number: int) -> int:
-        """As this node's hardware has it."""
-        return (number * 31 + self.uneven) % PRIME if self.uneven else number
-
-    def forward(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
-        self._begin(duty, step)
-        if x is None:
-            x = sample(step, duty.pipeline, microbatch)
-        inputs = []
-        for layer in self.ranges[duty]:
-            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
-            inputs.append(x)
-            key = self.buffer_key(duty.pipeline, layer)
-            buffer = self._buffers.get(key, buffer_of(self.states[layer]))
-            x = forward(self.states[layer], buffer, x, step, duty.pipeline, microbatch, layer)
-            if self.has_buffers:
-                self._buffers[key] = changed(buffer, inputs[-1])
-        x = self.rounded(x)
-        self._inputs[duty, microbatch] = inputs
-        self._outputs[duty, microbatch] = x
-        if last:
-            self._losses[duty.pipeline, microbatch] = loss_of(x)
-        return x
-
-    def evaluate(self, duty: Duty, step: int, microbatch: int, x: int | None, last: bool) -> int:
-        self._begin(duty, step)
-        if x is None:
-            x = evaluated_sample(duty.pipeline, microbatch)
-        for layer in self.ranges[duty]:
-            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
-            x = evaluate(self.states[layer], x, step, duty.pipeline, microbatch, layer)
-        x = self.rounded(x)
-        if last:
-            self._evaluated[duty, microbatch] = evaluated(x)
-        return x
-
-    def backward(
-        self, duty: Duty, step: int, microbatch: int, gradient: int | None, splits: bool, accumulates: bool
-    ) -> int:
-        g = self.rounded(self.backward_to(duty, step, microbatch, gradient, self.ranges[duty].start))
-        del self._inputs[duty, microbatch], self._outputs[duty, microbatch], self._under_way[duty, microbatch]
-        if not accumulates:
-            del self._halves[duty, microbatch]
-        elif not splits:
-            self.accumulate(duty, microbatch)
-        return g
-
-    def backward_to(self, duty: Duty, step: int, microbatch: int, gradient: int | None, first: int) -> int:
-        """Runs it down to this layer, from where it stands. Returns the gradient of the layer's input."""
-        self._begin(duty, step)
-        held, inputs = self.ranges[duty], self._inputs[duty, microbatch]
-        g = self._outputs[duty, microbatch] if gradient is None else gradient
-        done, g = self._under_way.get((duty, microbatch), (held.stop, g))
-        for layer in reversed(range(first, done)):
-            assert self.versions[layer] == step, f"layer {layer} is at {self.versions[layer]} in step {step} (rule 2)"
-            self._halves.setdefault((duty, microbatch), []).append((layer, g, inputs[layer - held.start]))
-            g = backward(self.states[layer], g)
-        self._under_way[duty, microbatch] = first, g
-        return g
-
-    def accumulate(self, duty: Duty, microbatch: int) -> None:
-        """The second half of a backward, as far as its first half has come."""
-        for layer, gradient, x in self._halves.pop((duty, microbatch)):
-            at = duty.pipeline, layer
-            self._totals[at] = accumulate(self._totals.get(at, 0), gradient, x)
-
-    def accumulated(self, duty: Duty, losses: int) -> Number:
-        """What the duty's gradients have come to, with so many losses. Not of layers with buffers: those are ahead."""
-        totals = tuple(self._totals.get((duty.pipeline, layer), 0) for layer in self.ranges[duty])
-        return Number(0, tallies=tuple(self._losses[duty.pipeline, m] for m in range(losses)), totals=totals)
-
-    def resume(self, duty: Duty, step: int, accumulated: Number) -> None:
-        self._begin(duty, step)
-        for layer, total in zip(self.ranges[duty], accumulated.totals, strict=True):
-            self._totals[duty.pipeline, layer] = total
-        for m, loss in enumerate(accumulated.tallies):
-            self._losses[duty.pipeline, m] = loss
-
-    def merge(
-        self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int, evaluated: int = 0
-    ) -> tuple[tuple[Addend, Number], ...]:
-        """A layer's gradient over the block's duties of one stage, by addend. What was merged is taken as it is.
-
-        ``last``: the stage is the model's last one, with whose last layer the losses ride. ``microbatches``: that each
-        duty has trained on in the step, none in the closing one; ``evaluated``: those that it has evaluated.
-        """
-        pieces = {b: x for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
-        missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
-        pieces |= {tree.one(p): self._taken(p, layer, bool(microbatches)) for p in missing}
-        rides = last and layer == self.ranges[duties[0]].stop - 1
-        losses: list[float] = []
-        for duty in duties if rides else ():
-            losses += [self._losses[duty.pipeline, m] for m in range(microbatches)]
-            losses += [number for m in range(evaluated) for number in self._evaluated[duty, m]]
-        numbers = self._addends[layer]
-        first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
-        self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
-        self._blocks[block, layer] = values = (replace(first, tallies=tuple(losses)), *others)
-        return tuple(zip(numbers, values, strict=True))
-
-    def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:
-        """The block's value (rule 19)."""
-        return tree.merged(pieces, self._pipelines, added)[block]
-
-    def _taken(self, pipeline: int, layer: int, trained: bool) -> tuple[Number, ...]:
-        """What a pipeline has accumulated, by addend; its buffer rides with the first."""
-        if not trained:
-            return tuple(Number(0) for _ in self._addends[layer])
-        buffer = self._buffers.get(self.buffer_key(0, layer)) if pipeline == 0 and self.has_buffers else None
-        total, of = self._totals.pop((pipeline, layer)), sum(not x.use for x in self._addends[layer])
-        given = [used(total, x.bucket) if x.use else part_of(total, i, of) for i, x in enumerate(self._addends[layer])]
-        return tuple(Number(number, buffer=buffer if i == 0 else None) for i, number in enumerate(given))
-
-    def is_shared(self, layer: int, addend: Addend) -> bool:
-        """Whether several layers add to the bucket."""
-        return bool(addend.use) or (layer, self._addends[layer].index(addend)) in self._shared
-
-    def whole(self, value: Number) -> Number:
-        """A sum over all pipelines: it tells its norm."""
-        total = self.rounded(value.number)
-        return replace(value, number=total, squared_norms=(squared_norm(total),))
-
-    def apply(self, layer: int, gradient: Sequence[Number], scale: float, step: int) -> None:
-        assert self.versions[layer] == step, f"step {step} applied to layer {layer} at {self.versions[layer]} (rule 2)"
-        self.states[layer] = apply(self.states[layer], gradient, scale)
-        self.versions[layer] = step + 1
-
-    def install(self, layer: int, version: int, state: int) -> None:
-        self.states[layer], self.versions[layer] = state, version
+def trained(output: int, form: TallyForm) -> tuple[float, ...]:
+    """What a microbatch tells: its loss, then sum and count of each metric. These sums round, so their order shows."""
+    of_metrics = ((float(output % (999_983 + i)) / 7.0, float(1 + output % (3 + i))) for i in range(len(form.measured)))
+    return (loss_of(output), *chain.from_iterable(of_metrics))

@@ -13,11 +13,12 @@ from culm.pipeline import buckets
 from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.patience import Patience
 from culm.pipeline.schedule import Schedule
+from culm.pipeline.tally import TallyForm
 from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number
 from culm.simulator.histories.invariants import check_node
-from culm.simulator.histories.oracle import plain_loop
+from culm.simulator.histories.plain_loop import plain_loop
 from culm.simulator.histories.random_faults import Counts, Faults, Kill
 from culm.simulator.histories.simulated_coordinators import Leader
 from culm.simulator.histories.simulated_node import SimulatedNode
@@ -68,8 +69,8 @@ class Cluster:
     node says (``hostile_peer.speaking``). ``afterlife``: what happens once every step is committed; without one the
     history ends there. ``tied``: pairs of layers with a parameter in common, the first one first. ``evaluate``: every
     how many steps, and over how many microbatches of all pipelines. ``iterable``: the dataset is, and is read forward.
-    ``worse_allowed``: evaluations in a row until the run ends early; 0: any number. ``make_worker`` and ``decide`` take
-    variants without a rule.
+    ``worse_allowed``: evaluations in a row until the run ends early; 0: any number. ``metrics``: how many of training
+    there are. ``make_worker`` and ``decide`` take variants without a rule.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Cluster:
         evaluate: tuple[int, int] = (0, 0),
         iterable: bool = False,
         worse_allowed: int = 0,
+        metrics: int = 0,
         uneven: bool = False,
         copies: int | co.BulksBefore = 2,
         hostile: Callable[[World], object] | None = None,
@@ -132,6 +134,7 @@ class Cluster:
         self.steps = steps
         every, samples = evaluate
         self.evaluations = Evaluations(every=every, samples=samples, pipelines=pipelines)
+        self.form = TallyForm(measured=tuple(f"metric{i}" for i in range(metrics)))
         self.respawn = respawn
         self.bulk_seconds = bulk_seconds  # that a layer's reduced gradient takes beyond other messages
         self.zones = zones  # node -> zone
@@ -143,8 +146,8 @@ class Cluster:
         self.nodes: dict[str, SimulatedNode] = {}
         self.every: list[SimulatedNode] = []  # also the incarnations before
         self.records: list[tuple[float, cmd.Record]] = []
-        # By (era, step), with what was evaluated. Invariant: a value never changes (rule 7).
-        self.losses: dict[tuple[int, int], tuple[float, tuple[float, ...]]] = {}
+        # By (era, step): the loss, what was measured, what was evaluated. Invariant: a value never changes (rule 7).
+        self.losses: dict[tuple[int, int], tuple[float, tuple[float, ...], tuple[float, ...]]] = {}
         self.messages = 0  # that nodes received
         self.ending = Ending(self, afterlife)
         self.faults = Faults(self, Counts(**counts), kills)
@@ -168,6 +171,7 @@ class Cluster:
             steps=steps,
             evaluations=self.evaluations,
             worse_allowed=worse_allowed,
+            tally=self.form,
             clip_norm=clip_norm,
             nonfinite="skip",
             nodes=count,
@@ -183,7 +187,16 @@ class Cluster:
         )
         self.start_up = StartUp(self, wrong)
         self.oracle = plain_loop(
-            cut, pipelines, microbatches, steps, clip_norm, has_buffers, self.ties, self.evaluations, worse_allowed
+            cut=cut,
+            pipelines=pipelines,
+            microbatches=microbatches,
+            steps=steps,
+            clip_norm=clip_norm,
+            has_buffers=has_buffers,
+            ties=self.ties,
+            evaluations=self.evaluations,
+            worse_allowed=worse_allowed,
+            form=self.form,
         )
         self.trained = self.oracle.trained
         self.end = self.evaluations.end(self.trained)
@@ -301,7 +314,7 @@ class Cluster:
 
     def note_commit(self, command: cmd.Commit) -> None:
         # On uneven hardware a step that nobody has applied may be computed again otherwise.
-        told = (command.loss, command.evaluated)
+        told = (command.loss, command.measured, command.evaluated)
         if repr(self.losses.setdefault((command.era, command.step), told)) != repr(told) and not self._uneven:
             raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
 
@@ -363,9 +376,11 @@ class Cluster:
         assert self.state.committed == self.end, f"the run ends after {self.state.committed} steps, not {self.end}"
         for step in range(self.state.origin.step, self.end):
             assert (self.state.era, step) in self.losses, f"step {step} was never committed"
-        for (era, step), (loss, evaluated) in self.losses.items() if not self._uneven else ():
+        for (era, step), (loss, measured, evaluated) in self.losses.items() if not self._uneven else ():
             exact = self.oracle.losses[step] if step < self.trained else loss
             assert loss == exact or step >= self.trained, f"the loss of step {step} in era {era} is {loss}, not {exact}"
+            exact_metrics = self.oracle.measured[step] if step < self.trained else ()
+            assert measured == exact_metrics, f"step {step} in era {era} has measured {measured}, not {exact_metrics}"
             found = self.oracle.evaluated.get(step, ())
             assert evaluated == found, f"step {step} in era {era} has evaluated {evaluated}, not {found}"
         for step, loss in self.storage.losses if not self._uneven else ():

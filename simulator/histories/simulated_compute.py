@@ -8,7 +8,8 @@ from culm.pipeline import flow
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
-from culm.simulator.histories.arithmetic import Arithmetic, Number, added
+from culm.simulator.histories.arithmetic import Number, added
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.simulated_dataset import SimulatedReading
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Resume, Run, Save, Sum, Work
 

@@ -9,7 +9,8 @@ from culm.pipeline.bookmark import Bookmark, Known
 from culm.pipeline.commit import Commit
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan, PlanOrder
-from culm.simulator.histories.arithmetic import Arithmetic, Number
+from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.simulated_attendance import SimulatedAttendance
 from culm.simulator.histories.simulated_compute import SimulatedCompute
 from culm.simulator.histories.simulated_dataset import SimulatedReading
@@ -65,7 +66,7 @@ class SimulatedNode:
         self.deaf = False  # obeys nobody any more
         self.attendance = SimulatedAttendance(world, self)
         self.streams = SimulatedStreams(world, self)
-        self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties)
+        self.arithmetic = Arithmetic(world.pipelines, world.has_buffers, world.unevenness(name), world.ties, world.form)
         reading = SimulatedReading(world.microbatches, world.pipelines, self._known, self._bookmark_in)
         self._compute = SimulatedCompute(
             world.layers, world.pipelines, worker.at.forwards_in, self.arithmetic, reading if world.iterable else None

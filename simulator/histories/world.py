@@ -16,9 +16,11 @@ from culm.pipeline.commit import Commit
 from culm.pipeline.evaluations import Evaluations
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, PlanOrder
+from culm.pipeline.tally import TallyForm
 from culm.pipeline.ties import Ties
-from culm.simulator.histories.arithmetic import Arithmetic, Number
-from culm.simulator.histories.oracle import Oracle
+from culm.simulator.histories.arithmetic import Number
+from culm.simulator.histories.node_arithmetic import Arithmetic
+from culm.simulator.histories.plain_loop import Oracle
 from culm.simulator.histories.simulated_redis import SimulatedRedis
 from culm.simulator.network import Channel, Clock
 from culm.stage_server.watching.durations import Durations
@@ -156,6 +158,7 @@ class World(Protocol):
     microbatches: int
     has_buffers: bool
     iterable: bool  # whether the dataset is, so that nodes read it forward
+    form: TallyForm
     ties: Ties
     steps: int  # that the job asks for
     trained: int  # fewer where the run ends early

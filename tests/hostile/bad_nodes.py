@@ -96,6 +96,11 @@ def layers() -> list[nn.Module]:
     return [nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), Bad(32, 32), nn.ReLU(), nn.Linear(32, 10)]
 
 
+def unlucky(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A metric that raises."""
+    raise ValueError("out of luck")
+
+
 class Stalling(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
     """The digits, from a storage that stalls once."""
 

@@ -39,16 +39,39 @@ def last_line(folder: Path, name: str) -> str:
     return (folder / f"{name}.err").read_text().strip().splitlines()[-1]
 
 
+LISTED = """
+import os
+import time
+import torch
+from torch.utils.data import Dataset
+class Listed(Dataset):
+    def __init__(self):
+        self.names = sorted(range(64), reverse=bool(os.environ.get("REVERSED")))
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.005)  # the run goes on until the other node has started: it needs no core for that
+        return torch.full((8,), float(self.names[index])), torch.tensor(self.names[index] % 4)
+"""
+
+
+def listed(folder: Path, hardware: str) -> tuple[Job, str]:
+    """A job that trains slowly and for long, and where its nodes find its dataset."""
+    (folder / "listed.py").write_text(LISTED)
+    job = make_job(steps=10**6, stages=1, dataset="listed:Listed", job=f'hardware = "{hardware}"')
+    return job, f"{folder}{os.pathsep}{ROOT}"
+
+
 @pytest.mark.skipif(USUAL == "DEFAULT", reason="this processor has no other instruction set than torch's default")
 @pytest.mark.parametrize("hardware", ["same", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_node_with_another_instruction_set(hardware: str, tmp_path: Path) -> None:
     """It joined, and whatever it computed had other bits."""
-    job = make_job(steps=10**6, stages=1, job=f'hardware = "{hardware}"')
-    with LocalCluster(job, ROOT, 1, folder=tmp_path / "run", patience=20.0) as cluster:
+    job, path = listed(tmp_path, hardware)
+    with LocalCluster(job, tmp_path, 1, folder=tmp_path / "run", patience=20.0) as cluster:
         channel, stub = connect(cluster.address)
         with channel:
             first_event(stub, "plan")
-            other = node(cluster, "odd", tmp_path, ATEN_CPU_CAPABILITY="default")
+            other = node(cluster, "odd", tmp_path, ATEN_CPU_CAPABILITY="default", PYTHONPATH=path)
             try:
                 if hardware == "same":
                     assert other.wait() == 2
@@ -109,26 +132,10 @@ def parts(job: Job) -> dict[str, str]:
     return dict(ModelSource(job).identity().parts)
 
 
-LISTED = """
-import os
-import torch
-from torch.utils.data import Dataset
-class Listed(Dataset):
-    def __init__(self):
-        self.names = sorted(range(64), reverse=bool(os.environ.get("REVERSED")))
-    def __len__(self):
-        return 64
-    def __getitem__(self, index):
-        return torch.full((8,), float(self.names[index])), torch.tensor(self.names[index] % 4)
-"""
-
-
 @pytest.mark.parametrize("hardware", ["same", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_node_whose_dataset_has_another_order(hardware: str, tmp_path: Path) -> None:
     """Folders and sets list their files in another order elsewhere: inputs were paired with other samples' targets."""
-    (tmp_path / "listed.py").write_text(LISTED)
-    path = f"{tmp_path}{os.pathsep}{ROOT}"
-    job = make_job(steps=10**6, stages=1, dataset="listed:Listed", job=f'hardware = "{hardware}"')
+    job, path = listed(tmp_path, hardware)
     with LocalCluster(job, tmp_path, 1, folder=tmp_path / "run", patience=20.0) as cluster:
         channel, stub = connect(cluster.address)
         with channel:

@@ -7,10 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from culm.__main__ import main
 from culm.oracle.plain_loop import run_plain
+from culm.pipeline.job import with_values
 from culm.terminal.outcome import RunFailed
-from tests.hostile.bad_nodes import ROOT, Later, Seen, bad_job, run
+from tests.hostile.bad_nodes import ROOT, WHERE, Later, Seen, bad_job, run
 
 
 def test_a_spare_on_which_the_job_does_not_start_fails_nothing(tmp_path: Path) -> None:
@@ -73,6 +77,24 @@ def test_a_layer_that_ends_every_node_ends_the_run(how: str, said: str, tmp_path
     with pytest.raises(RunFailed, match=said) as failed:
         run(bad_job(4000), 2, tmp_path / "run", everywhere, Later(flag, 3))
     assert failed.value.code == 1
+
+
+def test_a_metric_that_raises_after_the_last_step_leaves_the_final_weights(tmp_path: Path) -> None:
+    url, metrics = (tmp_path / "kept").as_uri(), {"unlucky": f"{WHERE}:unlucky"}
+    job = bad_job(3, 2, f"checkpoint.url={url}", "checkpoint.every=100")
+    asked = {"dataset": job.data.dataset, "args": job.data.args, "every": 100, "samples": 32, "metrics": metrics}
+    evaluates = with_values(job, {f"evaluate.{key}": value for key, value in asked.items()})
+    why = r"^E\d of layers \d to \d in step 3 raised on n\d and n\d: .*ValueError: out of luck"
+    mend = f"every step is trained: culm checkpoint export {url} --out FILE gives the final weights$"
+    with pytest.raises(RunFailed, match=f"{why}.*; {mend}") as failed:
+        run(evaluates, 2, tmp_path / "run")
+    assert failed.value.code == 1
+    out = tmp_path / "weights.safetensors"
+    assert main(["checkpoint", "export", url, "--out", str(out)]) == 0
+    final = {f"{i}.{key}": value for i, layer in run_plain(job).layers for key, value in layer.items()}
+    weights = load_file(out)
+    assert weights.keys() == final.keys()
+    assert all(torch.equal(weights[key], final[key]) for key in final)
 
 
 def test_a_layer_that_ends_the_process_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from culm.coordinator import step_numbers, stopping_early
 from culm.pipeline.early_stop import NONE_SO_FAR, BestSoFar
 from culm.pipeline.instruction import Duty, Instruction
 from culm.simulator.histories.after_the_end import Afterlife
-from culm.simulator.histories.arithmetic import Arithmetic
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.random_faults import Kill
 from culm.simulator.histories.simulated_cluster import Broken, Cluster
 from culm.stage_server.worker import heir, reduction
@@ -31,7 +31,7 @@ def test_every_evaluation_is_the_plain_loops(fifty: int) -> None:
     for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
         cluster = history(seed).run()
         assert cluster.state.phase is co.Phase.DONE, f"seed {seed}"
-        evaluated = {step for (_, step), (_, found) in cluster.losses.items() if found}
+        evaluated = {step for (_, step), (*_, found) in cluster.losses.items() if found}
         assert cluster.trained in evaluated, "the final weights are evaluated too"
 
 
@@ -102,6 +102,7 @@ def killed(seed: int) -> Cluster:
         has_buffers=draw.random() < 0.4,
         splits=draw.random() < 0.3,
         reducers=draw.choice([0, 1]),
+        metrics=draw.choice([0, 1]),
     )
 
 

@@ -56,6 +56,7 @@ def history_of_the_grid(seed: int, cluster: type[Cluster] = Cluster, **rule: Any
         "parameters": tuple(draw.choice([1.0, 2.0 * LEAST, 9.0 * LEAST]) for _ in range(layers))
         if draw.random() < 0.5
         else (),
+        "metrics": draw.choice([0, 0, 1, 2]),
     }
     return cluster(seed, **(settings | rule))
 

@@ -5,7 +5,7 @@ prevents.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -284,11 +284,13 @@ DECISIONS = [
 ]
 OUTAGES = [without_versions, WithoutTerm]
 FORGETS = [without_terms_of_nodes]
+# Where a search takes long it begins with a seed that is known to break.
+BEGINS: Mapping[Any, int] = {WithoutTerm: 130}
 
 
-def first_failure(limit: int, **rule: Any) -> int | None:
-    """The first seed that breaks without the rule."""
-    for seed in range(limit):
+def first_failure(seeds: range, **rule: Any) -> int | None:
+    """The first of the seeds that breaks without the rule."""
+    for seed in seeds:
         try:
             play(seed, **rule)
         except (AssertionError, KeyError, IndexError):
@@ -312,7 +314,8 @@ def test_without_rule_16_one_machine_fails_a_run() -> None:
 def test_without_the_rule_a_history_breaks(rule: Any) -> None:
     switched_off = {"make_worker": rule} if isinstance(rule, type) else {"decide": rule}
     outages, forgets = rule in OUTAGES, int(rule in FORGETS)
-    seed = first_failure(1500, outages=outages, forgets=forgets, **switched_off)
+    begins = BEGINS.get(rule, 0)
+    seed = first_failure(range(begins, begins + 1500), outages=outages, forgets=forgets, **switched_off)
     assert seed is not None, "the simulation does not see what this rule prevents"
     play(seed, outages=outages, forgets=forgets)  # and with the rule that very history is exact
 

@@ -11,7 +11,8 @@ from culm.pipeline.buckets import LEAST
 from culm.pipeline.keys import Key
 from culm.pipeline.plan import Plan, PlanOrder
 from culm.pipeline.tree import Block
-from culm.simulator.histories.arithmetic import Arithmetic, Number, added
+from culm.simulator.histories.arithmetic import Number, added
+from culm.simulator.histories.node_arithmetic import Arithmetic
 from culm.simulator.histories.simulated_cluster import Cluster
 from culm.simulator.network import Channel
 from culm.stage_server.worker.effects import Standing

@@ -154,7 +154,10 @@ def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> N
         assert len(set(listening.shapes)) > 2, f"seed {seed}"
 
 
-@pytest.mark.parametrize("redundancy", [pytest.param("off", marks=pytest.mark.slow), "lazy", "auto"])
+SLOW = [pytest.param(each, marks=pytest.mark.slow) for each in ("off", "auto")]  # those run in test_simulated_runs
+
+
+@pytest.mark.parametrize("redundancy", ["lazy", *SLOW])
 def test_steps_that_are_passed_over_would_have_changed_nothing(redundancy: str) -> None:
     profile, cluster = replace(SMALL, by_value=redundancy == "lazy"), Cluster(per_gb_between_zones=0.02)
     for seed, changes in histories(1):

@@ -56,7 +56,11 @@ def machines(count: int) -> list[Change]:
 
 @pytest.mark.parametrize(
     ("probability", "throughput", "cost", "value"),
-    [(0.01, 149, 39.8, 3.70), (0.10, 132, 37.0, 3.54), (0.50, 83, 24.5, 3.31)],
+    [
+        pytest.param(0.01, 149, 39.8, 3.70, marks=pytest.mark.slow),
+        pytest.param(0.10, 132, 37.0, 3.54, marks=pytest.mark.slow),
+        (0.50, 83, 24.5, 3.31),
+    ],
 )
 def test_bamboo_as_published_gives_what_its_released_simulator_gives(
     probability: float, throughput: float, cost: float, value: float
@@ -192,7 +196,7 @@ def test_random_histories_conserve_steps_seconds_and_bytes(redundancy: str) -> N
         assert sum(row.spent.values()) == pytest.approx(row.seconds), f"seed {seed}"
 
 
-@pytest.mark.parametrize("redundancy", ["off", "lazy", "auto"])
+@pytest.mark.parametrize("redundancy", ["off", pytest.param("lazy", marks=pytest.mark.slow), "auto"])
 def test_steps_that_are_passed_over_would_have_changed_nothing(redundancy: str) -> None:
     for seed, changes in histories(3 if SOAK else 1):
         choice = Choice(redundancy=redundancy, machines=6, checkpoint_steps=50)

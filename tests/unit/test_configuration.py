@@ -249,10 +249,13 @@ def layers(**names):
     return [Own, first, nn.Linear(8, 4)]
 """
 TELL = """
+import os
 import sys
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.job import load_job
-print(ModelSource(load_job(sys.argv[1])).identity().parts)
+for rate in sys.argv[2:]:
+    os.environ["RATE"] = rate
+    print(ModelSource(load_job(sys.argv[1])).identity().parts)
 """
 
 
@@ -261,15 +264,13 @@ def test_nodes_tell_the_same_in_every_process(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text(job_text(stages=1, layers="their_layers:layers"))
 
-    def parts(seed: str, rate: str) -> dict[str, str]:
-        environment = {**ENVIRONMENT, "PYTHONHASHSEED": seed, "RATE": rate}
-        environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{ROOT}"
-        words = [sys.executable, "-c", TELL, str(path)]
+    def parts(seed: str, *rates: str) -> list[dict[str, str]]:
+        environment = {**ENVIRONMENT, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        words = [sys.executable, "-c", TELL, str(path), *rates]
         said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-        found: dict[str, str] = eval(said)
-        return found
+        return [eval(line) for line in said.splitlines()]
 
-    first, same, other = parts("1", "0.1"), parts("2", "0.1"), parts("1", "0.2")
+    (first, other), (same,) = parts("1", "0.1", "0.2"), parts("2", "0.1")
     assert first == same
     assert {part for part in first if first[part] != other[part]} == {"configuration"}
     differs = [a != b for a, b in zip(first["configuration"].split(), other["configuration"].split(), strict=True)]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.local.last_checkpoint import FAULTY_SECONDS, LastCheckpoint
+from culm.local.last_checkpoint import FAULTY_SECONDS, STILL_SECONDS, LastCheckpoint
 from culm.pipeline.job import load_job
 from culm.protos import coordinator_pb2 as pb
 
@@ -20,10 +20,16 @@ def last() -> LastCheckpoint:
 
 
 def status(
-    *, layers: int = 0, fault: str = "", fault_step: int = STEPS, kept: float = 600.0, newest: int = 36
+    *,
+    phase: str = "done",
+    layers: int = 0,
+    fault: str = "",
+    fault_step: int = STEPS,
+    kept: float = 600.0,
+    newest: int = 36,
 ) -> pb.GetStatusResponse:
     return pb.GetStatusResponse(
-        phase="done",
+        phase=phase,
         step=STEPS,
         steps=STEPS,
         checkpoint=newest,
@@ -78,3 +84,11 @@ def test_nothing_is_waited_for_that_is_whole_or_not_wanted(job: str, last: LastC
         last = LastCheckpoint(load_job(EXAMPLE, [KEEP]))
     seen = status(newest=STEPS if job == "a checkpoint" else 0, kept=0.0)
     assert (last.is_whole(seen), given_up(last, 0.0, seen), last.in_words(seen)) == (True, "", "")
+
+
+def test_of_a_run_that_failed_when_it_was_trained_it_is_waited_for_while_layers_come(last: LastCheckpoint) -> None:
+    assert not given_up(last, 0.0, status(phase="failed", kept=0.0))
+    assert not given_up(last, STILL_SECONDS, status(phase="failed", kept=0.0, layers=3))
+    assert not given_up(last, 2 * STILL_SECONDS, status(phase="failed", kept=0.0, layers=3))
+    assert given_up(last, 2 * STILL_SECONDS + 1.0, status(phase="failed", kept=0.0, layers=3))
+    assert last.is_whole(status(phase="failed", kept=0.0, newest=STEPS))

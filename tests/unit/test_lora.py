@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -54,6 +53,8 @@ def test_adapters_alone_train_and_have_state() -> None:
 
 
 def test_peft_loads_the_adapters_over_the_model_that_was_adapted(tmp_path: Path) -> None:
+    import peft  # seconds of imports, which every process that runs tests would do
+
     torch.manual_seed(4)
     config = transformers.AutoConfig.for_model("gpt2", **settings_of("gpt2", {}))
     base: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]

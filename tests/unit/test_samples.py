@@ -325,20 +325,22 @@ import sys
 from culm.pipeline.job import load_job
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.samples import samples_of
-job = load_job(sys.argv[1])
-print(samples_of(job, "data", ModelSource(job).dataset()))
+for path in sys.argv[1:]:
+    job = load_job(path)
+    print(samples_of(job, "data", ModelSource(job).dataset()))
 """
 
 
 def test_an_order_by_hash_shows_between_processes(tmp_path: Path) -> None:
-    said: dict[str, list[str]] = {}
-    for dataset in ("by_hash", "Augmented"):
-        path = tmp_path / f"{dataset}.toml"
-        path.write_text(job_text(dataset=f"{__name__}:{dataset}"))
-        for seed in ("1", "2"):
-            environment = {**ENVIRONMENT, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-            words = [sys.executable, "-c", TELL, str(path)]
-            found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-            said.setdefault(dataset, []).append(found)
-    assert len(set(said["by_hash"])) == 2
-    assert len(set(said["Augmented"])) == 1
+    paths = [tmp_path / f"{dataset}.toml" for dataset in ("by_hash", "Augmented")]
+    for path in paths:
+        path.write_text(job_text(dataset=f"{__name__}:{path.stem}"))
+    said = []
+    for seed in ("1", "2"):
+        environment = {**ENVIRONMENT, "PYTHONHASHSEED": seed, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+        words = [sys.executable, "-c", TELL, *map(str, paths)]
+        found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+        said.append(found.splitlines())
+    (by_hash, augmented), (other_by_hash, other_augmented) = said
+    assert by_hash != other_by_hash
+    assert augmented == other_augmented

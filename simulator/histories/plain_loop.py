@@ -1,4 +1,4 @@
-"""What has to come of a simulated job: a loop without nodes over the tiny arithmetic."""
+"""The oracle of simulated histories: the job in a loop without nodes."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from culm.pipeline import tally, tree
 from culm.pipeline.clip import SKIPPED, clip_scale, fault_in
 from culm.pipeline.evaluations import NEVER, Evaluations
-from culm.pipeline.tally import in_order
+from culm.pipeline.tally import LOSS_ALONE, TallyForm, in_order
 from culm.pipeline.ties import Ties, addends, numbered
 from culm.simulator.histories.arithmetic import (
     Number,
@@ -16,23 +16,22 @@ from culm.simulator.histories.arithmetic import (
     backward,
     buffer_of,
     changed,
-    evaluate,
-    evaluated,
-    evaluated_sample,
     forward,
     initial,
-    loss_of,
     part_of,
     sample,
     squared_norm,
+    trained,
     used,
 )
+from culm.simulator.histories.evaluating import evaluated
 
 
 class Oracle(NamedTuple):
     """What comes of a job in a loop without nodes."""
 
     losses: list[float]  # by step
+    measured: list[tuple[float, ...]]  # by step: each metric of training
     states: list[list[int]]  # by version and layer
     evaluated: dict[int, tuple[float, ...]]  # by step, of those that evaluate
     trained: int  # steps: fewer than the job's where it ends early
@@ -48,6 +47,7 @@ def plain_loop(
     ties: Ties = (),
     evaluations: Evaluations = NEVER,
     worse_allowed: int = 0,
+    form: TallyForm = LOSS_ALONE,
 ) -> Oracle:
     """What comes of the undisturbed job.
 
@@ -58,16 +58,17 @@ def plain_loop(
     states = [initial(layer) for layer in range(layers)]
     versions = [states]
     losses: list[float] = []
+    measured: list[tuple[float, ...]] = []
     found: dict[int, tuple[float, ...]] = {}
     for step in range(evaluations.end(steps)):
         if count := evaluations.in_step(step, steps):
-            found[step] = _evaluated(states, step, pipelines, count)
+            found[step] = evaluated(states, step, pipelines, count)
         if step == steps or (worse_allowed and count and _worse_in_a_row(found) >= worse_allowed):
             versions.append(states)
             break
         each: list[list[int]] = []
         kept: list[list[int]] = []
-        step_losses = []
+        told: list[float] = []
         for p in range(pipelines):
             totals, buffers = [0] * layers, [buffer_of(state) for state in states]
             for m in range(microbatches):
@@ -77,7 +78,7 @@ def plain_loop(
                     inputs.append(x)
                     x = forward(states[layer], buffers[layer], x, step, p, m, layer)
                     buffers[layer] = changed(buffers[layer], inputs[-1]) if has_buffers else 0
-                step_losses.append(loss_of(x))
+                told.extend(trained(x, form))
                 gradient = x
                 for layer in reversed(range(layers)):
                     totals[layer] = accumulate(totals[layer], gradient, inputs[layer])
@@ -91,29 +92,19 @@ def plain_loop(
                 total = tree.total(list(given), add)
                 sums[bucket] = add(sums[bucket], total) if use else total
         norms = [in_order(squared_norm(sums[x.bucket]) for x in of_layer if not x.use) for of_layer in layout]
-        scale = SKIPPED if fault_in(dict(enumerate(norms)), step_losses) else clip_scale(norms, clip_norm)
+        scale = SKIPPED if fault_in(dict(enumerate(norms)), tally.losses(told, form)) else clip_scale(norms, clip_norm)
         reduced = [
             [Number(sums[x.bucket], buffer=buffer) for x in of_layer]
             for of_layer, buffer in zip(layout, kept[0], strict=True)
         ]
         states = [apply(s, t, scale) for s, t in zip(states, reduced, strict=True)]
         versions.append(states)
-        losses.append(tally.loss(step_losses, tally.LOSS_ALONE, pipelines))
-    return Oracle(losses, versions, found, len(losses))
+        losses.append(tally.loss(told, form, pipelines))
+        measured.append(tally.measured(told, form, pipelines))
+    return Oracle(losses, measured, versions, found, len(losses))
 
 
 def _worse_in_a_row(found: Mapping[int, tuple[float, ...]]) -> int:
     """How many evaluations have come after the first one with the least loss."""
     losses = [numbers[0] for _, numbers in sorted(found.items())]
     return len(losses) - 1 - losses.index(min(losses))
-
-
-def _evaluated(states: Sequence[int], step: int, pipelines: int, microbatches: int) -> tuple[float, ...]:
-    told: list[float] = []
-    for p in range(pipelines):
-        for m in range(microbatches):
-            x = evaluated_sample(p, m)
-            for layer, state in enumerate(states):
-                x = evaluate(state, x, step, p, m, layer)
-            told.extend(evaluated(x))
-    return tally.means(told, 2, pipelines)

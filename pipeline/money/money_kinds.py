@@ -1,0 +1,47 @@
+"""Events of what a run costs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from culm.pipeline.money.event import Event, Incarnation, Node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced(Event):
+    """What a node costs, from now on; the first price counts from its joining."""
+
+    kind = "price"
+    node: Node
+    incarnation: Incarnation
+    per_hour: Annotated[float, "dollars an hour"]
+    on_demand_per_hour: Annotated[float, "dollars an hour for the same machine on demand; 0: not known"]
+    per_gb_zones: Annotated[float, "dollars for a gigabyte to another zone"]
+    per_gb_regions: Annotated[float, "dollars for a gigabyte to another region"]
+    source: Annotated[str, "where the price is from, and its day"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tariff(Event):
+    """What the run costs beside its nodes, and what a restart from a checkpoint would take."""
+
+    kind = "tariff"
+    fixed_per_hour: Annotated[float, "dollars an hour"]
+    restart_seconds: Annotated[float, "seconds that a restart takes in the comparison with checkpoints"]
+    checkpoint_seconds: Annotated[float, "seconds from checkpoint to checkpoint in that comparison"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Used(Event):
+    """Where the time of a node's compute thread went since it started, and its bytes."""
+
+    kind = "usage"
+    node: Node
+    incarnation: Incarnation
+    forward: Annotated[float, "seconds in forwards"]
+    backward: Annotated[float, "seconds in backwards"]
+    redundant: Annotated[float, "seconds in forwards for stages that it stands by for"]
+    apply: Annotated[float, "seconds in optimizer steps, copies and the like"]
+    bubble: Annotated[float, "seconds of waiting for another stage's tensor"]
+    idle: Annotated[float, "seconds with nothing to do"]
+    sent: Annotated[Mapping[str, int], "bytes to each peer: a field `sent.PEER` each"] = field(default_factory=dict)
