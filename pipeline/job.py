@@ -52,6 +52,17 @@ class Job(Section):
             raise ValueError(f"{what}: set evaluate.every to a multiple of checkpoint.every")
         return self
 
+    @model_validator(mode="after")
+    def _compiles(self) -> Self:
+        if self.train.compile and self.job.device != "cpu":
+            raise ValueError("train.compile is for the CPU, and job.device is not: leave one of them out")
+        if self.train.compile and self.job.threads > 1:
+            raise ValueError("train.compile is for one thread a node: set job.threads to 1")
+        if self.train.compile and self.schedule.splits:
+            what = "train.compile makes each layer's backward one piece, which zb-h1 splits"
+            raise ValueError(f'{what}: set pipeline.schedule to "1f1b"')
+        return self
+
     @property
     def code(self) -> tuple[str, ...]:
         """What it names of the user's code, as "module:callable"."""

@@ -155,6 +155,11 @@ class TrainSection(Section):
     activation_checkpointing: Annotated[
         bool, "whether a backward runs each layer's forward again, so that its input alone is kept in between"
     ] = False
+    compile: Annotated[
+        bool,
+        "whether torch.compile compiles each layer, every shape by itself; on the CPU, with a C++ compiler on every "
+        "node",
+    ] = False
     average: Annotated[
         Decay | None,
         "decay of an exponential moving average of the weights, such as 0.999: kept by every copy, written to "

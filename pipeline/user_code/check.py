@@ -9,6 +9,7 @@ import torch
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
+from culm.pipeline.user_code.compiling import compiler_in_words, refuse_others, refuse_settings
 from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.evaluating import Held, check_evaluation
@@ -28,6 +29,9 @@ def check_job(job: Job) -> None:
     device_of(job)
     source = ModelSource(job)
     source.outlines()
+    if job.train.compile:
+        refuse_settings()
+        compiler_in_words()  # a machine without a compiler shows here
     keys = [(0, 0, 0), (0, 0, 1) if job.pipeline.microbatches > 1 else (1, 0, 0)]
     found = _microbatches(job, "data", keys)
     a, b = (Sample(key, x, target) for key, (x, target) in zip(keys, found, strict=True))
@@ -37,6 +41,7 @@ def check_job(job: Job) -> None:
         held = zip(keys, _microbatches(job, "evaluate", keys), strict=True)
         microbatches = [Held(pipeline, number, x, target) for (_, pipeline, number), (x, target) in held]
         check_evaluation(source, job, a.x, microbatches)
+    refuse_others()  # the last call of the loss or a metric, too
     _check_optimizer(source, job)
 
 

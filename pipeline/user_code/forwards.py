@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.layout import copy_of
 from culm.pipeline.tensors.pytrees import Pytree, mapped
+from culm.pipeline.user_code.compiling import refuse_others
 from culm.pipeline.user_code.devices import device_of
 from culm.pipeline.user_code.streams import put_generators_back, seed_all, whole_states
 
@@ -67,7 +68,9 @@ class Forwards:
     def once(self, layer: nn.Module, x: Pytree) -> Any:
         """What the layer gives, on this very input, and never again."""
         with self.precision():
-            return layer(x)
+            y = layer(x)
+        refuse_others()
+        return y
 
     def run(self, layer: nn.Module, x: Pytree, seed: int, seeding: Seeding = seed_all) -> Any:
         """What the layer gives. ``seed``: with which the generators were seeded just now; ``seeding``: by which."""

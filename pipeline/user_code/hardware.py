@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from culm.pipeline.job import Job
+from culm.pipeline.user_code.compiling import compiler_in_words, refuse_settings
 
 # Variables by which users choose other kernels, where a processor computes and where a card does.
 VARIABLES = (
@@ -85,6 +86,9 @@ def hardware_of(job: Job) -> str:
         words += _variables(OF_CARDS)
         words += _switches(SWITCHES_OF_CARDS)
     words.append(f"matmul {_matmul_precision()}")
+    if job.train.compile:
+        refuse_settings()
+        words.append(compiler_in_words())
     return ", ".join(word for word in words if word)
 
 

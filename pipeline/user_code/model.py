@@ -18,6 +18,7 @@ from culm.pipeline.job import Job, job_to_toml
 from culm.pipeline.ties import Ties
 from culm.pipeline.user_code import optimizers
 from culm.pipeline.user_code.again import made_again
+from culm.pipeline.user_code.compiling import compiled, refuse_compiled
 from culm.pipeline.user_code.configuration import configuration_of, configurations
 from culm.pipeline.user_code.data import dataset_of
 from culm.pipeline.user_code.devices import settle
@@ -138,7 +139,7 @@ class ModelSource:
         earlier = {first for (layer, _), (first, _) in self.firsts.items() if layer == index}
         for first in sorted(earlier):
             self._begin_alike(index, module, first)
-        return module
+        return compiled(self._job, module)
 
     def _begin_alike(self, index: int, module: nn.Module, first: int) -> None:
         """Parameters that an earlier layer has, too, begin with the values that they have there."""
@@ -155,6 +156,7 @@ class ModelSource:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             refuse_lazy(layer, index)
+            refuse_compiled(layer, index)
             try:
                 return copy.deepcopy(layer).train()
             except RAISED as error:
@@ -166,6 +168,7 @@ class ModelSource:
             what = f"the constructor of layer {index} returned a {type(module).__name__}, not an nn.Module"
             raise JobError(what, f"model.layers, {self._job.model.layers}", "let it return an nn.Module")
         refuse_lazy(module, index)
+        refuse_compiled(module, index)
         return cast_layer(self._job, module).train()
 
     def outlines(self) -> tuple[Outline, ...]:
@@ -224,6 +227,7 @@ class ModelSource:
         layer = self._layers[index]
         if isinstance(layer, nn.Module):
             refuse_lazy(layer, index)
+            refuse_compiled(layer, index)
             refuse_state(layer, index)
             refuse_expanded(layer, layer.named_buffers(), index)  # torch copies parameters without that
             return layer, layer

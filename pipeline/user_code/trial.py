@@ -159,6 +159,8 @@ class Trial:
     def _output(self, given: Pytree, seed: int) -> Pytree:
         try:
             y = self._forwards.run(self._layer, given, seed)
+        except JobError:
+            raise
         except RAISED as error:
             what = f"{self._name} raised {described(error)}"
             raise JobError(what, "model.layers", _mend_of(error, "correct the layer or what feeds it")) from error
