@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from culm.pipeline.instruction import Duty
+from culm.pipeline.keys import BucketOfStage
 from culm.pipeline.origin import Origin
 from culm.pipeline.ties import Addend, Ties, addends
 
@@ -273,6 +274,16 @@ class Plan:
                 if addend.use and self.layer_of(addend.bucket) == tie.first:
                     found[addend.bucket] = (*found.get(addend.bucket, ()), tie.layer)
         return found
+
+    @cached_property
+    def sums_of(self) -> tuple[frozenset[BucketOfStage], ...]:
+        """By layer: the buckets whose whole sums are applied to it."""
+        return tuple(frozenset((self.stage_of(x.bucket), x.bucket) for x in adding) for adding in self.addends)
+
+    @cached_property
+    def sums_of_stage(self) -> tuple[frozenset[BucketOfStage], ...]:
+        """By stage: the same of all its layers."""
+        return tuple(frozenset(chain(*(self.sums_of[layer] for layer in stage.layers))) for stage in self.stages)
 
     def uses_of(self, bucket: int) -> tuple[int, ...]:
         """The layers that add to the bucket, in the order in which they are added; 0 is the bucket's own."""

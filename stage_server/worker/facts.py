@@ -61,10 +61,10 @@ class Facts(Generic[V]):
 
     def note_ready(self, plan: Plan) -> None:
         """Of every part whose reduced gradient and state are here."""
+        whole = self._post.mailbox.whole(self._at.version)
         for stage, layers in plan.parts_of(self._at.node):
             part = (stage, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
-            keys = [[self._at.reduced(x.bucket) for x in plan.addends[layer]] for layer in layers]
-            if part in self.ready or any(key not in self._post.mailbox for of_layer in keys for key in of_layer):
+            if part in self.ready or any(not plan.sums_of[layer] <= whole for layer in layers):
                 continue
             # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
             # state could become an owner (rule 6).

@@ -25,7 +25,7 @@ whatever a present consumer has not acknowledged is sent again.
 # The whole sum of a bucket, REDUCED, is taken from its reducer. A reducer itself takes it from any holder: it
 # may be one that was named in place of a lost one, which had sent it to some. So whoever has it keeps it to pass on.
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic
 
 from culm.pipeline import flow
@@ -206,14 +206,10 @@ class Post(Generic[V]):
 
     # ---- what is here -----------------------------------------------------------------------------------------------
 
-    def _reduced(self, stage: int) -> Iterator[Key]:
-        assert self._at.plan is not None
-        layers = self._at.plan.stages[stage].layers
-        return (self._at.reduced(x.bucket) for layer in layers for x in self._at.plan.addends[layer])
-
     def holds_whole(self, stage: int) -> bool:
         """Whether the stage's whole reduced gradient of the running step is here."""
-        return all(key in self.mailbox for key in self._reduced(stage))
+        assert self._at.plan is not None
+        return self._at.plan.sums_of_stage[stage] <= self.mailbox.whole(self._at.version)
 
     def lacks(self, instruction: Instruction) -> bool:
         """Whether a consumer of the instruction's result does not have it, as far as is known here."""
