@@ -200,10 +200,15 @@ class Plan:
 
     def duties_of(self, node: str) -> tuple[Duty, ...]:
         """What the node runs, by pipeline and stage, ascending."""
-        found = (
-            Duty(p, s) for s, stage in enumerate(self.stages) for p, owner in enumerate(stage.owners) if owner == node
-        )
-        return tuple(sorted(found))
+        return tuple(self._duties.get(node, ()))
+
+    @cached_property
+    def _duties(self) -> dict[str, list[Duty]]:
+        found: dict[str, list[Duty]] = {}
+        for p in range(self.pipelines):
+            for s, stage in enumerate(self.stages):
+                found.setdefault(stage.owners[p], []).append(Duty(p, s))
+        return found
 
     def owned_by(self, node: str) -> tuple[int, ...]:
         """Stages that the node owns in some pipeline, ascending."""

@@ -83,11 +83,11 @@ class Runner(Generic[V]):
         for duty, step in self.duties.items():
             if duty not in owned and duty not in ahead:
                 step.drop_ahead()
-        for duty in self.duties.owned():
+        for duty in self.duties.owned:
             if duty not in owned:
                 # A block cannot be taken apart again: what was merged with this duty's gradient is summed anew.
                 block = self.duties[duty].block
-                for other in [d for d in self.duties.owned() if block is not None and d.stage == duty.stage]:
+                for other in [d for d in self.duties.owned if block is not None and d.stage == duty.stage]:
                     if other != duty and self.duties[other].block == block:
                         self.duties[other].restart()
                         # Its last backward may run still, on gradients that are dropped: it does not count.
@@ -106,6 +106,7 @@ class Runner(Generic[V]):
                 step.tenure = self.duties.new_tenure()
                 if not anew:
                     self._take_over(duty, plan)
+        self.duties.owned = owned
         return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
@@ -151,7 +152,7 @@ class Runner(Generic[V]):
         self.awaited = None
         plan = self._at.plan
         assert plan is not None
-        left = [self._left(duty, self._part(duty)) for duty in self.duties.owned()]
+        left = [self._left(duty, self._part(duty)) for duty in self.duties.owned]
         instruction = choose(left, self._at.schedule, len(plan.stages))
         if instruction is None:
             waits = awaited(left, self._at.schedule, len(plan.stages))
@@ -225,7 +226,7 @@ class Runner(Generic[V]):
         """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
         plan = self._at.plan
         stages = len(plan.stages) if plan is not None else 0
-        owned = self.duties.owned()
+        owned = self.duties.owned
         ends = [d for d in owned if flow.takes_samples(d.stage) or flow.takes_targets(d.stage, stages)]
         # Not at a step's beginning, when all that runs on a machine has work to do.
         begun = any(self.duties[duty].done for duty in ends)
@@ -285,11 +286,17 @@ class Runner(Generic[V]):
         step = self.duties.get(duty)
         return step is not None and step.takeover is not None
 
-    def held_elsewhere(self, key: Key) -> None:
-        """A consumer has a tensor. If this node took the duty over and has not produced it, the lost owner had."""
+    def held_elsewhere(self, key: Key) -> bool:
+        """A consumer has a tensor. If this node took the duty over and has not produced it, the lost owner had.
+
+        Returns whether it took the duty over.
+        """
         step = self.duties.get(key.duty)
-        if step is not None and step.takeover is not None and key not in self._post.outbox:
+        if step is None or step.takeover is None:
+            return False
+        if key not in self._post.outbox:
             step.takeover.known.add(flow.maker_of(key))
+        return True
 
     def redone(self, stage: int) -> int:
         """How many instructions of the stage ran here though a lost owner had finished them."""

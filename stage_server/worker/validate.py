@@ -23,7 +23,7 @@ def validate(worker: Worker[Any]) -> None:
 
 
 def _post(worker: Worker[Any]) -> None:
-    at, owned = worker.at, set(worker.runner.duties.owned())
+    at, owned = worker.at, set(worker.runner.duties.owned)
     for key in worker.post.mailbox:
         assert key.era == at.era, f"{at.node} holds {key} in era {at.era} (rule 1)"
         assert at.version <= key.step <= at.committed + 1, f"{at.node} holds {key} in {at.version} (rule 5)"
@@ -41,7 +41,9 @@ def _post(worker: Worker[Any]) -> None:
 def _duties(worker: Worker[Any]) -> None:
     at, duties = worker.at, worker.runner.duties
     owned = at.plan.duties_of(at.node) if at.plan is not None else ()
-    assert tuple(duties.owned()) == owned, f"{at.node} runs {duties.owned()}, its plan gives it {owned}"
+    assert duties.owned == owned, f"{at.node} runs {duties.owned}, its plan gives it {owned}"
+    held = {duty for duty, step in duties.items() if step.tenure is not None}
+    assert held == set(owned), f"{at.node} has a tenure of {sorted(held)}, its plan gives it {owned}"
     for duty, step in duties.items():
         assert step.tenure is not None or not step.done, f"{at.node} has done {step.done} of {duty}, another node's"
         assert step.tenure is not None or step.takeover is None, f"{at.node} is no heir of {duty} any more (rule 9)"

@@ -250,8 +250,7 @@ class Worker(Generic[V]):
         matters = False
         # Of another era, or of steps far ahead, nothing is kept: what is would stay until that comes.
         for key in filter(self.at.awaits, keys):
-            matters = self.runner.has_taken_over(key.duty) or matters
-            self.runner.held_elsewhere(key)
+            matters = self.runner.held_elsewhere(key) or matters
             self.post.outbox.acknowledge(key, peer, incarnation)
         return matters
 
@@ -283,7 +282,7 @@ class Worker(Generic[V]):
     @property
     def waits_for_commit(self) -> bool:
         """Whether all that this node has to do in the running step is done."""
-        owned = self.runner.duties.owned() if self.at.plan is not None else []
+        owned = self.runner.duties.owned
         return bool(owned) and all(self.post.holds_whole(duty.stage) for duty in owned)
 
     @property
