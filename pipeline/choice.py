@@ -84,6 +84,6 @@ def _has_room(x: Left, kept: int, schedule: Schedule, stages: int) -> bool:
         return True
     # As many as the first stage keeps: its warmup, and one.
     most_halves = schedule.lead * (stages - 1) + 1
-    if schedule.splits_at(x.duty.stage) and x.halves >= most_halves:
+    if x.halves >= most_halves:
         return False
     return kept < schedule.lead * stages_after(x.duty.stage, stages) + 1

@@ -74,6 +74,13 @@ def result_of(instruction: Instruction, era: int, step: int) -> Key:
     return Key(era, step, pipeline, _GIVES.get(op, GRADIENT), stage, microbatch)
 
 
+def input_of(instruction: Instruction, stages: int, era: int, step: int) -> Key | None:
+    """The key of the neighbour's result that the instruction takes; None where it takes none: see ``awaited``."""
+    (pipeline, stage), op, microbatch = instruction
+    near = stage - 1 if op in FORWARDS else stage + 1 if op == "B" else -1
+    return Key(era, step, pipeline, _GIVES.get(op, GRADIENT), near, microbatch) if 0 <= near < stages else None
+
+
 def maker_of(key: Key) -> Instruction:
     """The instruction that gives this activation or gradient."""
     op: Pass = "F" if key.kind is ACTIVATION else "E" if key.kind is EVALUATED else "B"

@@ -227,8 +227,7 @@ class Post(Generic[V]):
     def input_of(self, instruction: Instruction) -> Key | None:
         """The tensor that the instruction takes from a neighbour; None where it takes none."""
         assert self._at.plan is not None
-        giver = flow.awaited(instruction, len(self._at.plan.stages))
-        return self._at.result_of(giver) if giver is not None else None
+        return flow.input_of(instruction, len(self._at.plan.stages), self._at.era, self._at.version)
 
     def kept(self, key: Key) -> V | None:
         """A tensor that was received or produced here; between two duties of this node it is both."""

@@ -164,12 +164,13 @@ class Runner(Generic[V]):
         """The heads of what is left of a duty, with what is known here of them."""
         if part is not None and not part:
             return Left(duty=duty)
-        step, most, schedule = self.duties[duty], self._at.microbatches, self._at.schedule
+        step, most = self.duties[duty], self._at.microbatches
         forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
         if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
             backward = None  # it has no graph yet
         evaluation = step.next_of(duty, "E", self._at.evaluated, part)
-        weights = step.next_of(duty, "W", most, part) if schedule.splits_at(duty.stage) else None
+        splits = self._at.schedule.splits_at(duty.stage)
+        weights = step.next_of(duty, "W", most, part) if splits else None
         if weights is not None and Instruction(duty, "B", weights.microbatch) not in step.done:
             weights = None
         return Left(
@@ -183,7 +184,7 @@ class Runner(Generic[V]):
             evaluation=evaluation,
             evaluation_ready=evaluation is not None and self._has_input(evaluation),
             graphs=step.kept(duty, "B", most, part),
-            halves=step.kept(duty, "W", most, part),
+            halves=step.kept(duty, "W", most, part) if splits else 0,
         )
 
     def _has_input(self, instruction: Instruction) -> bool:
@@ -236,9 +237,10 @@ class Runner(Generic[V]):
                 for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
                     mine = [duty for duty in ends if duty.pipeline == pipeline]
                     # Microbatches run in order, but for an heir's, which may be done here and there.
-                    whole = step > version or any(self.has_taken_over(duty) for duty in mine)
+                    heir = step == version and any(self.has_taken_over(duty) for duty in mine)
+                    whole = step > version or heir
                     for m in range(0 if whole else min(self.duties[duty].count[op] for duty in mine), count):
-                        if step > version or not all(self.duties.has_done(Instruction(duty, op, m)) for duty in mine):
+                        if not heir or not all(self.duties.has_done(Instruction(duty, op, m)) for duty in mine):
                             yield Load(step, pipeline, m, evaluated=op == "E")
 
     # ---- what was run -----------------------------------------------------------------------------------------------
@@ -324,10 +326,11 @@ class Runner(Generic[V]):
         """What this node is to run of a duty that it owns; None: all that is not done."""
         if not self._at_version(duty.stage):
             return set()  # its state is on its way still: from a checkpoint, after a rollback
-        step, order = self.duties[duty], self._at.order(duty)
+        step = self.duties[duty]
+        if step.takeover is None and not self._post.holds_whole(duty.stage):
+            return None
+        order = self._at.order(duty)
         if step.takeover is None:
-            if not self._post.holds_whole(duty.stage):
-                return None
             if len(step.done) == len(order):
                 return set()
             # Another owner had it in this step, by a plan that this node never heard of: its leader was lost, and with
