@@ -350,6 +350,17 @@ class Plan:
 
     def receivers(self, bucket: int) -> tuple[str, ...]:
         """Every node that needs the bucket's reduced gradient, owners of its stage first."""
+        found = self._receivers.get(bucket)
+        if found is None:
+            found = self._receivers[bucket] = self._find_receivers(bucket)
+        return found
+
+    @cached_property
+    def _receivers(self) -> dict[int, tuple[str, ...]]:
+        """By bucket, of those that were asked for: a step asks for each several times."""
+        return {}
+
+    def _find_receivers(self, bucket: int) -> tuple[str, ...]:
         layers = (self.layer_of(bucket), *self._users.get(bucket, ()))
         preparing = [s for s in self.target if any(layer in s.layers for layer in layers)]
         return tuple(dict.fromkeys(n for stage in (*self.stages_with(bucket), *preparing) for n in stage.holders()))
