@@ -56,7 +56,7 @@ class Value:
     @property
     def size(self) -> int:
         """Bytes of its tensors."""
-        return sum(tensor.nbytes for _, tensor in self.tensors)
+        return sum([tensor.nbytes for _, tensor in self.tensors])
 
     def tensor(self) -> torch.Tensor:
         """The tensor of a value that has one."""
