@@ -21,7 +21,6 @@
 import logging
 from collections.abc import Callable, Iterator
 
-from culm.pipeline.flow import CROSSES, maker_of
 from culm.pipeline.job import Job
 from culm.pipeline.keys import Key
 from culm.pipeline.patience import Patience
@@ -213,8 +212,7 @@ class Exchange:
         self._attendance.leave_lower(order[0])
 
     def receiving(self, key: Key) -> None:
-        if key.kind in CROSSES:
-            self._faults.at(key.step, "receive", maker_of(key))
+        self._faults.passes("receive", key)
 
     def received(self, peer: str, count: int) -> None:
         self._traffic.received(peer, count)

@@ -4,7 +4,8 @@ import os
 import signal
 from collections.abc import Iterable
 
-from culm.pipeline.flow import FORWARDS
+from culm.pipeline.flow import CROSSES, FORWARDS, maker_of
+from culm.pipeline.keys import Key
 from culm.pipeline.places import Place, parse_place
 from culm.stage_server.worker.work import Apply, Load, Run, Sum, V, Work
 
@@ -35,6 +36,15 @@ class Faults:
         """The compute thread has done this, and others know it."""
         if isinstance(work, Apply) and not work.catch_up:
             self.at(work.step, "commit")
+
+    def passes(self, kind: str, key: Key) -> None:
+        """A piece of the tensor goes on its way, or has come. ``kind``: send or receive."""
+        if key.step not in self._places:
+            return
+        if key.kind in CROSSES:
+            self.at(key.step, kind, maker_of(key))
+        elif kind == "send":
+            self.at(key.step, "ship", key.stage)
 
     def at(self, step: int, kind: str, label: object = "") -> None:
         """The process is at this instruction of this step; it may be its last. ``label``: what prints as it."""
