@@ -51,7 +51,7 @@ class StagePlan:
     standbys: tuple[Standby, ...] = ()  # invariant: none of them is an owner, and none comes twice
     buckets: Buckets = Buckets()
 
-    @property
+    @cached_property
     def layers(self) -> range:
         return range(self.first_layer, self.end_layer)
 
@@ -173,7 +173,7 @@ class Plan:
     def with_ties(self, ties: Ties) -> "Plan":
         return replace(self, ties=ties) if ties else self
 
-    @property
+    @cached_property
     def order(self) -> PlanOrder:
         return (self.term, self.generation)
 

@@ -116,6 +116,7 @@ class Duties(dict[Duty, DutyStep[V]]):
         super().__init__()
         # What this node runs, ascending: the duties with a tenure. A plan that is being adopted puts it down last.
         self.owned: tuple[Duty, ...] = ()
+        self.owned_at: dict[int, list[Duty]] = {}  # the same by stage
         self._tenures = 0  # begun so far, in all eras
         self.ticket = -1  # stands in for a tenure in work that is run ahead; one less with every step and era
         self.stopped = False  # memory is short: nothing more is run ahead in this step
@@ -123,6 +124,13 @@ class Duties(dict[Duty, DutyStep[V]]):
     def __missing__(self, duty: Duty) -> DutyStep[V]:
         found = self[duty] = DutyStep()
         return found
+
+    def own(self, duties: tuple[Duty, ...]) -> None:
+        """These are what this node runs."""
+        self.owned = duties
+        self.owned_at = {duty.stage: [] for duty in duties}
+        for duty in duties:
+            self.owned_at[duty.stage].append(duty)
 
     def of_stage(self, stage: int) -> Iterator[tuple[Duty, DutyStep[V]]]:
         return ((duty, step) for duty, step in self.items() if duty.stage == stage)
@@ -151,6 +159,6 @@ class Duties(dict[Duty, DutyStep[V]]):
     def end_era(self) -> None:
         """All of it is void."""
         self.clear()
-        self.owned = ()
+        self.own(())
         self.ticket -= 1
         self.stopped = False

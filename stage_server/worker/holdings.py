@@ -92,6 +92,10 @@ class Holdings(Generic[V]):
     def version_of(self, layer: int) -> int | None:
         return self._versions.get(layer)
 
+    def are_at(self, version: int, layers: range) -> bool:
+        """Whether all of these layers are at the version."""
+        return set(map(self._versions.get, layers)) <= {version}
+
     def kept(self) -> list[int]:
         """The layers whose state is here, or on its way from a checkpoint."""
         return [x for x, v in self._versions.items() if v is not None or x in self._restoring]

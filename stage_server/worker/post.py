@@ -229,6 +229,11 @@ class Post(Generic[V]):
         assert self._at.plan is not None
         return flow.input_of(instruction, len(self._at.plan.stages), self._at.era, self._at.version)
 
+    def has_input(self, instruction: Instruction) -> bool:
+        """Whether that is here, or nothing is taken."""
+        key = self.input_of(instruction)
+        return key is None or key in self.mailbox
+
     def kept(self, key: Key) -> V | None:
         """A tensor that was received or produced here; between two duties of this node it is both."""
         return self.mailbox.get(key) if key in self.mailbox else self.outbox.get(key)

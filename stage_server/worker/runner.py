@@ -87,7 +87,7 @@ class Runner(Generic[V]):
             if duty not in owned:
                 # A block cannot be taken apart again: what was merged with this duty's gradient is summed anew.
                 block = self.duties[duty].block
-                for other in [d for d in self.duties.owned if block is not None and d.stage == duty.stage]:
+                for other in self.duties.owned_at[duty.stage] if block is not None else ():
                     if other != duty and self.duties[other].block == block:
                         self.duties[other].restart()
                         # Its last backward may run still, on gradients that are dropped: it does not count.
@@ -106,7 +106,7 @@ class Runner(Generic[V]):
                 step.tenure = self.duties.new_tenure()
                 if not anew:
                     self._take_over(duty, plan)
-        self.duties.owned = owned
+        self.duties.own(owned)
         return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
@@ -176,20 +176,16 @@ class Runner(Generic[V]):
         return Left(
             duty=duty,
             forward=forward,
-            forward_ready=forward is not None and self._has_input(forward),
+            forward_ready=forward is not None and self._post.has_input(forward),
             keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
             backward=backward,
-            backward_ready=backward is not None and self._has_input(backward),
+            backward_ready=backward is not None and self._post.has_input(backward),
             weights=weights,
             evaluation=evaluation,
-            evaluation_ready=evaluation is not None and self._has_input(evaluation),
+            evaluation_ready=evaluation is not None and self._post.has_input(evaluation),
             graphs=step.kept(duty, "B", most, part),
             halves=step.kept(duty, "W", most, part) if splits else 0,
         )
-
-    def _has_input(self, instruction: Instruction) -> bool:
-        key = self._post.input_of(instruction)
-        return key is None or key in self._post.mailbox
 
     def _run(self, instruction: Instruction) -> Run[V]:
         key = self._post.input_of(instruction)
@@ -289,9 +285,9 @@ class Runner(Generic[V]):
         return step is not None and step.takeover is not None
 
     def held_elsewhere(self, key: Key) -> bool:
-        """A consumer has a tensor. If this node took the duty over and has not produced it, the lost owner had.
+        """A consumer has a tensor. Of a duty that this node took over, and has not produced, the lost owner had it.
 
-        Returns whether it took the duty over.
+        Returns whether it took that duty over.
         """
         step = self.duties.get(key.duty)
         if step is None or step.takeover is None:
@@ -400,6 +396,5 @@ class Runner(Generic[V]):
         return tenure
 
     def _at_version(self, stage: int) -> bool:
-        plan = self._at.plan
-        assert plan is not None
-        return all(self._holdings.version_of(layer) == self._at.version for layer in plan.stages[stage].layers)
+        assert self._at.plan is not None
+        return self._holdings.are_at(self._at.version, self._at.plan.stages[stage].layers)
