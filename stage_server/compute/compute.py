@@ -80,6 +80,8 @@ class Compute:
         self._loading: Loading | None = None  # once a sample was taken here
         self.told_samples: Told = None  # by this node, of its datasets
         self._ahead = LoadingAhead(job, lambda: self.told_samples) if job.data.workers else None
+        # Whether processes of their own load samples, so that this thread has to in no bubble.
+        self.loads_ahead = self._ahead is not None
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
@@ -192,11 +194,6 @@ class Compute:
 
     def has_loaded(self, load: Load) -> bool:
         return load in self._loaded
-
-    @property
-    def loads_ahead(self) -> bool:
-        """Whether processes of their own load samples, so that this thread has to in no bubble."""
-        return self._ahead is not None
 
     def want(self, loads: Iterable[Load]) -> None:
         """What the next forwards will take, in order. Returns at once."""
