@@ -168,7 +168,7 @@ class Runner(Generic[V]):
         forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
         if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
             backward = None  # it has no graph yet
-        evaluation = step.next_of(duty, "E", self._at.evaluated, part)
+        evaluation = step.next_of(duty, "E", self._at.evaluated, part) if self._at.evaluated else None
         splits = self._at.schedule.splits_at(duty.stage)
         weights = step.next_of(duty, "W", most, part) if splits else None
         if weights is not None and Instruction(duty, "B", weights.microbatch) not in step.done:
@@ -230,7 +230,7 @@ class Runner(Generic[V]):
         version = self._at.version
         for step in range(version, min(version + 1 + begun, self._at.end) if ends else 0):
             for op, count in self._at.forwards_in(step):
-                for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
+                for pipeline in dict.fromkeys(duty.pipeline for duty in ends) if count else ():
                     mine = [duty for duty in ends if duty.pipeline == pipeline]
                     # Microbatches run in order, but for an heir's, which may be done here and there.
                     heir = step == version and any(self.has_taken_over(duty) for duty in mine)

@@ -193,7 +193,7 @@ class Worker(Generic[V]):
     def _skip_to(self, step: int) -> None:
         """Commits were missed while nobody waited for this node. No layer can follow: each is fetched again."""
         self.at.commits.clear()
-        self.at.version = step
+        self.at.begin(step)
         self.holdings.start_over()
         self.post.forget_before(step)
         self._end_step()
@@ -201,7 +201,8 @@ class Worker(Generic[V]):
         self._take_early()
 
     def _begin_era(self, plan: Plan) -> None:
-        self.at.era, self.at.version = plan.era, plan.step
+        self.at.era = plan.era
+        self.at.begin(plan.step)
         self.at.commits.clear()
         self.post.end_era()
         self._saves.clear()
@@ -304,8 +305,7 @@ class Worker(Generic[V]):
             return self.runner.resumes.pop(0)
         if self._saves:
             return self._saves.popleft()
-        state = self.holdings.next_install() or self.holdings.next_catch_up()
-        if state is not None:
+        if (state := self.holdings.next_state()) is not None:
             return state
         if at.commits and at.commits[0].step == at.version and at.plan is not None:
             return self.applying.work_of(at.commits[0], at.plan)
@@ -357,7 +357,7 @@ class Worker(Generic[V]):
 
     def _applied(self, commit: Commit, work: Apply[V]) -> None:
         plan, following = self.at.plan, commit.next_plan
-        self.at.version = commit.step + 1
+        self.at.begin(commit.step + 1)
         self.last_commit = commit
         self.holdings.applied(layer for layer, _ in work.gradients)
         # Keys name stages. Under another cut a stage has other layers, so what was kept of it is of no use.
