@@ -96,9 +96,11 @@ CROSSES = (ACTIVATION, GRADIENT, EVALUATED)  # the kinds that pass from a stage 
 def is_producer(node: str, key: Key, plan: Plan) -> bool:
     """Whether this node's value of the key counts under the plan (rule 3)."""
     # The sender may obey a plan with more stages than this one (rule 3).
-    if key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
+    if key.stage >= len(plan.stages):
         return False
     stage = plan.stages[key.stage]
+    if key.pipeline >= len(stage.owners):
+        return False
     if key.kind in (PARTIAL, REDUCED) and key.index not in plan.buckets(key.stage):
         return False
     if key.use:

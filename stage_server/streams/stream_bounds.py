@@ -109,7 +109,7 @@ class RunShape:
         buckets = len(self.buckets) + len(self.uses)
         return 4 * buckets * (self.pipelines * (3 * self.microbatches + self.evaluations.microbatches + 2) + 1)
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Steps of the run, its closing one among them."""
         return self.evaluations.end(self.steps)

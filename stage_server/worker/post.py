@@ -67,7 +67,7 @@ class Post(Generic[V]):
         if arrival.key is None or arrival.value is None:
             self._answer_hello(arrival, plan)
             return False
-        if not self.is_taken(arrival, arrival.key, plan):
+        if not self.is_taken(arrival.peer, arrival.incarnation, arrival.key, plan):
             return False
         if arrival.key.step > self._at.committed + 1:
             self.early.add_of_later_step(arrival, arrival.key)
@@ -81,13 +81,13 @@ class Post(Generic[V]):
         self._effects.append(Acknowledge(arrival.peer, arrival.key))
         return True
 
-    def is_taken(self, arrival: Arrival[V], key: Key, plan: Plan) -> bool:
+    def is_taken(self, peer: str, incarnation: int, key: Key, plan: Plan) -> bool:
         """Whether the tensor is of this era, and its sender its producer under the plan (rules 1 and 3)."""
         if key.era != self._at.era:
             return False
-        member = plan.members.get(arrival.peer)
-        known = member is not None and member.incarnation == arrival.incarnation
-        return known and flow.is_taken(key, arrival.peer, self._at.node, plan)
+        member = plan.members.get(peer)
+        known = member is not None and member.incarnation == incarnation
+        return known and flow.is_taken(key, peer, self._at.node, plan)
 
     def _answer_hello(self, arrival: Arrival[V], plan: Plan) -> None:
         for key in self.mailbox:
@@ -145,12 +145,12 @@ class Post(Generic[V]):
         """Whether what was sent under this plan waits until the plan is here."""
         return self._at.plan is None or order > self._at.plan.order
 
-    def drops(self, peer: str, incarnation: int, order: PlanOrder, key: Key) -> bool:
+    def drops(self, peer: str, incarnation: int, key: Key) -> bool:
         """Whether a tensor would be dropped if it were here: its sender is not its producer under the present plan."""
         plan = self._at.plan
         if key.era > self._at.era:  # an era is being begun at this very moment, by another thread
             return False
-        return plan is not None and not self.is_taken(Arrival(peer, incarnation, order), key, plan)
+        return plan is not None and not self.is_taken(peer, incarnation, key, plan)
 
     # ---- what goes --------------------------------------------------------------------------------------------------
 
