@@ -105,13 +105,14 @@ class Exchange:
 
     def after_event(self) -> None:
         """Something was told to the worker. Called with the lock held; the compute thread may have work now."""
-        carry_out(self.worker.drain(), self)
+        self.carry_out()
         self.changed.notify_all()
 
     # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
 
     def carry_out(self) -> None:
-        carry_out(self.worker.drain(), self)
+        if effects := self.worker.drain():
+            carry_out(effects, self)
 
     def send(self, effect: Send) -> None:
         self._peers.send(effect.peer, effect.key, effect.later)
