@@ -224,7 +224,7 @@ class Compute:
     def _run(self, work: Run[Value]) -> Result:
         duty, op, m = work.instruction
         runner = self._begin(duty, work.step)
-        first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, self._chain)
+        first, last = runner.first, runner.last
         operand = value_here(self._device, work.operand) if work.operand is not None else None
         if op in flow.FORWARDS:
             x, target = operand.pytree() if operand is not None and not first else None, None
