@@ -66,6 +66,8 @@ class Forwards:
 
     def once(self, layer: nn.Module, x: Pytree) -> Any:
         """What the layer gives, on this very input, and never again."""
+        if not self.is_mixed:
+            return layer(x)
         with self.precision():
             return layer(x)
 

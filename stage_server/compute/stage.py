@@ -129,7 +129,8 @@ class Stage:
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             seed = stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index)
             layer.device.seed(seed)
-            layer.changing.begin_forward()
+            if layer.changing.may_change:
+                layer.changing.begin_forward()
             try:
                 h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
             except NotAPytree as error:
@@ -138,7 +139,8 @@ class Stage:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
                 raise
-            layer.changing.end_forward(tensors_in(h))
+            if layer.changing.may_change:
+                layer.changing.end_forward(tensors_in(h))
         wrote = [tensor._version for tensor in own] != versions
         if self._writes_input is None:
             # Writes through .data count no version.
