@@ -21,7 +21,7 @@
 # those that no duty of this node computes with (``HeldLayer.go_home``).
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -192,8 +192,10 @@ class Compute:
             self._begun[duty] = step
         return runner
 
-    def has_loaded(self, load: Load) -> bool:
-        return load in self._loaded
+    @property
+    def loaded(self) -> Collection[Load]:
+        """Microbatches whose samples are here."""
+        return self._loaded.keys()
 
     def want(self, loads: Iterable[Load]) -> None:
         """What the next forwards will take, in order. Returns at once."""

@@ -59,6 +59,7 @@ class Runner(Generic[V]):
         self._arranging = arranging
         self._effects = effects
         self.duties: Duties[V] = Duties()
+        self._ends: list[Duty] = []  # of those that are owned: the first stage's and the last one's
         self.summing: Summing[V] = Summing(position, self.duties, post)
         # Of the job, or of the newest plan that says so: see Redundancy.
         self.eager = False  # run forwards ahead for duties that this node stands by for
@@ -107,6 +108,7 @@ class Runner(Generic[V]):
                 if not anew:
                     self._take_over(duty, plan)
         self.duties.own(owned)
+        self._ends = [x for x in owned if flow.takes_samples(x.stage) or flow.takes_targets(x.stage, len(plan.stages))]
         return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
@@ -221,14 +223,12 @@ class Runner(Generic[V]):
 
     def next_loads(self) -> Iterator[Load]:
         """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
-        plan = self._at.plan
-        stages = len(plan.stages) if plan is not None else 0
-        owned = self.duties.owned
-        ends = [d for d in owned if flow.takes_samples(d.stage) or flow.takes_targets(d.stage, stages)]
+        version, ends = self._at.version, self._ends
+        if not ends:
+            return
         # Not at a step's beginning, when all that runs on a machine has work to do.
         begun = any(self.duties[duty].done for duty in ends)
-        version = self._at.version
-        for step in range(version, min(version + 1 + begun, self._at.end) if ends else 0):
+        for step in range(version, min(version + 1 + begun, self._at.end)):
             for op, count in self._at.forwards_in(step):
                 for pipeline in dict.fromkeys(duty.pipeline for duty in ends) if count else ():
                     mine = [duty for duty in ends if duty.pipeline == pipeline]
