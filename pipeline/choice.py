@@ -60,17 +60,17 @@ def _forward(left: Sequence[Left], schedule: Schedule, stages: int) -> Instructi
         for x in left
         if x.forward is not None and x.forward_ready and _has_room(x, kept[x.duty.stage], schedule, stages)
     ]
-    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
+    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.duty.stage), default=None)
 
 
 def _backward(left: Sequence[Left]) -> Instruction | None:
     found = [x.backward for x in left if x.backward is not None and x.backward_ready]
-    return min(found, key=lambda i: (-i.stage, i.duty.pipeline), default=None)
+    return min(found, key=lambda i: (-i.duty.stage, i.duty.pipeline), default=None)
 
 
 def _evaluation(left: Sequence[Left]) -> Instruction | None:
     found = [x.evaluation for x in left if x.evaluation is not None and x.evaluation_ready]
-    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
+    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.duty.stage), default=None)
 
 
 def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:

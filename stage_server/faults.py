@@ -27,6 +27,8 @@ class Faults:
 
     def before(self, work: Work[V] | Load) -> None:
         """The compute thread begins this."""
+        if not self._places:
+            return
         if isinstance(work, Run) and not work.redundant:
             self.at(work.step, "forward" if work.instruction.op in FORWARDS else "backward", work.instruction)
         elif isinstance(work, Sum):
@@ -34,7 +36,7 @@ class Faults:
 
     def after(self, work: Work[V] | Load) -> None:
         """The compute thread has done this, and others know it."""
-        if isinstance(work, Apply) and not work.catch_up:
+        if self._places and isinstance(work, Apply) and not work.catch_up:
             self.at(work.step, "commit")
 
     def passes(self, kind: str, key: Key) -> None:

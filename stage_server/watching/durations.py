@@ -23,9 +23,9 @@ class Usual:
     samples: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Such as the forwards of one stage."""
+    """Such as the forwards of one stage. There is one object of each, which ``kind_of`` gives."""
 
     name: str
     # Whether it takes about as long each time, as long as the node holds the same layers: else no history is kept.
@@ -114,10 +114,15 @@ def _of_runs(stage: int, op: Pass, ahead: bool) -> Kind:
     return Kind(f"{own} ahead" if ahead else own, is_regular=True, is_measure=not ahead)
 
 
+@cache
+def _of_others(name: str, is_regular: bool) -> Kind:
+    return Kind(name, is_regular)
+
+
 def kind_of(work: Work[V] | Load) -> Kind:
     """As what its time is kept."""
     if isinstance(work, Run):
         return _of_runs(work.instruction.stage, work.instruction.op, work.redundant)
     # To arrange takes no time at all, or builds layers. A layer that was seeded catches up by itself.
     is_regular = isinstance(work, Reduce | Sum) or (isinstance(work, Apply) and not work.catch_up)
-    return Kind(type(work).__name__.lower(), is_regular)
+    return _of_others(type(work).__name__.lower(), is_regular)
