@@ -44,21 +44,33 @@ class Left:
 
 def choose(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
     """The next of a node's instructions; None while none of them may run."""
+    if not schedule.splits:
+        return _forward(left, schedule, stages) or _backward(left) or _evaluation(left)
+    backward = _backward(left)
+    if backward is not None and takes_samples(backward.stage):
+        return _forward(left, schedule, stages) or backward
+    weights = [x.weights for x in left if x.weights is not None]
+    return backward or _forward(left, schedule, stages) or min(weights, default=None) or _evaluation(left)
+
+
+def _forward(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
     kept = _kept(left)
-    backwards = [x.backward for x in left if x.backward is not None and x.backward_ready]
-    forwards = [
+    found = [
         x.forward
         for x in left
         if x.forward is not None and x.forward_ready and _has_room(x, kept[x.duty.stage], schedule, stages)
     ]
-    weights = [x.weights for x in left if x.weights is not None]
-    backward = min(backwards, key=lambda i: (-i.stage, i.duty.pipeline), default=None)
-    forward = min(forwards, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
-    evaluations = [x.evaluation for x in left if x.evaluation is not None and x.evaluation_ready]
-    evaluation = min(evaluations, key=lambda i: (i.duty.pipeline, i.microbatch, -i.stage), default=None)
-    if not schedule.splits or (backward is not None and takes_samples(backward.stage)):
-        return forward or backward or evaluation
-    return backward or forward or min(weights, default=None) or evaluation
+    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.duty.stage), default=None)
+
+
+def _backward(left: Sequence[Left]) -> Instruction | None:
+    found = [x.backward for x in left if x.backward is not None and x.backward_ready]
+    return min(found, key=lambda i: (-i.duty.stage, i.duty.pipeline), default=None)
+
+
+def _evaluation(left: Sequence[Left]) -> Instruction | None:
+    found = [x.evaluation for x in left if x.evaluation is not None and x.evaluation_ready]
+    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.duty.stage), default=None)
 
 
 def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
@@ -84,6 +96,6 @@ def _has_room(x: Left, kept: int, schedule: Schedule, stages: int) -> bool:
         return True
     # As many as the first stage keeps: its warmup, and one.
     most_halves = schedule.lead * (stages - 1) + 1
-    if schedule.splits_at(x.duty.stage) and x.halves >= most_halves:
+    if x.halves >= most_halves:
         return False
     return kept < schedule.lead * stages_after(x.duty.stage, stages) + 1

@@ -74,6 +74,13 @@ def result_of(instruction: Instruction, era: int, step: int) -> Key:
     return Key(era, step, pipeline, _GIVES.get(op, GRADIENT), stage, microbatch)
 
 
+def input_of(instruction: Instruction, stages: int, era: int, step: int) -> Key | None:
+    """The key of the neighbour's result that the instruction takes; None where it takes none: see ``awaited``."""
+    (pipeline, stage), op, microbatch = instruction
+    near = stage - 1 if op in FORWARDS else stage + 1 if op == "B" else -1
+    return Key(era, step, pipeline, _GIVES.get(op, GRADIENT), near, microbatch) if 0 <= near < stages else None
+
+
 def maker_of(key: Key) -> Instruction:
     """The instruction that gives this activation or gradient."""
     op: Pass = "F" if key.kind is ACTIVATION else "E" if key.kind is EVALUATED else "B"
@@ -89,9 +96,11 @@ CROSSES = (ACTIVATION, GRADIENT, EVALUATED)  # the kinds that pass from a stage 
 def is_producer(node: str, key: Key, plan: Plan) -> bool:
     """Whether this node's value of the key counts under the plan (rule 3)."""
     # The sender may obey a plan with more stages than this one (rule 3).
-    if key.stage >= len(plan.stages) or key.pipeline >= plan.pipelines:
+    if key.stage >= len(plan.stages):
         return False
     stage = plan.stages[key.stage]
+    if key.pipeline >= len(stage.owners):
+        return False
     if key.kind in (PARTIAL, REDUCED) and key.index not in plan.buckets(key.stage):
         return False
     if key.use:

@@ -35,6 +35,9 @@ ACTIVATION, GRADIENT, PARTIAL, REDUCED, ACCUMULATED, EVALUATED = Kind  # Kind.NA
 #     EVALUATED     its own    microbatch            a stage's forward, in an evaluation  the next stage's owner
 
 
+BucketOfStage = tuple[int, int]  # the stage and the bucket of a REDUCED, in a step that is known
+
+
 class Key(NamedTuple):
     """Names one tensor of the run; its value never changes.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from culm.pipeline.early_stop import EarlyStop
 from culm.pipeline.instruction import Duty
+from culm.pipeline.keys import BucketOfStage
 from culm.pipeline.origin import Origin
 from culm.pipeline.ties import Addend, Ties, addends
 
@@ -51,7 +52,7 @@ class StagePlan:
     standbys: tuple[Standby, ...] = ()  # invariant: none of them is an owner, and none comes twice
     buckets: Buckets = Buckets()
 
-    @property
+    @cached_property
     def layers(self) -> range:
         return range(self.first_layer, self.end_layer)
 
@@ -175,7 +176,7 @@ class Plan:
     def with_ties(self, ties: Ties) -> "Plan":
         return replace(self, ties=ties) if ties else self
 
-    @property
+    @cached_property
     def order(self) -> PlanOrder:
         return (self.term, self.generation)
 
@@ -202,10 +203,15 @@ class Plan:
 
     def duties_of(self, node: str) -> tuple[Duty, ...]:
         """What the node runs, by pipeline and stage, ascending."""
-        found = (
-            Duty(p, s) for s, stage in enumerate(self.stages) for p, owner in enumerate(stage.owners) if owner == node
-        )
-        return tuple(sorted(found))
+        return tuple(self._duties.get(node, ()))
+
+    @cached_property
+    def _duties(self) -> dict[str, list[Duty]]:
+        found: dict[str, list[Duty]] = {}
+        for p in range(self.pipelines):
+            for s, stage in enumerate(self.stages):
+                found.setdefault(stage.owners[p], []).append(Duty(p, s))
+        return found
 
     def owned_by(self, node: str) -> tuple[int, ...]:
         """Stages that the node owns in some pipeline, ascending."""
@@ -277,6 +283,16 @@ class Plan:
                     found[addend.bucket] = (*found.get(addend.bucket, ()), tie.layer)
         return found
 
+    @cached_property
+    def sums_of(self) -> tuple[frozenset[BucketOfStage], ...]:
+        """By layer: the buckets whose whole sums are applied to it."""
+        return tuple(frozenset((self.stage_of(x.bucket), x.bucket) for x in adding) for adding in self.addends)
+
+    @cached_property
+    def sums_of_stage(self) -> tuple[frozenset[BucketOfStage], ...]:
+        """By stage: the same of all its layers."""
+        return tuple(frozenset(chain(*(self.sums_of[layer] for layer in stage.layers))) for stage in self.stages)
+
     def uses_of(self, bucket: int) -> tuple[int, ...]:
         """The layers that add to the bucket, in the order in which they are added; 0 is the bucket's own."""
         return (0, *self._users.get(bucket, ()))
@@ -337,6 +353,17 @@ class Plan:
 
     def receivers(self, bucket: int) -> tuple[str, ...]:
         """Every node that needs the bucket's reduced gradient, owners of its stage first."""
+        found = self._receivers.get(bucket)
+        if found is None:
+            found = self._receivers[bucket] = self._find_receivers(bucket)
+        return found
+
+    @cached_property
+    def _receivers(self) -> dict[int, tuple[str, ...]]:
+        """By bucket, of those that were asked for: a step asks for each several times."""
+        return {}
+
+    def _find_receivers(self, bucket: int) -> tuple[str, ...]:
         layers = (self.layer_of(bucket), *self._users.get(bucket, ()))
         preparing = [s for s in self.target if any(layer in s.layers for layer in layers)]
         return tuple(dict.fromkeys(n for stage in (*self.stages_with(bucket), *preparing) for n in stage.holders()))

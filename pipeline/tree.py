@@ -15,6 +15,7 @@
 # n pipelines that are aligned to the tree are popcount(n) blocks.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -81,6 +82,11 @@ def _collected(block: Block, pieces: Mapping[Block, T], add: Callable[[T, T], T]
 
 def largest(pipelines: Collection[int], of: int) -> tuple[Block, ...]:
     """The largest blocks of a tree over ``of`` pipelines that hold these pipelines and no other, ascending."""
+    return _largest(frozenset(pipelines), of)
+
+
+@lru_cache(maxsize=1024)  # a node asks with each event of a step's end, of few sets
+def _largest(pipelines: frozenset[int], of: int) -> tuple[Block, ...]:
     return tuple(sorted(merged({one(p): p for p in pipelines}, of, lambda left, _: left)))
 
 

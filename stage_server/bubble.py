@@ -31,7 +31,8 @@ class Bubble:
         """The next microbatch whose samples are not here; None if there is none, or no time for it, or others load."""
         if self._compute.loads_ahead:
             return None
-        load = next((load for load in self._worker.runner.next_loads() if not self._compute.has_loaded(load)), None)
+        loaded = self._compute.loaded
+        load = next((load for load in self._worker.runner.next_loads() if load not in loaded), None)
         if load is None or load.step == self._worker.version:
             return load
         # Of the next step. Its first microbatch is wanted right after the commit, the others only later.

@@ -21,7 +21,6 @@
 import logging
 from collections.abc import Callable, Iterator
 
-from culm.pipeline.flow import CROSSES, maker_of
 from culm.pipeline.job import Job
 from culm.pipeline.keys import Key
 from culm.pipeline.patience import Patience
@@ -106,13 +105,14 @@ class Exchange:
 
     def after_event(self) -> None:
         """Something was told to the worker. Called with the lock held; the compute thread may have work now."""
-        carry_out(self.worker.drain(), self)
+        self.carry_out()
         self.changed.notify_all()
 
     # ---- effects: called with the lock held, and never waiting ------------------------------------------------------
 
     def carry_out(self) -> None:
-        carry_out(self.worker.drain(), self)
+        if effects := self.worker.drain():
+            carry_out(effects, self)
 
     def send(self, effect: Send) -> None:
         self._peers.send(effect.peer, effect.key, effect.later)
@@ -213,8 +213,7 @@ class Exchange:
         self._attendance.leave_lower(order[0])
 
     def receiving(self, key: Key) -> None:
-        if key.kind in CROSSES:
-            self._faults.at(key.step, "receive", maker_of(key))
+        self._faults.passes("receive", key)
 
     def received(self, peer: str, count: int) -> None:
         self._traffic.received(peer, count)

@@ -4,7 +4,8 @@ import os
 import signal
 from collections.abc import Iterable
 
-from culm.pipeline.flow import FORWARDS
+from culm.pipeline.flow import CROSSES, FORWARDS, maker_of
+from culm.pipeline.keys import Key
 from culm.pipeline.places import Place, parse_place
 from culm.stage_server.worker.work import Apply, Load, Run, Sum, V, Work
 
@@ -26,6 +27,8 @@ class Faults:
 
     def before(self, work: Work[V] | Load) -> None:
         """The compute thread begins this."""
+        if not self._places:
+            return
         if isinstance(work, Run) and not work.redundant:
             self.at(work.step, "forward" if work.instruction.op in FORWARDS else "backward", work.instruction)
         elif isinstance(work, Sum):
@@ -33,8 +36,17 @@ class Faults:
 
     def after(self, work: Work[V] | Load) -> None:
         """The compute thread has done this, and others know it."""
-        if isinstance(work, Apply) and not work.catch_up:
+        if self._places and isinstance(work, Apply) and not work.catch_up:
             self.at(work.step, "commit")
+
+    def passes(self, kind: str, key: Key) -> None:
+        """A piece of the tensor goes on its way, or has come. ``kind``: send or receive."""
+        if key.step not in self._places:
+            return
+        if key.kind in CROSSES:
+            self.at(key.step, kind, maker_of(key))
+        elif kind == "send":
+            self.at(key.step, "ship", key.stage)
 
     def at(self, step: int, kind: str, label: object = "") -> None:
         """The process is at this instruction of this step; it may be its last. ``label``: what prints as it."""

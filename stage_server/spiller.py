@@ -91,7 +91,9 @@ class Spiller:
             self._plan, self._most = plan, self._allowance.bytes(plan, worker.node)
         if self._most is None:
             return
-        self._largest = max([self._largest, *(value.size for value in passed if value is not None)])
+        for value in passed:
+            if value is not None and value.size > self._largest:
+                self._largest = value.size
         if self._busy or self._failed == worker.version:
             return
         # First an estimate: with a thousand tensors there is no time to add them up after every instruction.

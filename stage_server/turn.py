@@ -22,6 +22,6 @@ class Turn(threading.Condition):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, error, trace)
+        self.release()
         if error is not None:
             self._broken(error)

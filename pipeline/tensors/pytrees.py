@@ -37,6 +37,8 @@ class NotAPytree(TypeError):
 
 def parts_of(tree: Pytree) -> tuple[list[torch.Tensor], Structure]:
     """The tensors, each once, in the order in which they first come, and the structure. Raises NotAPytree."""
+    if isinstance(tree, torch.Tensor):  # as most are
+        return [tree], 0
     numbers: dict[int, int] = {}
     tensors: list[torch.Tensor] = []
 
@@ -94,6 +96,8 @@ def as_text(structure: Structure) -> str:
 
 def of_text(text: str, count: int) -> Structure:
     """A structure from elsewhere, over so many tensors. Raises ValueError for what ``as_text`` never says."""
+    if not text and count == 1:
+        return 0
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"the structure has {len(text)} characters; {MOST_CHARACTERS} at most are accepted")
     if count > MOST_TENSORS:

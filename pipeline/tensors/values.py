@@ -35,9 +35,8 @@ class Value:
     def activation(output: Pytree) -> "Value":
         """A stage's output; the name of each tensor tells whether it requires a gradient."""
         tensors, structure = parts_of(output)
-        names = (f"{OUTPUT if tensor.requires_grad else CONSTANT}.{i}" for i, tensor in enumerate(tensors))
-        detached = (tensor.detach() for tensor in tensors)
-        return Value(tuple(zip(names, detached, strict=True)), structure=as_text(structure))
+        named = [(f"{OUTPUT if x.requires_grad else CONSTANT}.{i}", x.detach()) for i, x in enumerate(tensors)]
+        return Value(tuple(named), structure=as_text(structure))
 
     def pytree(self) -> Pytree:
         """The activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
@@ -56,7 +55,7 @@ class Value:
     @property
     def size(self) -> int:
         """Bytes of its tensors."""
-        return sum(tensor.nbytes for _, tensor in self.tensors)
+        return sum([tensor.nbytes for _, tensor in self.tensors])
 
     def tensor(self) -> torch.Tensor:
         """The tensor of a value that has one."""

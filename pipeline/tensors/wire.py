@@ -115,9 +115,9 @@ BUFFERS = Buffers()
 class Passing:
     """Takes the pieces of a value that nobody here needs: checks their order, and keeps nothing."""
 
-    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
-        """Raises ValueError for a header that cannot be true (rule 18)."""
-        if wrong := problem(header):
+    def __init__(self, header: tensor_pb2.ValueHeader, checked: bool = False) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18). ``checked``: whoever calls has looked."""
+        if not checked and (wrong := problem(header)):
             raise ValueError(wrong)
         self._header = header
         self._received = 0
@@ -140,9 +140,9 @@ class Passing:
 class Assembler(Passing):
     """Puts the pieces of one value together."""
 
-    def __init__(self, header: tensor_pb2.ValueHeader) -> None:
-        """Raises ValueError for a header that cannot be true (rule 18)."""
-        super().__init__(header)
+    def __init__(self, header: tensor_pb2.ValueHeader, checked: bool = False) -> None:
+        """Raises ValueError for a header that cannot be true (rule 18). ``checked``: whoever calls has looked."""
+        super().__init__(header, checked)
         total = header.total_bytes
         self._memory: bytearray | Bytes = bytearray(total) if total < SMALLEST else BUFFERS.take(total)
 

@@ -67,7 +67,10 @@ class Forwards:
 
     def once(self, layer: nn.Module, x: Pytree) -> Any:
         """What the layer gives, on this very input, and never again."""
-        with self.precision():
+        if self.is_mixed:
+            with self.precision():
+                y = layer(x)
+        else:
             y = layer(x)
         refuse_others()
         return y

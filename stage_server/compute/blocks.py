@@ -85,8 +85,12 @@ def all_finite(gradients: list[torch.Tensor]) -> bool:
 
 def squared_norms(gradients: list[torch.Tensor]) -> tuple[float, ...]:
     """The squared L2 norm of each chunk of each tensor, in float64, in the order given."""
-    chunks = [chunk for gradient in gradients for chunk in torch.split(gradient.reshape(-1), NORM_CHUNK)]
-    real = (torch.view_as_real(chunk) if chunk.is_complex() else chunk for chunk in chunks)
+    chunks = [chunk for gradient in gradients for chunk in _chunks(gradient.reshape(-1))]
+    real = [torch.view_as_real(chunk) if chunk.is_complex() else chunk for chunk in chunks]
     norms = [torch.linalg.vector_norm(chunk, dtype=torch.float64) for chunk in real]
     # A card is waited for once.
-    return tuple(norm * norm for norm in torch.stack(norms).tolist()) if norms else ()
+    return tuple([norm * norm for norm in torch.stack(norms).tolist()]) if norms else ()
+
+
+def _chunks(flat: torch.Tensor) -> Sequence[torch.Tensor]:
+    return (flat,) if flat.numel() <= NORM_CHUNK else torch.split(flat, NORM_CHUNK)

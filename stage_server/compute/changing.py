@@ -41,6 +41,7 @@ class ChangingBuffers:
         self._name = f"layer {index} ({type(module).__name__})"
         kept = in_norms(module)
         self._places = {name: where for name, where in places.items() if name not in kept}
+        self.may_change = bool(self._places)  # else there is nothing to do around a forward
         self._exchanged: set[str] = set()
         self._first: dict[str, torch.Tensor] | None = {}  # values before the first forward; None once it has run
         self._before: list[tuple[str, torch.Tensor, int]] = []  # the forward that runs, with their versions

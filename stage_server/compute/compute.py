@@ -21,7 +21,7 @@
 # those that no duty of this node computes with (``HeldLayer.go_home``).
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -83,6 +83,8 @@ class Compute:
         self.known: Callable[[], Known] = Known  # gives bookmarks
         ahead = LoadingAhead(job, lambda: self.told_samples, lambda: self.known()) if job.data.workers else None
         self._ahead = ahead
+        # Whether processes of their own load samples, so that this thread has to in no bubble.
+        self.loads_ahead = ahead is not None
         self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
@@ -193,13 +195,10 @@ class Compute:
             self._begun[duty] = step
         return runner
 
-    def has_loaded(self, load: Load) -> bool:
-        return load in self._loaded
-
     @property
-    def loads_ahead(self) -> bool:
-        """Whether processes of their own load samples, so that this thread has to in no bubble."""
-        return self._ahead is not None
+    def loaded(self) -> Collection[Load]:
+        """Microbatches whose samples are here."""
+        return self._loaded.keys()
 
     def want(self, loads: Iterable[Load]) -> None:
         """What the next forwards will take, in order. Returns at once."""
@@ -235,7 +234,7 @@ class Compute:
     def _run(self, work: Run[Value]) -> Result:
         duty, op, m = work.instruction
         runner = self._begin(duty, work.step)
-        first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, self._chain)
+        first, last = runner.first, runner.last
         operand = value_here(self._device, work.operand) if work.operand is not None else None
         if op in flow.FORWARDS:
             x, target = operand.pytree() if operand is not None and not first else None, None

@@ -199,7 +199,7 @@ class HeldLayer:
         return Workspace([None] * len(self._parameters), {name: tensor.clone() for name, tensor in committed.items()})
 
     def _own_buffers(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.clone() for name, buffer in self._buffers().items()}
+        return {name: buffer.clone() for name, buffer in self._buffers().items()} if self._buffer_places else {}
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         """By name. Raises JobError where a forward has made or dropped one."""

@@ -57,8 +57,8 @@ class Stage:
     ) -> None:
         self._pipeline = pipeline
         self.layers = layers
-        self._first = first
-        self._last = last
+        self.first = first
+        self.last = last
         self._loss = loss
         self._job = job
         self._forwards = Forwards(job)
@@ -113,7 +113,7 @@ class Stage:
         tensor of the output requires a gradient if it has a graph, and that of the next stage's x is to require one.
         """
         self._enter()
-        if not self._first:
+        if not self.first:
             x = mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), x)
         # The input is also another's: the stage before keeps it for an heir that may need it again. A leaf that
         # requires its gradient may not be written at all.
@@ -129,7 +129,8 @@ class Stage:
             # Before each layer, not once: how many numbers a layer draws must not matter to a stage cut elsewhere.
             seed = stream_seed(self._seed, self._step, self._pipeline, microbatch, layer.index)
             layer.device.seed(seed)
-            layer.changing.begin_forward()
+            if layer.changing.may_change:
+                layer.changing.begin_forward()
             try:
                 h = between_layers(self._forwards.run(layer.module, h, seed, layer.device.seed))
             except NotAPytree as error:
@@ -138,14 +139,15 @@ class Stage:
                 if "in-place" in str(error) and self._writes_input is False:
                     raise self._writes_now(layer) from error
                 raise
-            layer.changing.end_forward(tensors_in(h))
+            if layer.changing.may_change:
+                layer.changing.end_forward(tensors_in(h))
         wrote = [tensor._version for tensor in own] != versions
         if self._writes_input is None:
             # Writes through .data count no version.
             self._writes_input = wrote or not all(map(same_bits, own, inputs))
         elif wrote and not self._writes_input:
             raise self._writes_now(self.layers[0])
-        if self._last:
+        if self.last:
             with self._forwards.precision():
                 output, (h, counts) = h, taken(self._loss(h, target), self._job)
                 refuse_loss(h, output)
@@ -155,7 +157,7 @@ class Stage:
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:
             self._boundaries = boundaries
-        return mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad and not self._last), h)
+        return mapped(lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad and not self.last), h)
 
     def evaluate(self, microbatch: int, x: Pytree, target: Pytree) -> Pytree | None:
         """As ``StageEvaluation.forward``, in the running step."""
@@ -213,7 +215,7 @@ class Stage:
 
     def _given(self, outputs: list[torch.Tensor], gradients: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """The gradients from which a backward begins, by the place of their output."""
-        if self._last:
+        if self.last:
             return {0: self._share_of(outputs[0])}
         if any(i >= len(outputs) for i in gradients):
             what = f"the next stage gives the gradient of output {max(gradients)}, and there are {len(outputs)}"
@@ -231,7 +233,7 @@ class Stage:
         # Not ``x.grad``, which is laid out like x. The layer before gets the gradient as it was made, as if no cut lay
         # between them.
         made: dict[int, torch.Tensor] = {}
-        for i, x in enumerate(inputs if not self._first else ()):
+        for i, x in enumerate(inputs if not self.first else ()):
             if x.requires_grad:
                 x.register_hook(partial(_note, made, i))  # type: ignore[no-untyped-call]
         fresh = [parameter for parameter in self._parameters if parameter.grad is None]
@@ -290,7 +292,7 @@ class Stage:
                 gradient = given.get(f"{layer.index}.{name}")
                 if gradient is not None:  # a copy: backwards add to it in place, and the value came from a mailbox
                     parameter.grad = torch.empty_like(parameter).copy_(gradient)
-        for m in range(count if self._last else 0):
+        for m in range(count if self.last else 0):
             size = self._job.tally_form.trained
             self._tallies[m] = accumulated.tallies[m * size : (m + 1) * size]
 

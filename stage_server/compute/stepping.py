@@ -21,7 +21,7 @@ class Stepping:
         versions = [grad._version for grad in given]
         before = [grad.clone() for grad in given] if self.writes_gradients is None else []
         optimizer.step()
-        wrote = any(grad._version != version for grad, version in zip(given, versions, strict=True))
+        wrote = [grad._version for grad in given] != versions
         if self.writes_gradients is None and given:  # writes through .data count no version
             self.writes_gradients = wrote or not all(map(same_bits, before, given))
         elif wrote and self.writes_gradients is False:

@@ -46,7 +46,7 @@ class Untouched:
     def begin_step(self) -> None:
         """From now on nothing may change before the step is applied."""
         self._places = self._places_now()
-        self._versions = sum(version for version, _ in self._places)
+        self._versions = sum(map(_version, self._parameters))
 
     def before_forward(self) -> None:
         if self._sums is not None:

@@ -61,7 +61,8 @@ class Slots:
         secret = self._map[:SECRET] = secrets.token_bytes(SECRET)
         # What the receiver is told. Made here, since the stream may break, and close the file, before it is told.
         self.memory = stage_pb2.Memory(pid=os.getpid(), file=self._file, secret=secret)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # taken as it is where nobody has to be waited for
+        self._changed = threading.Condition(self._lock)
         # None before the receiver has opened the memory, and once it is closed: all pieces go over the stream then.
         # Taken from the end: a slot that was used last is the likeliest to be in the processor's cache.
         self._free: list[int] | None = None
@@ -70,7 +71,7 @@ class Slots:
 
     def opened(self) -> None:
         """The receiver can read it."""
-        with self._changed:
+        with self._lock:
             self._free = list(range(SLOTS))
 
     def put(self, payload: Sequence[memoryview]) -> int | None:
@@ -78,8 +79,9 @@ class Slots:
         size = sum(map(len, payload))
         if not LEAST <= size <= CHUNK_BYTES:
             return None
-        with self._changed:
-            self._changed.wait_for(lambda: self._free is None or self._free)
+        with self._lock:
+            while self._free is not None and not self._free:
+                self._changed.wait()
             if self._free is None:
                 return None
             slot = self._free.pop()
@@ -94,7 +96,7 @@ class Slots:
         """The receiver has copied these out. Raises ValueError for one that it was not given: of two pieces in one
         slot the first would be read as the second.
         """
-        with self._changed:
+        with self._lock:
             if self._free is None:
                 return
             for slot in slots:
@@ -107,7 +109,7 @@ class Slots:
     def close(self) -> None:
         """The stream has ended. Whoever waits for a slot waits no longer."""
         # The mapping stays until nobody uses it: another thread may be writing a piece into it at this moment.
-        with self._changed:
+        with self._lock:
             if self._file >= 0:
                 os.close(self._file)
             self._file, self._free = -1, None

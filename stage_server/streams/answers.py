@@ -3,7 +3,7 @@
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from culm.pipeline.keys import Key
@@ -46,6 +46,7 @@ class Answers:
         self._incarnation = incarnation
         self._lock = threading.Lock()
         self._waiting: list[Answer] = []
+        self._due = False  # whether these wait no longer for others
         # True for the first answer that waits, and for each one while they are due; False once the stream has ended.
         # There may be more True than messages, but never answers that wait without one.
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -53,7 +54,9 @@ class Answers:
     def put(self, answer: Answer) -> None:
         with self._lock:
             self._waiting.append(answer)
-            if len(self._waiting) == 1 or _are_due(self._waiting):
+            count = len(self._waiting)
+            self._due = self._due or not isinstance(answer, Key) or count >= MANY
+            if count == 1 or self._due:
                 self._wake.put(True)
 
     def end(self) -> None:
@@ -65,11 +68,11 @@ class Answers:
         lasts = True
         while lasts:
             lasts = self._wake.get()
-            if lasts and not _are_due(self._waiting):  # read without the lock: another answer may only make them due
+            if lasts and not self._due:  # read without the lock: another answer may only make them due
                 with contextlib.suppress(queue.Empty):
                     lasts = self._wake.get(timeout=AFTERWARDS)
             with self._lock:
-                found, self._waiting = self._waiting, []
+                found, self._waiting, self._due = self._waiting, [], False
             if found:
                 yield self._response(found)
 
@@ -90,8 +93,3 @@ class Answers:
 def _order(synced: stage_pb2.Synced) -> tuple[int, int]:
     """Of the plan under which it was asked; the lowest for none."""
     return (synced.term, synced.generation)
-
-
-def _are_due(answers: Sequence[Answer]) -> bool:
-    """Whether these wait no longer for others."""
-    return len(answers) >= MANY or any(not isinstance(answer, Key) for answer in answers)

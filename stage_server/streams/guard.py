@@ -55,10 +55,9 @@ class Guard:
 
     def takes(self, peer: str, incarnation: int, order: PlanOrder, key: Key, header: tensor_pb2.ValueHeader) -> bool:
         """Whether the tensor may be of use here; one that the worker would drop needs no memory."""
-        refuse(bounds.tensor_problem(key, header, self.run))
-        refuse(order_problem(*order))
+        refuse(bounds.tensor_problem(key, header, self.run) or order_problem(*order))
         if not self._worker.post.waits(order):
-            return not self._worker.post.drops(peer, incarnation, order, key)
+            return not self._worker.post.drops(peer, incarnation, key)
         # A plan that never comes must not fill the memory. Whether the sender may send the tensor cannot be told
         # before that plan is here, so only their number is bounded.
         if self._worker.post.early.count(peer) >= self.run.most_arrivals:

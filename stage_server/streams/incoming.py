@@ -160,12 +160,13 @@ class Incoming:
             self._begin(key, order, chunk.header)
         if self._assembler is None or key != self._key:
             raise Unfit(f"a piece of {key} comes before the header that describes it")
-        if chunk.HasField("slot"):
+        in_slot = chunk.HasField("slot")
+        if in_slot:
             if self._slots is None:
                 raise ValueError(f"a piece of {key} is said to be in memory that this node has not opened")
             payload = self._slots.read(chunk.slot)
         self._assembler.add(chunk.offset, payload)
-        if chunk.HasField("slot"):  # only now: ``add`` has copied it out, and the sender may write into it again
+        if in_slot:  # only now: ``add`` has copied it out, and the sender may write into it again
             self.answers.put(chunk.slot)
         self._sink.received(self._peer, len(payload))
         if self._assembler.complete:
@@ -180,7 +181,8 @@ class Incoming:
         if self._assembler is not None:
             raise Unfit(f"{key} begins while pieces of {self._key} are missing")
         taken = self._guard is None or self._guard.takes(self._peer, self._incarnation, order, key, header)
-        self._assembler, self._key = Assembler(header) if taken else Passing(header), key
+        checked = self._guard is not None  # with all else that it looks at
+        self._assembler, self._key = Assembler(header, checked) if taken else Passing(header, checked), key
         self._sink.receiving(key)
 
 

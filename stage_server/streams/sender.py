@@ -52,7 +52,6 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from culm.pipeline.errors import JobError
-from culm.pipeline.flow import CROSSES, maker_of
 from culm.pipeline.keys import PARTIAL, Key
 from culm.pipeline.messages import key_from_proto, key_to_proto
 from culm.pipeline.patience import DEFAULT, Patience
@@ -325,9 +324,6 @@ class Sender:
                 chunk.slot.number, chunk.slot.size, payload = slot, size, []
             yield encode_chunk(payload, chunk)
             self._source.sent(self.peer, size)
-            if key.kind in CROSSES:
-                self._faults.at(key.step, "send", maker_of(key))
-            else:
-                self._faults.at(key.step, "ship", key.stage)
+            self._faults.passes("send", key)
         if total >= LARGE:
             self._source.went(total, time.monotonic() - began)

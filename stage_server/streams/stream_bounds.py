@@ -109,7 +109,7 @@ class RunShape:
         buckets = len(self.buckets) + len(self.uses)
         return 4 * buckets * (self.pipelines * (3 * self.microbatches + self.evaluations.microbatches + 2) + 1)
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Steps of the run, its closing one among them."""
         return self.evaluations.end(self.steps)
@@ -204,8 +204,8 @@ def answer_problem(answer: stage_pb2.DeliverResponse, keys: Iterable[Key], run: 
     for key in keys:
         if wrong := key_problem(key, run):
             return f"it acknowledges {wrong}"
-    if any(slot >= SLOTS for slot in answer.free_slots):
-        return f"it gives back slot {max(answer.free_slots)}, and there are {SLOTS}"
+    if (slot := max(answer.free_slots, default=0)) >= SLOTS:
+        return f"it gives back slot {slot}, and there are {SLOTS}"
     if answer.HasField("synced"):
         synced, buckets = answer.synced, len(run.buckets)
         if synced.committed > run.end:

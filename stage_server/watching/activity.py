@@ -68,7 +68,7 @@ class Activity:
             self.finished += 1
             if work.instruction.op == "F":
                 self._slack.ran(work.instruction.stage, now - self._began)
-        return not self._limit.exceeded(step, kept_bytes)
+        return not kept_bytes or not self._limit.exceeded(step, kept_bytes)
 
     def waits(self, awaited: Key | None, for_commit: bool) -> None:
         """There is no own work: for want of this tensor, or as the step is done here."""

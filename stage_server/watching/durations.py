@@ -23,9 +23,9 @@ class Usual:
     samples: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """Such as the forwards of one stage."""
+    """Such as the forwards of one stage. There is one object of each, which ``kind_of`` gives."""
 
     name: str
     # Whether it takes about as long each time, as long as the node holds the same layers: else no history is kept.
@@ -39,6 +39,7 @@ class _Past:
     """Of one kind."""
 
     first: list[float] = field(default_factory=list)
+    usual: Usual = Usual()  # of these; replaced whole, so that who asks needs no lock
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
 
@@ -71,6 +72,7 @@ class Durations:
         seconds = now - began
         if len(known.first) < BASELINE:
             known.first.append(seconds)
+            known.usual = _usual(known.first)
         known.recent.append(seconds)
 
     def running(self, now: float) -> tuple[float, Usual]:
@@ -79,9 +81,8 @@ class Durations:
         if running is None:
             return 0.0, Usual()
         known = self._kinds.get(running[0])
-        first = list(known.first) if known is not None else []
         # Who asks may have read the clock just before the work began.
-        return max(0.0, now - running[1]), _usual(first) if first else Usual()
+        return max(0.0, now - running[1]), known.usual if known is not None else Usual()
 
     def slowness(self) -> float:
         """How many times slower the node has become since it started; 1.0 as long as that is not beyond doubt."""
@@ -89,10 +90,9 @@ class Durations:
         kinds = [past for past in measures if len(past.first) == BASELINE and len(past.recent) == RECENT]
         if not kinds:
             return self._factor
-        usual = [_usual(list(k.first)) for k in kinds]
         now = sum(statistics.median(list(k.recent)) for k in kinds)
-        before = sum(u.median for u in usual)
-        doubt = DEVIATIONS * sum(u.deviation for u in usual)
+        before = sum(k.usual.median for k in kinds)
+        doubt = DEVIATIONS * sum(k.usual.deviation for k in kinds)
         ratio = now / before if before else 1.0
         changed = abs(now - before) > doubt and not 1 / NOTICEABLE < ratio < NOTICEABLE
         return self._factor * ratio if changed else self._factor
@@ -114,10 +114,15 @@ def _of_runs(stage: int, op: Pass, ahead: bool) -> Kind:
     return Kind(f"{own} ahead" if ahead else own, is_regular=True, is_measure=not ahead)
 
 
+@cache
+def _of_others(name: str, is_regular: bool) -> Kind:
+    return Kind(name, is_regular)
+
+
 def kind_of(work: Work[V] | Load) -> Kind:
     """As what its time is kept."""
     if isinstance(work, Run):
         return _of_runs(work.instruction.stage, work.instruction.op, work.redundant)
     # To arrange takes no time at all, or builds layers. A layer that was seeded catches up by itself.
     is_regular = isinstance(work, Reduce | Sum) or (isinstance(work, Apply) and not work.catch_up)
-    return Kind(type(work).__name__.lower(), is_regular)
+    return _of_others(type(work).__name__.lower(), is_regular)

@@ -1,7 +1,7 @@
 """Bytes of tensors that a node exchanged with each peer on Deliver streams; state for seeding is not among them."""
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from statistics import median
 
 SPEEDS = 16  # of the last large tensors
@@ -12,13 +12,13 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent: dict[str, int] = {}
-        self._received: dict[str, int] = {}
+        self._sent: defaultdict[str, int] = defaultdict(int)
+        self._received: defaultdict[str, int] = defaultdict(int)
         self._speeds: deque[float] = deque(maxlen=SPEEDS)
 
     def sent(self, peer: str, count: int) -> None:
         with self._lock:  # an old sender to a peer may be ending while the next one begins
-            self._sent[peer] = self._sent.get(peer, 0) + count
+            self._sent[peer] += count
 
     def went(self, count: int, seconds: float) -> None:
         """So many bytes in a row took the stream so long to take."""
@@ -32,7 +32,7 @@ class Traffic:
 
     def received(self, peer: str, count: int) -> None:
         with self._lock:
-            self._received[peer] = self._received.get(peer, 0) + count
+            self._received[peer] += count
 
     def sent_by_peer(self) -> dict[str, int]:
         with self._lock:

@@ -98,7 +98,15 @@ class Applying(Generic[V]):
         at = self._at
         step = min(at.version, at.steps)
         loss, best_so_far = (commit.loss, commit.best_so_far) if commit is not None else (math.nan, None)
-        return Save(at.era, step, layers, loss, at.bookmark, best_so_far, last=step == at.steps)
+        return Save(
+            era=at.era,
+            step=step,
+            layers=layers,
+            loss=loss,
+            bookmark=at.bookmark,
+            best_so_far=best_so_far,
+            last=step == at.steps,
+        )
 
     def _saves_now(self) -> tuple[int, ...]:
         """Only layers at the version: a layer of another one would spoil the checkpoint."""

@@ -17,8 +17,8 @@
 # it was begun under, and what it gives is taken only under the same one. Generations of plans would not do as numbers:
 # two leaders at once may give the same one, in two eras.
 
-from collections import Counter
-from collections.abc import Collection, Container, Iterator
+from collections import defaultdict
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -37,7 +37,7 @@ class DutyStep(Generic[V]):
     tenure: int | None = None
     # By this node as the owner, never by another. Invariant: empty where there is no tenure.
     done: set[Instruction] = field(default_factory=set)
-    count: Counter[Pass] = field(default_factory=Counter)  # of these, by kind
+    count: defaultdict[Pass, int] = field(default_factory=lambda: defaultdict(int))  # of these, by kind
     # Outputs of redundant forwards, microbatch 0 first; an output that no node consumes is None.
     ahead: list[V | None] = field(default_factory=list)
     spoilt: bool = False  # graphs were dropped within the step: nothing more is run ahead
@@ -105,44 +105,43 @@ class DutyStep(Generic[V]):
             self.spoilt = True
 
 
-class Duties(Generic[V]):
-    """The records. ``ticket`` tells forwards that are run ahead in this step and era from those begun before: it is
-    negative, a tenure never is.
+class Duties(dict[Duty, DutyStep[V]]):
+    """The records: to look one up makes it, if nothing of the duty has happened here in this step.
+
+    ``ticket`` tells forwards that are run ahead in this step and era from those begun before: it is negative, a tenure
+    never is.
     """
 
     def __init__(self) -> None:
-        self._steps: dict[Duty, DutyStep[V]] = {}
+        super().__init__()
+        # What this node runs, ascending: the duties with a tenure. A plan that is being adopted puts it down last.
+        self.owned: tuple[Duty, ...] = ()
+        self.owned_at: dict[int, list[Duty]] = {}  # the same by stage
         self._tenures = 0  # begun so far, in all eras
         self.ticket = -1  # stands in for a tenure in work that is run ahead; one less with every step and era
         self.stopped = False  # memory is short: nothing more is run ahead in this step
 
-    def __getitem__(self, duty: Duty) -> DutyStep[V]:
-        """The duty's record; a new one if nothing of it has happened here in this step."""
-        found = self._steps.get(duty)
-        if found is None:
-            found = self._steps[duty] = DutyStep()
+    def __missing__(self, duty: Duty) -> DutyStep[V]:
+        found = self[duty] = DutyStep()
         return found
 
-    def get(self, duty: Duty) -> DutyStep[V] | None:
-        return self._steps.get(duty)
-
-    def owned(self) -> list[Duty]:
-        """What this node runs, ascending."""
-        return sorted(duty for duty, step in self._steps.items() if step.tenure is not None)
+    def own(self, duties: tuple[Duty, ...]) -> None:
+        """These are what this node runs."""
+        self.owned = duties
+        self.owned_at = {duty.stage: [] for duty in duties}
+        for duty in duties:
+            self.owned_at[duty.stage].append(duty)
 
     def of_stage(self, stage: int) -> Iterator[tuple[Duty, DutyStep[V]]]:
-        return ((duty, step) for duty, step in self._steps.items() if duty.stage == stage)
-
-    def items(self) -> Collection[tuple[Duty, DutyStep[V]]]:
-        return self._steps.items()
+        return ((duty, step) for duty, step in self.items() if duty.stage == stage)
 
     def has_done(self, instruction: Instruction) -> bool:
-        step = self._steps.get(instruction.duty)
+        step = self.get(instruction.duty)
         return step is not None and instruction in step.done
 
     def is_current(self, duty: Duty, tenure: int) -> bool:
         """Whether work that was begun under this tenure still counts, within its step."""
-        step = self._steps.get(duty)
+        step = self.get(duty)
         return step is not None and step.tenure == tenure
 
     def new_tenure(self) -> int:
@@ -151,12 +150,15 @@ class Duties(Generic[V]):
 
     def end_step(self) -> None:
         """The step is committed: of each record the tenure is left."""
-        self._steps = {d: DutyStep(tenure=step.tenure) for d, step in self._steps.items() if step.tenure is not None}
+        kept: dict[Duty, DutyStep[V]] = {duty: DutyStep(tenure=self[duty].tenure) for duty in self.owned}
+        self.clear()
+        self.update(kept)
         self.ticket -= 1
         self.stopped = False
 
     def end_era(self) -> None:
         """All of it is void."""
-        self._steps.clear()
+        self.clear()
+        self.own(())
         self.ticket -= 1
         self.stopped = False

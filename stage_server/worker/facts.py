@@ -12,6 +12,7 @@ whatever plan follows, so it is said once a step, and repeated as it was said.
 # - *caught up*: a part that was behind is at the committed version. The coordinator makes its holder hot at a commit.
 # - *settled*: the same after the last commit, when nothing commits any more that could make a copy hot (rule 17).
 
+from itertools import chain
 from typing import Generic
 
 from culm.pipeline import flow
@@ -61,14 +62,14 @@ class Facts(Generic[V]):
 
     def note_ready(self, plan: Plan) -> None:
         """Of every part whose reduced gradient and state are here."""
+        whole = self._post.mailbox.whole(self._at.version)
         for stage, layers in plan.parts_of(self._at.node):
             part = (stage, layers.start, layers.stop)  # under another plan of the step it may have been a smaller one
-            keys = [[self._at.reduced(x.bucket) for x in plan.addends[layer]] for layer in layers]
-            if part in self.ready or any(key not in self._post.mailbox for of_layer in keys for key in of_layer):
+            if part in self.ready or any(not plan.sums_of[layer] <= whole for layer in layers):
                 continue
             # A node that is being seeded may have the gradient before the state. If that were a fact, a node without
             # state could become an owner (rule 6).
-            if not self._at_version(layers):
+            if not self._holdings.are_at(self._at.version, layers):
                 continue
             # The last layer's first value carries the tallies, so a standby of the last stage can report them as well.
             # What it has of an earlier layer's bucket tells its norm there (rule 22).
@@ -79,7 +80,7 @@ class Facts(Generic[V]):
                 step=self._at.version,
                 stage=stage,
                 first_layer=layers.start,
-                squared_norms=tuple(in_order(n for v in of_layer for n in v.squared_norms) for of_layer in values),
+                squared_norms=tuple(in_order(chain(*(v.squared_norms for v in of_layer))) for of_layer in values),
                 tallies=tallies,
                 redone=self._runner.redone(stage),
             )
@@ -91,7 +92,7 @@ class Facts(Generic[V]):
         for ever: the coordinator is to wait for this node, too.
         """
         for _, layers in plan.parts_of(self._at.node):
-            if not applied.isdisjoint(layers) and self._at_version(layers):
+            if not applied.isdisjoint(layers) and self._holdings.are_at(self._at.version, layers):
                 self._effects.append(self._caught_up(layers, plan))
 
     def note_settled(self, plan: Plan) -> None:
@@ -100,15 +101,12 @@ class Facts(Generic[V]):
         for stage, layers in plan.parts_of(self._at.node):
             if self._at.node in plan.stages[stage].required() or layers.start in self.settled:
                 continue
-            if self._at_version(layers):
+            if self._holdings.are_at(self._at.version, layers):
                 report = self.settled[layers.start] = self._caught_up(layers, plan)
                 self._effects.append(report)
 
     def end_step(self) -> None:
         self.ready.clear()
-
-    def _at_version(self, layers: range) -> bool:
-        return all(self._holdings.version_of(layer) == self._at.version for layer in layers)
 
     def _caught_up(self, layers: range, plan: Plan) -> ReportCaughtUp:
         return ReportCaughtUp(self._at.era, layers.start, layers.stop, self._at.version, plan.order)

@@ -92,6 +92,10 @@ class Holdings(Generic[V]):
     def version_of(self, layer: int) -> int | None:
         return self._versions.get(layer)
 
+    def are_at(self, version: int, layers: range) -> bool:
+        """Whether all of these layers are at the version."""
+        return set(map(self._versions.get, layers)) <= {version}
+
     def kept(self) -> list[int]:
         """The layers whose state is here, or on its way from a checkpoint."""
         return [x for x, v in self._versions.items() if v is not None or x in self._restoring]
@@ -216,7 +220,13 @@ class Holdings(Generic[V]):
             if self._versions.get(layer) is not None and any(x.whole is None for x in waiting):
                 self._restart(layer)
 
-    def next_install(self) -> Install[V] | None:
+    def next_state(self) -> Install[V] | Apply[V] | None:
+        """A state to put in place, else a step that a layer has missed."""
+        if not self._installs and not self._catch_ups:
+            return None
+        return self._next_install() or self._next_catch_up()
+
+    def _next_install(self) -> Install[V] | None:
         """The next state to put in place, of a layer that still lacks it.
 
         Two holders may have sent the same layer, where the plan changed meanwhile. The later answer may be of an older
@@ -254,7 +264,7 @@ class Holdings(Generic[V]):
         running, self._running = self._running, None
         return running is not None
 
-    def next_catch_up(self) -> Apply[V] | None:
+    def _next_catch_up(self) -> Apply[V] | None:
         if not self._catch_ups:
             return None
         self._running = catch_up = self._catch_ups.popleft()

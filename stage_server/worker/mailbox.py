@@ -1,10 +1,11 @@
 """Tensors received, by key, until their step commits. The first value of a key wins. Knows nothing of plans."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
 from culm.pipeline.instruction import Duty
-from culm.pipeline.keys import ACCUMULATED, PARTIAL, REDUCED, Key, reduced, superseded
+from culm.pipeline.keys import ACCUMULATED, PARTIAL, REDUCED, BucketOfStage, Key, reduced, superseded
 from culm.pipeline.tree import Block, outermost
 
 # Let t be the first step that is not committed, as far as this node knows. Invariant: every key is of the node's era
@@ -14,6 +15,7 @@ from culm.pipeline.tree import Block, outermost
 # Reduced gradients that this node itself produced are here, too: so an owner is ready by the same test as a standby.
 
 V = TypeVar("V")
+NOTHING: AbstractSet[BucketOfStage] = frozenset()
 
 
 class Mailbox(Generic[V]):
@@ -25,6 +27,8 @@ class Mailbox(Generic[V]):
         # By the REDUCED that they are to become, and by use: the blocks whose PARTIAL is here. Asked before every
         # instruction.
         self._blocks: dict[Key, dict[int, set[Block]]] = {}
+        # By step: the buckets whose REDUCED is here. Asked before every instruction, so that no key is made for it.
+        self._whole: dict[int, set[BucketOfStage]] = {}
 
     def put(self, key: Key, value: V) -> bool:
         """Takes a value; False if the key was here already, in which case the first one stays (rule 4)."""
@@ -37,6 +41,7 @@ class Mailbox(Generic[V]):
             self._blocks.setdefault(_whole(key), {}).setdefault(key.use, set()).add(key.block)
         elif key.kind is REDUCED:
             self._blocks.pop(key, None)
+            self._whole.setdefault(key.step, set()).add((key.stage, key.index))
         return True
 
     def get(self, key: Key) -> V:
@@ -46,6 +51,10 @@ class Mailbox(Generic[V]):
         """The same value from another place, if it is still here."""
         if self._values.get(key) is value:
             self._values[key] = same
+
+    def whole(self, step: int) -> AbstractSet[BucketOfStage]:
+        """The buckets whose reduced gradient of the step is here."""
+        return self._whole.get(step, NOTHING)
 
     def reduced(self, step: int) -> set[Key]:
         """The keys of the reduced gradients of a step."""
@@ -83,10 +92,12 @@ class Mailbox(Generic[V]):
         """Drops what belongs to committed steps."""
         self._values = {k: v for k, v in self._values.items() if k.step >= step}
         self._blocks = {k: v for k, v in self._blocks.items() if k.step >= step}
+        self._whole = {s: buckets for s, buckets in self._whole.items() if s >= step}
 
     def clear(self) -> None:
         self._values.clear()
         self._blocks.clear()
+        self._whole.clear()
 
 
 def _whole(partial: Key) -> Key:

@@ -66,11 +66,8 @@ class Outbox(Generic[V]):
 
     def unacknowledged(self, key: Key, plan: Plan) -> tuple[str, ...]:
         """The consumers under the plan whose present incarnation has not acknowledged the key."""
-        return tuple(
-            node
-            for node in consumers(key, plan, self._node)
-            if not self.has_acknowledged(key, node, plan.members[node].incarnation)
-        )
+        have, members = self._acknowledged.get(key, ()), plan.members
+        return tuple([n for n in consumers(key, plan, self._node) if (n, members[n].incarnation) not in have])
 
     def forget_before(self, step: int, plan: Plan | None = None) -> None:
         """Drops what belongs to committed steps. With a plan, reduced gradients that one of its nodes lacks still stay

@@ -42,7 +42,11 @@ class Position:
 
     term: int = 0  # the highest heard of; it never falls (rule 12)
     era: int = 0  # of the plan; part of every key, so that nothing of the era before fits (rule 1)
-    version: int = 0  # steps applied to all that is held; also the number of the running step
+    version: int = 0  # steps applied to all that is held; also the number of the running step. ``begin`` moves it
+    # Of the running step, as ``begin`` puts them down; nothing runs before an era has begun.
+    trains: bool = False  # the closing step does not
+    microbatches: int = 0  # a pipeline's, that it trains on
+    evaluated: int = 0  # a pipeline's, that it evaluates
     # The one obeyed. Its (term, generation) never falls (rule 3). Streams read it without the node's lock: it is
     # replaced whole, and it is never None again.
     plan: Plan | None = None
@@ -74,20 +78,11 @@ class Position:
         """The version at which the run is over."""
         return self.evaluations.end(self.steps)
 
-    @property
-    def trains(self) -> bool:
-        """Whether the running step trains: the closing step does not."""
-        return self.version < self.steps
-
-    @property
-    def microbatches(self) -> int:
-        """A pipeline's, that the running step trains on."""
-        return self.schedule.microbatches if self.trains else 0
-
-    @property
-    def evaluated(self) -> int:
-        """A pipeline's, that the running step evaluates."""
-        return self.evaluations.in_step(self.version, self.steps)
+    def begin(self, version: int) -> None:
+        """The step of this number is the running one from now on."""
+        self.version = version
+        self.trains = version < self.steps
+        (_, self.microbatches), (_, self.evaluated) = self.forwards_in(version)
 
     def places_of(self, bucket: int) -> list[tuple[int, int]]:
         """Each layer that the bucket's gradient is applied to, and its place there."""

@@ -25,7 +25,7 @@ whatever a present consumer has not acknowledged is sent again.
 # The whole sum of a bucket, REDUCED, is taken from its reducer. A reducer itself takes it from any holder: it
 # may be one that was named in place of a lost one, which had sent it to some. So whoever has it keeps it to pass on.
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic
 
 from culm.pipeline import flow
@@ -67,7 +67,7 @@ class Post(Generic[V]):
         if arrival.key is None or arrival.value is None:
             self._answer_hello(arrival, plan)
             return False
-        if not self.is_taken(arrival, arrival.key, plan):
+        if not self.is_taken(arrival.peer, arrival.incarnation, arrival.key, plan):
             return False
         if arrival.key.step > self._at.committed + 1:
             self.early.add_of_later_step(arrival, arrival.key)
@@ -81,13 +81,13 @@ class Post(Generic[V]):
         self._effects.append(Acknowledge(arrival.peer, arrival.key))
         return True
 
-    def is_taken(self, arrival: Arrival[V], key: Key, plan: Plan) -> bool:
+    def is_taken(self, peer: str, incarnation: int, key: Key, plan: Plan) -> bool:
         """Whether the tensor is of this era, and its sender its producer under the plan (rules 1 and 3)."""
         if key.era != self._at.era:
             return False
-        member = plan.members.get(arrival.peer)
-        known = member is not None and member.incarnation == arrival.incarnation
-        return known and flow.is_taken(key, arrival.peer, self._at.node, plan)
+        member = plan.members.get(peer)
+        known = member is not None and member.incarnation == incarnation
+        return known and flow.is_taken(key, peer, self._at.node, plan)
 
     def _answer_hello(self, arrival: Arrival[V], plan: Plan) -> None:
         for key in self.mailbox:
@@ -145,12 +145,12 @@ class Post(Generic[V]):
         """Whether what was sent under this plan waits until the plan is here."""
         return self._at.plan is None or order > self._at.plan.order
 
-    def drops(self, peer: str, incarnation: int, order: PlanOrder, key: Key) -> bool:
+    def drops(self, peer: str, incarnation: int, key: Key) -> bool:
         """Whether a tensor would be dropped if it were here: its sender is not its producer under the present plan."""
         plan = self._at.plan
         if key.era > self._at.era:  # an era is being begun at this very moment, by another thread
             return False
-        return plan is not None and not self.is_taken(Arrival(peer, incarnation, order), key, plan)
+        return plan is not None and not self.is_taken(peer, incarnation, key, plan)
 
     # ---- what goes --------------------------------------------------------------------------------------------------
 
@@ -206,14 +206,10 @@ class Post(Generic[V]):
 
     # ---- what is here -----------------------------------------------------------------------------------------------
 
-    def _reduced(self, stage: int) -> Iterator[Key]:
-        assert self._at.plan is not None
-        layers = self._at.plan.stages[stage].layers
-        return (self._at.reduced(x.bucket) for layer in layers for x in self._at.plan.addends[layer])
-
     def holds_whole(self, stage: int) -> bool:
         """Whether the stage's whole reduced gradient of the running step is here."""
-        return all(key in self.mailbox for key in self._reduced(stage))
+        assert self._at.plan is not None
+        return self._at.plan.sums_of_stage[stage] <= self.mailbox.whole(self._at.version)
 
     def lacks(self, instruction: Instruction) -> bool:
         """Whether a consumer of the instruction's result does not have it, as far as is known here."""
@@ -231,8 +227,12 @@ class Post(Generic[V]):
     def input_of(self, instruction: Instruction) -> Key | None:
         """The tensor that the instruction takes from a neighbour; None where it takes none."""
         assert self._at.plan is not None
-        giver = flow.awaited(instruction, len(self._at.plan.stages))
-        return self._at.result_of(giver) if giver is not None else None
+        return flow.input_of(instruction, len(self._at.plan.stages), self._at.era, self._at.version)
+
+    def has_input(self, instruction: Instruction) -> bool:
+        """Whether that is here, or nothing is taken."""
+        key = self.input_of(instruction)
+        return key is None or key in self.mailbox
 
     def kept(self, key: Key) -> V | None:
         """A tensor that was received or produced here; between two duties of this node it is both."""

@@ -59,6 +59,7 @@ class Runner(Generic[V]):
         self._arranging = arranging
         self._effects = effects
         self.duties: Duties[V] = Duties()
+        self._ends: list[Duty] = []  # of those that are owned: the first stage's and the last one's
         self.summing: Summing[V] = Summing(position, self.duties, post)
         # Of the job, or of the newest plan that says so: see Redundancy.
         self.eager = False  # run forwards ahead for duties that this node stands by for
@@ -83,11 +84,11 @@ class Runner(Generic[V]):
         for duty, step in self.duties.items():
             if duty not in owned and duty not in ahead:
                 step.drop_ahead()
-        for duty in self.duties.owned():
+        for duty in self.duties.owned:
             if duty not in owned:
                 # A block cannot be taken apart again: what was merged with this duty's gradient is summed anew.
                 block = self.duties[duty].block
-                for other in [d for d in self.duties.owned() if block is not None and d.stage == duty.stage]:
+                for other in self.duties.owned_at[duty.stage] if block is not None else ():
                     if other != duty and self.duties[other].block == block:
                         self.duties[other].restart()
                         # Its last backward may run still, on gradients that are dropped: it does not count.
@@ -106,6 +107,8 @@ class Runner(Generic[V]):
                 step.tenure = self.duties.new_tenure()
                 if not anew:
                     self._take_over(duty, plan)
+        self.duties.own(owned)
+        self._ends = [x for x in owned if flow.takes_samples(x.stage) or flow.takes_targets(x.stage, len(plan.stages))]
         return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
@@ -151,7 +154,7 @@ class Runner(Generic[V]):
         self.awaited = None
         plan = self._at.plan
         assert plan is not None
-        left = [self._left(duty, self._part(duty)) for duty in self.duties.owned()]
+        left = [self._left(duty, self._part(duty)) for duty in self.duties.owned]
         instruction = choose(left, self._at.schedule, len(plan.stages))
         if instruction is None:
             waits = awaited(left, self._at.schedule, len(plan.stages))
@@ -163,31 +166,28 @@ class Runner(Generic[V]):
         """The heads of what is left of a duty, with what is known here of them."""
         if part is not None and not part:
             return Left(duty=duty)
-        step, most, schedule = self.duties[duty], self._at.microbatches, self._at.schedule
+        step, most = self.duties[duty], self._at.microbatches
         forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
         if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
             backward = None  # it has no graph yet
-        evaluation = step.next_of(duty, "E", self._at.evaluated, part)
-        weights = step.next_of(duty, "W", most, part) if schedule.splits_at(duty.stage) else None
+        evaluation = step.next_of(duty, "E", self._at.evaluated, part) if self._at.evaluated else None
+        splits = self._at.schedule.splits_at(duty.stage)
+        weights = step.next_of(duty, "W", most, part) if splits else None
         if weights is not None and Instruction(duty, "B", weights.microbatch) not in step.done:
             weights = None
         return Left(
             duty=duty,
             forward=forward,
-            forward_ready=forward is not None and self._has_input(forward),
+            forward_ready=forward is not None and self._post.has_input(forward),
             keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
             backward=backward,
-            backward_ready=backward is not None and self._has_input(backward),
+            backward_ready=backward is not None and self._post.has_input(backward),
             weights=weights,
             evaluation=evaluation,
-            evaluation_ready=evaluation is not None and self._has_input(evaluation),
+            evaluation_ready=evaluation is not None and self._post.has_input(evaluation),
             graphs=step.kept(duty, "B", most, part),
-            halves=step.kept(duty, "W", most, part),
+            halves=step.kept(duty, "W", most, part) if splits else 0,
         )
-
-    def _has_input(self, instruction: Instruction) -> bool:
-        key = self._post.input_of(instruction)
-        return key is None or key in self._post.mailbox
 
     def _run(self, instruction: Instruction) -> Run[V]:
         key = self._post.input_of(instruction)
@@ -223,21 +223,20 @@ class Runner(Generic[V]):
 
     def next_loads(self) -> Iterator[Load]:
         """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
-        plan = self._at.plan
-        stages = len(plan.stages) if plan is not None else 0
-        owned = self.duties.owned()
-        ends = [d for d in owned if flow.takes_samples(d.stage) or flow.takes_targets(d.stage, stages)]
+        version, ends = self._at.version, self._ends
+        if not ends:
+            return
         # Not at a step's beginning, when all that runs on a machine has work to do.
         begun = any(self.duties[duty].done for duty in ends)
-        version = self._at.version
-        for step in range(version, min(version + 1 + begun, self._at.end) if ends else 0):
+        for step in range(version, min(version + 1 + begun, self._at.end)):
             for op, count in self._at.forwards_in(step):
-                for pipeline in dict.fromkeys(duty.pipeline for duty in ends):
+                for pipeline in dict.fromkeys(duty.pipeline for duty in ends) if count else ():
                     mine = [duty for duty in ends if duty.pipeline == pipeline]
                     # Microbatches run in order, but for an heir's, which may be done here and there.
-                    whole = step > version or any(self.has_taken_over(duty) for duty in mine)
+                    heir = step == version and any(self.has_taken_over(duty) for duty in mine)
+                    whole = step > version or heir
                     for m in range(0 if whole else min(self.duties[duty].count[op] for duty in mine), count):
-                        if step > version or not all(self.duties.has_done(Instruction(duty, op, m)) for duty in mine):
+                        if not heir or not all(self.duties.has_done(Instruction(duty, op, m)) for duty in mine):
                             yield Load(step, pipeline, m, evaluated=op == "E")
 
     # ---- what was run -----------------------------------------------------------------------------------------------
@@ -285,11 +284,17 @@ class Runner(Generic[V]):
         step = self.duties.get(duty)
         return step is not None and step.takeover is not None
 
-    def held_elsewhere(self, key: Key) -> None:
-        """A consumer has a tensor. If this node took the duty over and has not produced it, the lost owner had."""
+    def held_elsewhere(self, key: Key) -> bool:
+        """A consumer has a tensor. Of a duty that this node took over, and has not produced, the lost owner had it.
+
+        Returns whether it took that duty over.
+        """
         step = self.duties.get(key.duty)
-        if step is not None and step.takeover is not None and key not in self._post.outbox:
+        if step is None or step.takeover is None:
+            return False
+        if key not in self._post.outbox:
             step.takeover.known.add(flow.maker_of(key))
+        return True
 
     def redone(self, stage: int) -> int:
         """How many instructions of the stage ran here though a lost owner had finished them."""
@@ -317,10 +322,11 @@ class Runner(Generic[V]):
         """What this node is to run of a duty that it owns; None: all that is not done."""
         if not self._at_version(duty.stage):
             return set()  # its state is on its way still: from a checkpoint, after a rollback
-        step, order = self.duties[duty], self._at.order(duty)
+        step = self.duties[duty]
+        if step.takeover is None and not self._post.holds_whole(duty.stage):
+            return None
+        order = self._at.order(duty)
         if step.takeover is None:
-            if not self._post.holds_whole(duty.stage):
-                return None
             if len(step.done) == len(order):
                 return set()
             # Another owner had it in this step, by a plan that this node never heard of: its leader was lost, and with
@@ -390,6 +396,5 @@ class Runner(Generic[V]):
         return tenure
 
     def _at_version(self, stage: int) -> bool:
-        plan = self._at.plan
-        assert plan is not None
-        return all(self._holdings.version_of(layer) == self._at.version for layer in plan.stages[stage].layers)
+        assert self._at.plan is not None
+        return self._holdings.are_at(self._at.version, self._at.plan.stages[stage].layers)

@@ -71,9 +71,8 @@ class Summing(Generic[V]):
 
     def next_reduce(self) -> Reduce | None:
         """A block of pipelines whose backwards are done at a stage, and which is not merged or not sent yet."""
-        owned = self._duties.owned()
-        for stage in dict.fromkeys(duty.stage for duty in owned):
-            if (work := self._next_reduce([duty for duty in owned if duty.stage == stage])) is not None:
+        for mine in self._duties.owned_at.values():
+            if (work := self._next_reduce(mine)) is not None:
                 return self._begin(work)
         return None
 
@@ -86,7 +85,7 @@ class Summing(Generic[V]):
             return None
         if not self._is_complete(duty, instruction):
             return None
-        work = self._next_reduce([d for d in self._duties.owned() if d.stage == duty.stage], duty)
+        work = self._next_reduce(self._duties.owned_at[duty.stage], duty)
         leaves = work is not None and work.leaves and duty.pipeline in work.block.pipelines
         return self._begin(work) if work is not None and leaves else None
 

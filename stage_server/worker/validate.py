@@ -23,7 +23,7 @@ def validate(worker: Worker[Any]) -> None:
 
 
 def _post(worker: Worker[Any]) -> None:
-    at, owned = worker.at, set(worker.runner.duties.owned())
+    at, owned = worker.at, set(worker.runner.duties.owned)
     for key in worker.post.mailbox:
         assert key.era == at.era, f"{at.node} holds {key} in era {at.era} (rule 1)"
         assert at.version <= key.step <= at.committed + 1, f"{at.node} holds {key} in {at.version} (rule 5)"
@@ -32,16 +32,19 @@ def _post(worker: Worker[Any]) -> None:
         oldest = at.version - (COMMITS_TO_WAIT if key.kind is REDUCED else 0)
         kept = key.era == at.era and oldest <= key.step <= at.version
         assert kept, f"{at.node} keeps {key} in step {at.version} of era {at.era} (rule 5)"
+        if key.kind is REDUCED:  # the whole sum is kept by every holder
+            continue
         stage = at.plan.stage_with(key.use) if key.use and at.plan is not None else key.stage
         mine = [Duty(p, stage) for p in key.block.pipelines] if key.kind is PARTIAL else [key.duty]
-        owns = key.kind is REDUCED or owned.issuperset(mine)  # the whole sum is kept by every holder
-        assert owns, f"{at.node} keeps {key} of a duty that it does not run (rule 3)"
+        assert owned.issuperset(mine), f"{at.node} keeps {key} of a duty that it does not run (rule 3)"
 
 
 def _duties(worker: Worker[Any]) -> None:
     at, duties = worker.at, worker.runner.duties
     owned = at.plan.duties_of(at.node) if at.plan is not None else ()
-    assert tuple(duties.owned()) == owned, f"{at.node} runs {duties.owned()}, its plan gives it {owned}"
+    assert duties.owned == owned, f"{at.node} runs {duties.owned}, its plan gives it {owned}"
+    held = {duty for duty, step in duties.items() if step.tenure is not None}
+    assert held == set(owned), f"{at.node} has a tenure of {sorted(held)}, its plan gives it {owned}"
     for duty, step in duties.items():
         assert step.tenure is not None or not step.done, f"{at.node} has done {step.done} of {duty}, another node's"
         assert step.tenure is not None or step.takeover is None, f"{at.node} is no heir of {duty} any more (rule 9)"

@@ -111,7 +111,7 @@ class Install(Generic[V]):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """Copy these layers, all at version ``step`` of an era, for a checkpoint.
 

@@ -130,6 +130,7 @@ class Worker(Generic[V]):
         if self._is_stale(plan) or self._later.put_off(plan, at):
             return
         at.term, at.plan = max(at.term, plan.term), plan
+        at.begin(at.version)  # anew: how many steps there are follows from the plan, too
         if plan.redundancy is not None:
             self.runner.eager, self.runner.ship_every = plan.redundancy.eager, plan.redundancy.ship_every
         anew = before is None or plan.era != at.era
@@ -193,7 +194,7 @@ class Worker(Generic[V]):
     def _skip_to(self, step: int) -> None:
         """Commits were missed while nobody waited for this node. No layer can follow: each is fetched again."""
         self.at.commits.clear()
-        self.at.version = step
+        self.at.begin(step)
         self.holdings.start_over()
         self.post.forget_before(step)
         self._end_step()
@@ -201,7 +202,8 @@ class Worker(Generic[V]):
         self._take_early()
 
     def _begin_era(self, plan: Plan) -> None:
-        self.at.era, self.at.version = plan.era, plan.step
+        self.at.era = plan.era
+        self.at.begin(plan.step)
         self.at.commits.clear()
         self.post.end_era()
         self._saves.clear()
@@ -250,8 +252,7 @@ class Worker(Generic[V]):
         matters = False
         # Of another era, or of steps far ahead, nothing is kept: what is would stay until that comes.
         for key in filter(self.at.awaits, keys):
-            matters = self.runner.has_taken_over(key.duty) or matters
-            self.runner.held_elsewhere(key)
+            matters = self.runner.held_elsewhere(key) or matters
             self.post.outbox.acknowledge(key, peer, incarnation)
         return matters
 
@@ -283,7 +284,7 @@ class Worker(Generic[V]):
     @property
     def waits_for_commit(self) -> bool:
         """Whether all that this node has to do in the running step is done."""
-        owned = self.runner.duties.owned() if self.at.plan is not None else []
+        owned = self.runner.duties.owned
         return bool(owned) and all(self.post.holds_whole(duty.stage) for duty in owned)
 
     @property
@@ -305,8 +306,7 @@ class Worker(Generic[V]):
             return self.runner.resumes.pop(0)
         if self._saves:
             return self._saves.popleft()
-        state = self.holdings.next_install() or self.holdings.next_catch_up()
-        if state is not None:
+        if (state := self.holdings.next_state()) is not None:
             return state
         if at.commits and at.commits[0].step == at.version and at.plan is not None:
             return self.applying.work_of(at.commits[0], at.plan)
@@ -358,7 +358,7 @@ class Worker(Generic[V]):
 
     def _applied(self, commit: Commit, work: Apply[V]) -> None:
         plan, following = self.at.plan, commit.next_plan
-        self.at.version = commit.step + 1
+        self.at.begin(commit.step + 1)
         self.last_commit = commit
         self.holdings.applied(layer for layer, _ in work.gradients)
         # Keys name stages. Under another cut a stage has other layers, so what was kept of it is of no use.

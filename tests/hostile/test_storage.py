@@ -125,7 +125,7 @@ class Hears:
 
 
 def share(step: int, last: bool = False) -> Share:
-    return Share(Save(0, step, (0,), 0.5, last=last), ((0, Value(())),))
+    return Share(Save(era=0, step=step, layers=(0,), loss=0.5, last=last), ((0, Value(())),))
 
 
 def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
@@ -162,7 +162,7 @@ def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> Non
     checkpointer = Checkpointer(f"file://{tmp_path}", hears)
     tensor = torch.zeros(4)
     seen = weakref.ref(tensor)
-    checkpointer.write(Share(Save(0, 1, (0,), 0.5), ((0, Value((("weight", tensor),))),)))
+    checkpointer.write(Share(Save(era=0, step=1, layers=(0,), loss=0.5), ((0, Value((("weight", tensor),))),)))
     del tensor
     wait_until(lambda: hears.told == [(1, "")])
     wait_until(lambda: seen() is None)

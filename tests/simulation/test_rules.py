@@ -59,8 +59,8 @@ class EraLess(Position):
 
 
 class TakesOfAnyEra(Post[Number]):
-    def is_taken(self, arrival: Any, key: Key, plan: Plan) -> bool:
-        return super().is_taken(arrival, key._replace(era=self._at.era), plan)
+    def is_taken(self, peer: str, incarnation: int, key: Key, plan: Plan) -> bool:
+        return super().is_taken(peer, incarnation, key._replace(era=self._at.era), plan)
 
     def end_era(self) -> None:
         self.outbox.clear()
@@ -80,7 +80,7 @@ class WithoutVersion(Worker[Number]):
 
     def take_commit(self, commit: Commit) -> None:
         if commit.era == self.era and commit.step == self.version:
-            self.at.version += 1
+            self.at.begin(self.version + 1)
             self._end_step()
 
 

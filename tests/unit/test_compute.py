@@ -95,7 +95,7 @@ def test_a_storage_of_samples_that_fails_for_a_moment_is_asked_again(
     compute._loading._opened["data"] = Microbatches(compute._job, flaky)
     Flaky.errors = [TimeoutError("the mount does not answer"), OSError(5, "Input/output error")]
     compute.do(Load(0, 0, 0))
-    assert compute.has_loaded(Load(0, 0, 0))
+    assert Load(0, 0, 0) in compute.loaded
     Flaky.errors = [FileNotFoundError("shard-7 is missing")]
     with pytest.raises(FileNotFoundError):
         compute.do(Load(0, 0, 1))

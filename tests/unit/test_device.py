@@ -202,7 +202,7 @@ def test_all_other_work_gives_what_is_whole(tmp_path: Path) -> None:
     block = Block(0, 1)
     reduced = compute.do(Reduce(stage=1, step=0, block=block, leaves=True, tenures=((duty(1), 1),)))
     summed = compute.do(Sum(1, 1, 1, 0, ((0, ((block, reduced.values[0][1]),)),)))
-    saved = compute.do(Save(0, 0, (1, 2), 0.5))
+    saved = compute.do(Save(era=0, step=0, layers=(1, 2), loss=0.5))
     for _, value in (*reduced.values, *summed.values, *saved.copies):
         assert value.tensors
         assert not is_garbage(value)

@@ -124,7 +124,7 @@ def test_an_heir_computes_on_the_device_what_its_host_has_kept() -> None:
             names = [(f"grad.{name}", torch.full(p.shape, 0.1)) for name, p in parameters]
             compute.do(Apply(step=0, scale=1.0, gradients=((i, (Value(tuple(names)),)),)))
         compute.do(Install(7, 1, compute.layer(7).export(), "n1"))
-        saved = compute.do(Save(0, 1, tuple(layers), 0.5)).copies
+        saved = compute.do(Save(era=0, step=1, layers=tuple(layers), loss=0.5)).copies
         compute.do(Arrange(layers=tuple(layers), duties=((duty(1), layers),), stages=3, step=1, anew=False))
         assert not any(compute.layer(i).is_home for i in layers)
         x = Value.single(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))

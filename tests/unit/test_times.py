@@ -30,7 +30,7 @@ WORKS: list[tuple[Work[Nothing], Phase]] = [
     (Apply(0, 1.0, ()), "apply"),
     (Arrange(layers=(0,), duties=((duty(0), range(1)),), stages=2, step=0, anew=True), "apply"),
     (Install(0, 0, Nothing(), "n1"), "apply"),
-    (Save(0, 0, (0,), 0.5), "apply"),
+    (Save(era=0, step=0, layers=(0,), loss=0.5), "apply"),
 ]
 
 

@@ -98,8 +98,8 @@ def test_the_first_tensor_of_an_era_that_is_being_begun_is_read() -> None:
     """A stream asks without the lock: the new plan was there, and its era not yet. Nobody would have sent it again."""
     worker = worker_of("n1")
     first, other = activation(0, 0)._replace(era=1), activation(1, 0)
-    assert not worker.post.drops("n0", 1, PLAN.order, first)
-    assert worker.post.drops("n0", 1, PLAN.order, other), "no tensor of n0's"
+    assert not worker.post.drops("n0", 1, first)
+    assert worker.post.drops("n0", 1, other), "no tensor of n0's"
 
 
 def test_a_program_is_gone_through_once_and_again_from_its_beginning_in_the_next_plan() -> None:
