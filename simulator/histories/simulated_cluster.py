@@ -314,7 +314,9 @@ class Cluster:
 
     def note_commit(self, command: cmd.Commit) -> None:
         # On uneven hardware a step that nobody has applied may be computed again otherwise.
-        told = (command.loss, command.measured, command.evaluated)
+        # The closing step has no loss of its own: it tells the last commit's, which a new leader may not know.
+        loss = command.loss if command.step < self.trained else 0.0
+        told = (loss, command.measured, command.evaluated)
         if repr(self.losses.setdefault((command.era, command.step), told)) != repr(told) and not self._uneven:
             raise Broken(f"seed {self.seed}: step {command.step} committed twice with different losses")
 

@@ -24,6 +24,7 @@ from typing import Generic
 
 from culm.pipeline.instruction import Duty, Instruction, Pass
 from culm.pipeline.tree import Block
+from culm.stage_server.worker import reduction
 from culm.stage_server.worker.heir import Takeover
 from culm.stage_server.worker.work import V
 
@@ -73,6 +74,28 @@ class DutyStep(Generic[V]):
             return Instruction(duty, op, self.count[op]) if self.count[op] < microbatches else None
         each = (Instruction(duty, op, m) for m in range(microbatches))
         return next((i for i in each if i in part and i not in self.done), None)
+
+    def next_over_graph(
+        self, duty: Duty, op: Pass, microbatches: int, part: Container[Instruction] | None
+    ) -> Instruction | None:
+        """The same of backwards, or of their second halves: the first one that has what it takes of this stage.
+
+        That is the forward's graph, or what the first half has left.
+        """
+        before: Pass = "F" if op == "B" else "B"
+        if part is None:
+            found = self.next_of(duty, op, microbatches, part)
+            return found if found is not None and Instruction(duty, before, found.microbatch) in self.done else None
+        # History: an heir had the sum of microbatch 0, and ran forward 1. Then the stage before lacked what 0 gives. Its
+        # forward found no room, as the graph of 1 was kept. So what adds nothing holds up no backward after it.
+        for m in range(microbatches):
+            instruction = Instruction(duty, op, m)
+            if instruction in part and instruction not in self.done:
+                if Instruction(duty, before, m) in self.done:
+                    return instruction
+                if self.sums and reduction.accumulates(instruction, self.inherited):
+                    return None  # gradients add up in order of microbatch
+        return None
 
     def kept(self, duty: Duty, until: Pass, microbatches: int, part: Container[Instruction] | None) -> int:
         """Microbatches whose forward has run, and whose B, or W, is still to run: what is kept for these."""

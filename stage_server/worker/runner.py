@@ -167,14 +167,10 @@ class Runner(Generic[V]):
         if part is not None and not part:
             return Left(duty=duty)
         step, most = self.duties[duty], self._at.microbatches
-        forward, backward = step.next_of(duty, "F", most, part), step.next_of(duty, "B", most, part)
-        if backward is not None and Instruction(duty, "F", backward.microbatch) not in step.done:
-            backward = None  # it has no graph yet
+        forward, backward = step.next_of(duty, "F", most, part), step.next_over_graph(duty, "B", most, part)
         evaluation = step.next_of(duty, "E", self._at.evaluated, part) if self._at.evaluated else None
         splits = self._at.schedule.splits_at(duty.stage)
-        weights = step.next_of(duty, "W", most, part) if splits else None
-        if weights is not None and Instruction(duty, "B", weights.microbatch) not in step.done:
-            weights = None
+        weights = step.next_over_graph(duty, "W", most, part) if splits else None
         return Left(
             duty=duty,
             forward=forward,

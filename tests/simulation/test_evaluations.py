@@ -63,6 +63,17 @@ def test_whatever_is_lost_a_run_ends_where_the_plain_loop_does(fifty: int) -> No
     assert early
 
 
+@pytest.mark.parametrize(
+    ("seed", "why"),
+    [
+        (365, "an heir had no room for a forward, since the backward of a later one waited for its turn"),
+        (2221, "a closing step was committed anew by a leader that knew no commit before it"),
+    ],
+)
+def test_what_failed_once(seed: int, why: str) -> None:
+    ends_early(seed).run()
+
+
 def test_what_was_best_and_is_known_to_the_leader_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes back to a checkpoint, and does not know what was best before that one."""
 
