@@ -30,7 +30,7 @@ demo: install ## train on four nodes, lose some, end with the same bits
 test: install lint ## all checks: lint, then the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models
 
-models: install ## 70 architectures of Hugging Face and others, each on a grid that loses two nodes: the same bits?
+models: install ## 80 architectures of Hugging Face and others, each on a grid that loses two nodes: the same bits?
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -rs tests/models tests/unit/test_bamboo_jobs.py
 
 trackers: install ## TensorBoard, trackio, Weights & Biases and MLflow: is every number there once?
