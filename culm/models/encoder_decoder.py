@@ -20,6 +20,7 @@ from torch import nn
 
 from culm.models.anatomy import Anatomy, Piece
 from culm.models.pieces import DECODER_INPUT, EMBEDDED, INPUT, LABELS, Between, Layer, stop
+from culm.models.source import START
 
 DECODER_EMBEDDED = "decoder_inputs_embeds"
 
@@ -61,5 +62,10 @@ class DecoderEmbed(Layer):
             hidden = self.until_stopped(given.inputs())
             others = {name: value for name, value in given.others.items() if name not in (INPUT, EMBEDDED)}
             return Between(hidden=hidden, encoded=self._encoded, others=others).pytree()
+        except (AttributeError, ValueError) as error:
+            if START in str(error):
+                what = f"labels cannot be shifted: the config has no {START}; set it in model.args, for T5 to 0"
+                raise ValueError(what) from error
+            raise
         finally:
             last.output = self._encoded = None

@@ -158,3 +158,11 @@ def test_a_sample_without_anything_for_the_decoder_is_refused() -> None:
     embed = hf.layers("t5", HEAD, **settings_of("t5", {}))[0]()
     with pytest.raises(ValueError, match='input is no dict with "labels" or "decoder_input_ids" for the decoder'):
         embed({"input_ids": torch.ones(1, 3, dtype=torch.long)})
+
+
+def test_labels_without_a_first_token_for_the_decoder_are_refused() -> None:
+    settings = {name: size for name, size in settings_of("t5", {}).items() if name != "decoder_start_token_id"}
+    layers = [make() for make in hf.layers("t5", HEAD, **settings)]
+    with pytest.raises(ValueError, match="labels cannot be shifted: the config has no decoder_start_token_id; set it"):
+        test_hf.through(layers, samples()[0])
+    assert test_hf.through(layers, samples()[1]).shape == (2, 5, TOKENS)
