@@ -34,7 +34,7 @@ test: install style ## all checks: style, then types, imports and tests at once
 tests: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook
 
-models: install ## 70 models and 50 ways of training them, each on a grid that loses two nodes: the same bits?
+models: install ## 80 models and 50 ways of training them, each on a grid that loses two nodes: the same bits?
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytorch_optimizer
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q -rs tests/models tests/unit/test_bamboo_jobs.py
 

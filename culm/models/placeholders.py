@@ -10,18 +10,22 @@ from torch import nn
 class Passing(nn.Module):
     """In place of a block. Hands on what it is given; the model may read the block's settings."""
 
-    def __init__(self, block: nn.Module, returns_tuple: bool) -> None:
+    def __init__(self, block: nn.Module, returned: int) -> None:
+        """``returned``: how many values the block returns as a tuple; 0 for a tensor alone."""
         super().__init__()
-        self._returns_tuple = returns_tuple
-        self.at: Callable[[torch.Tensor], torch.Tensor] | None = None  # what becomes of the input
+        self._returned = returned
+        self.at: Callable[[torch.Tensor], None] | None = None  # sees the input
+        self.output: tuple[torch.Tensor | None, ...] | None = None  # what it returns in place of its input
         for name, value in vars(block).items():
             if not name.startswith("_") and name != "training":
                 setattr(self, name, value)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
-        hidden = self.at(hidden) if self.at is not None else hidden
-        return (hidden,) if self._returns_tuple else hidden
+        if self.at is not None:
+            self.at(hidden)
+        output = self.output if self.output is not None else (hidden, *[None] * (self._returned - 1))
+        return output if self._returned else output[0]
 
 
 class Blank(nn.Module):
@@ -36,8 +40,14 @@ class Blank(nn.Module):
             self._width = module.out_features
         self._is_table = isinstance(module, nn.Embedding)
         self._dtype = next(module.parameters()).dtype
+        # A model that draws its initial values may do so by a module's name.
+        for name, _ in module.named_parameters(recurse=False):
+            setattr(self, name, torch.empty(0, dtype=self._dtype))
 
-    def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | torch.Size, *_: Any, **__: Any) -> torch.Tensor:
+        """``x``: a shape where positions follow from it alone. Then it gives one number, which any device adds."""
+        if not isinstance(x, torch.Tensor):
+            return torch.zeros((), dtype=self._dtype)
         if not self._width:
             return x
         shape = x.shape if self._is_table else x.shape[:-1]

@@ -37,13 +37,33 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# The same of an encoder with a decoder.
+SIZES_OF_BOTH: dict[str, Any] = {
+    **SIZES,
+    "d_ff": 64,
+    "d_kv": 8,
+    "num_heads": 4,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+    "decoder_vocab_size": TOKENS,
+    "decoder_start_token_id": 2,
+}
 
 
 def settings_of(architecture: str, ties: Mapping[str, Any] = UNTIED) -> dict[str, Any]:
     """``ties``: none, or ``{}`` for those that the architecture has by itself."""
     config = transformers.AutoConfig.for_model(architecture)
-    known = config.to_dict()
-    found = {name: size for name, size in SIZES.items() if name in known and name not in config.attribute_map}
+    known = {*config.to_dict()} | ({"decoder_start_token_id"} if config.is_encoder_decoder else set())
+    sizes = SIZES_OF_BOTH if config.is_encoder_decoder else SIZES
+    found = {name: size for name, size in sizes.items() if name in known and name not in config.attribute_map}
     if kinds := getattr(config, "layer_types", None):
         found["layer_types"] = (list(dict.fromkeys(kinds)) * 3)[:3]
     return {**found, **ties}
@@ -60,3 +80,13 @@ class Lines(Dataset[Any]):
         tokens = 3 + (torch.arange(8) * (index + 5)) % (TOKENS - 3)
         mask = torch.arange(8) < length
         return {"input_ids": tokens * mask, "attention_mask": mask.long()}, torch.where(mask, tokens, hf.IGNORED)
+
+
+class Pairs(Lines):
+    """The same, and labels of other lengths, as an encoder with a decoder learns them."""
+
+    def __getitem__(self, index: int) -> Any:
+        given, _ = super().__getitem__(index)
+        tokens = 3 + (torch.arange(6) * (index + 7)) % (TOKENS - 3)
+        labels = torch.where(torch.arange(6) < 2 + index % 4, tokens, hf.IGNORED)
+        return {**given, "labels": labels}, labels

@@ -13,6 +13,7 @@ from culm.oracle.plain_loop import run_plain
 from culm.pipeline.job import Job, load_job, parse_job
 from culm.pipeline.user_code.check import check_job
 from tests.models.small import settings_of
+from tests.unit.test_encoder_decoder import as_whole, built, same_bits_as_whole, tied_in
 
 ROOT = Path(__file__).parents[2]
 STEPS, NODES = 10, 4
@@ -95,6 +96,7 @@ DECODERS = [
     "xglm",
 ]
 ENCODERS = ["bert", "roberta", "camembert", "electra"]
+BOTH = ["t5", "bart", "mt5", "umt5", "longt5", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "plbart", "mvp"]
 
 
 def job_of(name: str, seed: int, layers: str, dataset: str, loss: str, args: dict[str, Any]) -> Job:
@@ -117,10 +119,10 @@ def survives_and_ends_exact(job: Job, folder: Path) -> None:
     assert outcome.sha256 == run_plain(job).sha256
 
 
-def hugging_face(architecture: str, seed: int, loss: str, **args: Any) -> Job:
+def hugging_face(architecture: str, seed: int, loss: str, samples: str = "Lines", **args: Any) -> Job:
     args = {"model": architecture, **settings_of(architecture, {}), **args}  # with the architecture's own ties
     return job_of(
-        architecture, seed, "culm.models.hf:layers", "tests.models.small:Lines", f"culm.models.hf:{loss}", args
+        architecture, seed, "culm.models.hf:layers", f"tests.models.small:{samples}", f"culm.models.hf:{loss}", args
     )
 
 
@@ -134,6 +136,14 @@ def test_an_encoder(architecture: str, tmp_path: Path) -> None:
     survives_and_ends_exact(
         hugging_face(architecture, ENCODERS.index(architecture), "each_token", head="MaskedLM"), tmp_path / "run"
     )
+
+
+@pytest.mark.parametrize("architecture", BOTH)
+def test_an_encoder_with_a_decoder(architecture: str, tmp_path: Path) -> None:
+    whole = as_whole(layers := built(architecture, **settings_of(architecture, {})), architecture)
+    same_bits_as_whole(layers, whole, tied_in(whole))
+    job = hugging_face(architecture, BOTH.index(architecture), "each_token", "Pairs", head="Seq2SeqLM")
+    survives_and_ends_exact(job, tmp_path / "run")
 
 
 def test_layers_that_hand_on_pytrees(tmp_path: Path) -> None:
