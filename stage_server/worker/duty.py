@@ -86,8 +86,8 @@ class DutyStep(Generic[V]):
         if part is None:
             found = self.next_of(duty, op, microbatches, part)
             return found if found is not None and Instruction(duty, before, found.microbatch) in self.done else None
-        # History: an heir had the sum of microbatch 0, and ran forward 1. Then the stage before lacked what 0 gives. That
-        # forward found no room: the graph of 1 was kept. So what adds nothing holds up no backward after it.
+        # History: an heir had the sum of microbatch 0, and ran forward 1. Then the stage before lacked what 0 gives.
+        # Forward 0 found no room: the graph of 1 was kept. So what adds nothing holds up no backward after it.
         for m in range(microbatches):
             instruction = Instruction(duty, op, m)
             if instruction in part and instruction not in self.done:
