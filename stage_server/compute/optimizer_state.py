@@ -3,6 +3,8 @@
     optimizer.0.exp_avg     a tensor on the device of the optimizer's parameter 0
     host.0.step             a tensor elsewhere, such as a count on the host beside a parameter on a GPU
     number.0.step           a bool, an int or a float; plain.0.history: other plain data, as JSON in bytes
+    nested.0.GG             a list, tuple or dict of tensors and plain data: as JSON, with numbers in place of tensors,
+                            which follow as optimizer.0.GG[0] and so on
     group.0.lr              an entry of parameter group 0: a number; groupplain.0.betas: other plain data
     groupoptions.1          what tells group 1 from the others: the options that the job's ``groups`` gives it
     steppedby.0             the optimizer that the job's ``groups`` names for parameter 0
@@ -12,8 +14,10 @@ copied; so is what an optimizer keeps beside ``state`` and ``param_groups``: ``c
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,7 +25,8 @@ import torch
 from culm.pipeline.user_code.groups import Options, is_plain_data
 from culm.pipeline.user_code.optimizers import OWN, optimizer_of
 
-KINDS = ("optimizer", "host", "number", "plain", "group", "groupplain", "groupoptions", "steppedby")
+KINDS = ("optimizer", "host", "number", "plain", "nested", "group", "groupplain", "groupoptions", "steppedby")
+PART = re.compile(r"(.+)\[(\d+)\]")  # the entry that a tensor is part of, and its number there
 
 
 def stays(name: str, changed: frozenset[str] | None) -> bool:
@@ -62,7 +67,7 @@ def exported(optimizer: torch.optim.Optimizer, made: Made) -> Iterator[tuple[str
     """The tensors themselves, not copies. Raises TypeError for what cannot be copied, naming it."""
     for index, parameter in enumerate(made.numbered(optimizer)):
         for name, entry in optimizer.state.get(parameter, {}).items():
-            yield _exported(f"{index}.{name}", entry, parameter.device)
+            yield from _exported(f"{index}.{name}", entry, parameter.device)
     for index, name in enumerate(made.stepped_by(optimizer)):
         if name != OWN:
             yield f"steppedby.{index}", _packed(name)
@@ -88,6 +93,8 @@ def install(optimizer: torch.optim.Optimizer, made: Made, entries: list[tuple[st
     theirs = {name: _unpacked(tensor) for name, tensor in entries if name.startswith(("groupoptions.", "steppedby."))}
     # A job that is resumed may step a parameter by another optimizer, to which what the one before kept means nothing.
     stays = [theirs.get(f"steppedby.{i}", OWN) == name for i, name in enumerate(made.stepped_by(optimizer))]
+    nested = {name.removeprefix("nested."): tensor for name, tensor in entries if name.startswith("nested.")}
+    parts: dict[str, dict[int, torch.Tensor]] = {rest: {} for rest in nested}
     for name, tensor in entries:
         kind, _, rest = name.partition(".")
         place, _, entry = rest.partition(".")
@@ -100,14 +107,21 @@ def install(optimizer: torch.optim.Optimizer, made: Made, entries: list[tuple[st
                 continue
             group = optimizer.param_groups[made.options.index(options)]
             group[entry] = tensor.item() if kind == "group" else _unpacked(tensor)
-        elif not stays[index]:
+        elif not stays[index] or kind == "nested":
             continue
-        elif kind == "optimizer":
-            optimizer.state[parameters[index]][entry] = tensor.to(parameters[index].device, copy=True)
+        elif kind in ("number", "plain"):
+            optimizer.state[parameters[index]][entry] = tensor.item() if kind == "number" else _unpacked(tensor)
         else:
-            plain = kind in ("number", "plain")
-            held = (tensor.item() if kind == "number" else _unpacked(tensor)) if plain else tensor.clone()
-            optimizer.state[parameters[index]][entry] = held
+            held = tensor.to(parameters[index].device, copy=True) if kind == "optimizer" else tensor.clone()
+            part = PART.fullmatch(rest)
+            if part is not None and part[1] in nested:
+                parts[part[1]][int(part[2])] = held
+            else:
+                optimizer.state[parameters[index]][entry] = held
+    for rest, tensor in nested.items():
+        place, _, entry = rest.partition(".")
+        if stays[int(place)]:
+            optimizer.state[parameters[int(place)]][entry] = _unpacked(tensor, parts[rest])
 
 
 def optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -115,16 +129,31 @@ def optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _exported(name: str, entry: Any, device: torch.device) -> tuple[str, torch.Tensor]:
+def _exported(name: str, entry: Any, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(entry, torch.Tensor):
-        return f"{'optimizer' if entry.device == device else 'host'}.{name}", entry.detach()
-    if _is_number(entry):
-        return f"number.{name}", _number(entry)
-    if is_plain_data(entry):
-        return f"plain.{name}", _packed(entry)
-    what = f"{type(entry).__name__} of tensors or objects" if isinstance(entry, list | tuple | dict) else None
-    kind = what or type(entry).__name__
-    raise TypeError(f"its state {name.partition('.')[2]!r} is a {kind}: only tensors and plain data can be copied")
+        yield f"{'optimizer' if entry.device == device else 'host'}.{name}", entry.detach()
+    elif _is_number(entry):
+        yield f"number.{name}", _number(entry)
+    elif is_plain_data(entry):
+        yield f"plain.{name}", _packed(entry)
+    elif _is_nested(entry):
+        tensors: list[torch.Tensor] = []
+        yield f"nested.{name}", _packed(entry, tensors)
+        for number, tensor in enumerate(tensors):
+            yield from _exported(f"{name}[{number}]", tensor, device)
+    else:
+        what = f"{type(entry).__name__} of objects" if isinstance(entry, list | tuple | dict) else None
+        kind = what or type(entry).__name__
+        raise TypeError(f"its state {name.partition('.')[2]!r} is a {kind}: only tensors and plain data can be copied")
+
+
+def _is_nested(entry: Any) -> bool:
+    """Whether it is plain data but for tensors in it."""
+    if type(entry) in (list, tuple):
+        return all(map(_is_nested, entry))
+    if type(entry) is dict:
+        return all(is_plain_data(key) and _is_nested(value) for key, value in entry.items())
+    return isinstance(entry, torch.Tensor) or is_plain_data(entry)
 
 
 def _is_number(entry: Any) -> bool:
@@ -137,31 +166,38 @@ def _number(entry: bool | int | float) -> torch.Tensor:
     return torch.tensor(entry, dtype=kind)
 
 
-def _packed(entry: Any) -> torch.Tensor:
-    return torch.frombuffer(bytearray(json.dumps(_tagged(entry)).encode()), dtype=torch.uint8)
+def _packed(entry: Any, tensors: list[torch.Tensor] | None = None) -> torch.Tensor:
+    """``tensors``: takes those in the entry; a number is in their place."""
+    found = tensors if tensors is not None else []
+    return torch.frombuffer(bytearray(json.dumps(_tagged(entry, found)).encode()), dtype=torch.uint8)
 
 
-def _unpacked(tensor: torch.Tensor) -> Any:
-    return _untagged(json.loads(tensor.cpu().numpy().tobytes()))
+def _unpacked(tensor: torch.Tensor, tensors: Mapping[int, torch.Tensor] = MappingProxyType({})) -> Any:
+    return _untagged(json.loads(tensor.cpu().numpy().tobytes()), tensors)
 
 
-def _tagged(entry: Any) -> Any:
+def _tagged(entry: Any, tensors: list[torch.Tensor]) -> Any:
     """JSON knows no tuples, and no keys but text. It writes a float so that the same one is read."""
+    if isinstance(entry, torch.Tensor):
+        tensors.append(entry)
+        return {"tensor": len(tensors) - 1}
     if isinstance(entry, tuple):
-        return {"tuple": [_tagged(each) for each in entry]}
+        return {"tuple": [_tagged(each, tensors) for each in entry]}
     if isinstance(entry, list):
-        return [_tagged(each) for each in entry]
+        return [_tagged(each, tensors) for each in entry]
     if isinstance(entry, dict):
-        return {"dict": [[_tagged(key), _tagged(value)] for key, value in entry.items()]}
+        return {"dict": [[_tagged(key, tensors), _tagged(value, tensors)] for key, value in entry.items()]}
     return entry
 
 
-def _untagged(content: Any) -> Any:
+def _untagged(content: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(content, list):
-        return [_untagged(each) for each in content]
+        return [_untagged(each, tensors) for each in content]
     if isinstance(content, dict):
         ((kind, items),) = content.items()
+        if kind == "tensor":
+            return tensors[items]
         if kind == "tuple":
-            return tuple(_untagged(each) for each in items)
-        return {_untagged(key): _untagged(value) for key, value in items}
+            return tuple(_untagged(each, tensors) for each in items)
+        return {_untagged(key, tensors): _untagged(value, tensors) for key, value in items}
     return content

@@ -156,8 +156,18 @@ def _refuse_converted(other: torch.optim.Optimizer, optimizer: torch.optim.Optim
     for parameter, entries in optimizer.state.items():
         for name, entry in entries.items():
             loaded = other.state[parameter][name]
-            same = same_bits(loaded, entry) if isinstance(entry, torch.Tensor) else repr(loaded) == repr(entry)
-            if not same:
+            if not _is_same(loaded, entry):
                 kinds = [x.dtype if isinstance(x, torch.Tensor) else type(x).__name__ for x in (entry, loaded)]
                 what = f"load_state_dict would make {kinds[1]} of its {name}, which is {kinds[0]}"
                 raise JobError(what, "train.optimizer", STAY_MEND)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Of two entries of an optimizer's state."""
+    if isinstance(other, torch.Tensor):
+        return isinstance(one, torch.Tensor) and same_bits(one, other)
+    if isinstance(other, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(other, dict):
+        return list(one) == list(other) and all(_is_same(one[key], other[key]) for key in other)
+    return repr(one) == repr(other)

@@ -22,11 +22,22 @@ class Plain(torch.optim.Optimizer):
                     p.add_(p.grad, alpha=-group["lr"] / (1.0 + self._kept(p, group)))
 
 
-class TensorsInList(Plain):
+class ObjectsInList(Plain):
     def _kept(self, parameter: torch.Tensor, group: dict[str, Any]) -> float:
         history = self.state[parameter].setdefault("history", [])
+        history.append((parameter.detach().abs().sum(), object()))
+        return float(history[-1][0] + len(history))
+
+
+class TensorsInList(Plain):
+    """As SOAP has them: a list that grows, of tensors and of lists, and a dict."""
+
+    def _kept(self, parameter: torch.Tensor, group: dict[str, Any]) -> float:
+        state = self.state[parameter]
+        history = state.setdefault("history", [[]])
         history.append(parameter.detach().abs().sum())
-        return float(history[-1] + len(history))
+        state.setdefault("named", {})[len(history) % 2] = (history[-1].double(), None)
+        return float(sum(history[1:]) + state["named"][len(history) % 2][0])
 
 
 class Attribute(Plain):

@@ -13,7 +13,7 @@ from culm.pipeline.errors import JobError
 from tests.hostile.job_files import ROOT, make_job
 
 REFUSED = {
-    "TensorsInList": "its state 'history' is a list of tensors",
+    "ObjectsInList": "its state 'history' is a list of objects",
     "Attribute": "it keeps count beside its state",
     "EveryHundred": "it keeps count beside its state",
     "Scheduled": "a copy of it goes on otherwise",
@@ -33,10 +33,11 @@ def test_what_a_copy_would_miss_is_refused(name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_plain_data_goes_through_seeding_and_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["PlainData", "TensorsInList"])
+def test_state_of_many_kinds_goes_through_seeding_and_a_checkpoint(name: str, tmp_path: Path) -> None:
     """A node dies, its stage is seeded anew, and another run goes on from a checkpoint: the plain loop's bits."""
     url = f"file://{tmp_path}/checkpoints"
-    settings = {"optimizer": "tests.hostile.optimizers:PlainData", "optimizer_args": "lr = 0.05"}
+    settings = {"optimizer": f"tests.hostile.optimizers:{name}", "optimizer_args": "lr = 0.05"}
     job = make_job(steps=8, more=f'[checkpoint]\nurl = "{url}"\nevery = 4', **settings)
     longer = make_job(steps=12, **settings)
     try_out(job)
