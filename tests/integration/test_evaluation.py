@@ -47,7 +47,8 @@ def test_what_is_evaluated_does_not_depend_on_the_machines(
         outcome = train(cluster, lambda status, events, outcome: None)
     assert compare("killed", plain, outcome) is None
     assert {lost["node"] for lost in outcome.losses_of_nodes} == {kill.node for kill in kills}
-    assert [found.step for found in find_checkpoints(url) if found.manifest is not None] == [STEPS, 4]
+    # That of step 4 gives way to the last one where steps are faster than the storage.
+    assert [found.step for found in find_checkpoints(url) if found.manifest is not None] in ([STEPS, 4], [STEPS])
 
 
 def test_a_killed_run_ends_early_where_the_plain_loop_does_and_goes_on_with_more_patience(
