@@ -17,7 +17,7 @@ from culm.protos import coordinator_pb2 as pb
 BEAT_SECONDS = 1.0  # between two heartbeats of one node
 BEATS_AT_ONCE = 20  # the heartbeats of all nodes are spread over their second in that many groups
 PATIENCE = 60.0
-LOSS = 0.5  # of each microbatch, which the last stage reports
+LOSS, RATE = 0.5, 0.1  # of each microbatch, which the last stage reports; the learning rate is the step's
 ATTEND = "/culm.v1.Coordinator/Attend"
 # An order is the one field of AttendResponse that is set: its first byte tells which, by number and wire type.
 PLAN, COMMIT = (pb.AttendResponse.DESCRIPTOR.fields_by_name[name].number << 3 | 2 for name in ("plan", "commit"))
@@ -113,7 +113,7 @@ class Herd:
         self.plan = pb.Plan()
         self.peers: dict[str, tuple[str, ...]] = {}  # whom each node exchanges tensors with under the first plan
         self._layers = layers
-        self._losses = [LOSS] * microbatches
+        self._tallies = [LOSS, RATE] * microbatches
         self._seen: bytes = b""  # the last order that was decoded
         self._kind = PLAN  # of the orders that are waited for, and who is still to get one
         self._awaited: set[str] = set()
@@ -198,7 +198,7 @@ class Herd:
         self._await(COMMIT)
         said = []
         for s, stage in reversed(list(enumerate(self.plan.stages))):
-            tallies = self._losses if s == len(self.plan.stages) - 1 else []
+            tallies = self._tallies if s == len(self.plan.stages) - 1 else []
             where = {"era": self.plan.era, "step": self.committed, "stage": s, "first_layer": stage.first_layer}
             norms = [1.0] * (stage.end_layer - stage.first_layer)
             ready = pb.AttendRequest(ready=pb.Ready(**where, squared_norms=norms, tallies=tallies))

@@ -177,6 +177,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         loss=numbers.loss,
         norm=numbers.norm,
         measured=numbers.measured,
+        learning_rate=numbers.learning_rate,
         evaluated=numbers.evaluated,
         bookmark=bookmarks.newest(before),
         best_so_far=numbers.best_so_far,

@@ -18,6 +18,7 @@ from culm.coordinator.memory import Budget
 from culm.coordinator.node_prices import Prices
 from culm.coordinator.state import Layers, Phase, Settings, State
 from culm.coordinator.zones import Zones
+from culm.pipeline.identity_parts import samples_per_epoch
 from culm.pipeline.money import kinds
 from culm.pipeline.plan import Member, Plan, Redundancy, Stages
 
@@ -161,6 +162,7 @@ def plan_record(state: State, plan: Plan) -> Record:
         stages=plan.stages,
         samples_per_step=state.settings.samples_per_step,
         tokens_per_step=state.settings.tokens_per_step,
+        samples_per_epoch=samples_per_epoch(state.agreement.nodes.parts),
     )
     return Record(planned, plan.reason)
 
@@ -173,7 +175,15 @@ def events_of(settings: Settings, commit: Commit) -> tuple[kinds.Committed | kin
         metrics = dict(zip(settings.tally.metrics, others, strict=False))
         said.append(kinds.Evaluated(step=commit.step, loss=loss, metrics=metrics))
     if commit.step < settings.steps and commit.early_stop is None:
-        said.append(kinds.Committed(step=commit.step, loss=commit.loss, scale=commit.scale, norm=commit.norm))
+        said.append(
+            kinds.Committed(
+                step=commit.step,
+                loss=commit.loss,
+                scale=commit.scale,
+                norm=commit.norm,
+                learning_rate=commit.learning_rate,
+            )
+        )
     if commit.measured:
         named = dict(zip(settings.tally.measured, commit.measured, strict=False))
         said.append(kinds.Measured(step=commit.step, metrics=named))

@@ -223,7 +223,7 @@ def _ready(state: State, said: pb.Ready) -> str:
         return f"it tells {len(said.tallies)} tallies where step {said.step} has {told}"
     trained, evaluated = tally.parted(said.tallies, settings.evaluated_in(said.step), settings.pipelines)
     form = settings.tally
-    of_training = (trained[i :: form.trained] for i in range(form.trained - 1, 0, -2))  # where the loss counts, too
+    of_training = (trained[i :: form.trained] for i in form.counts)
     counts = [*evaluated[1::2], *chain.from_iterable(of_training)]
     if any(not isfinite(count) or count < 0.0 for count in counts):
         return "a count is negative, or not finite"

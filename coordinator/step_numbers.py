@@ -20,6 +20,7 @@ class StepNumbers:
     loss: float
     norm: float = 0.0  # of the whole gradient, before clipping; 0 where the job clips nothing, or the step is skipped
     measured: tuple[float, ...] = ()  # each metric of training
+    learning_rate: float | None = None  # as ``Commit.learning_rate``
     evaluated: tuple[float, ...] = ()  # the loss of what was evaluated, then each metric; of most steps nothing
     best_so_far: BestSoFar | None  # as ``Commit.best_so_far``
     early_stop: EarlyStop | None = None  # the run ends with the weights that were evaluated: the step changes nothing
@@ -51,6 +52,7 @@ def numbers_of(state: State) -> StepNumbers:
         scale=SKIPPED if skipped else clip_scale(norms, settings.clip_norm, count),
         loss=tally.loss(trained, form, settings.pipelines),
         measured=tally.measured(trained, form, settings.pipelines),
+        learning_rate=tally.learning_rate(trained, form),
         norm=norm_of(norms, count) if settings.clip_norm is not None and not skipped else 0.0,
         evaluated=means,
         best_so_far=best.after(settings.best, step, means) if means and best is not None else best,

@@ -19,6 +19,7 @@ class Commit:
     loss: float = 0.0  # the step's, a mean over its microbatches; of the closing step that of the last one
     norm: float = 0.0  # of the step's whole gradient, before clipping; 0 where the job clips nothing
     measured: tuple[float, ...] = ()  # each metric of training
+    learning_rate: float | None = None  # of the model's first parameter group; None: nobody told it, or it has none
     evaluated: tuple[float, ...] = ()  # how good the step's weights were: the loss, then each of the job's metrics
     bookmark: Bookmark | None = None  # the newest that is known of the step after this one, or of an earlier one
     # Before the version to which this commit leads; where it changes no weights, since the run ends, as before it.

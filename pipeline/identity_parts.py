@@ -1,6 +1,7 @@
 """The parts of what a run's bits depend on, by name; see ``culm.pipeline.identity``. Known without reading any job."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 from culm.pipeline.errors import JobError
 
@@ -17,6 +18,17 @@ _FOLLOWS = {
     "configuration": frozenset({"model", "code", "versions"}),
     "samples": frozenset({"data", "train", "code", "versions", "hardware"}),
 }
+
+
+def samples_in_words(count: int | None, digest: str) -> str:
+    """The part ``samples``: ``1797 samples, 0123456789abcdef``. None: of an iterable dataset nobody knows how many."""
+    return f"{'a row of' if count is None else count} samples, {digest}"
+
+
+def samples_per_epoch(parts: Mapping[str, str]) -> int:
+    """How many samples the dataset has, as the nodes told it; 0: nobody knows, or nobody compares datasets."""
+    found = re.match(r"(\d+) samples, ", parts.get("samples", ""))
+    return int(found.group(1)) if found else 0
 
 
 def parse_allowed(text: str) -> frozenset[str]:

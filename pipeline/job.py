@@ -104,7 +104,8 @@ class Job(Section):
     def tally_form(self) -> TallyForm:
         """Which numbers its microbatches tell."""
         metrics = tuple(self.evaluate.metrics) if self.evaluate is not None else ()
-        return TallyForm(counted=self.train.reduction == "sum", measured=tuple(self.train.metrics), metrics=metrics)
+        counted, measured = self.train.reduction == "sum", tuple(self.train.metrics)
+        return TallyForm(counted=counted, measured=measured, metrics=metrics, rate=True)
 
     @property
     def schedule(self) -> Schedule:

@@ -45,7 +45,8 @@ Place = Annotated[str, Field(min_length=1, max_length=1000)]
 Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_without_secrets)]
 
 
-_TAKEN = ("loss", "step", "gradient_norm", "samples_per_second", "tokens_per_second")  # by numbers told beside metrics
+# By numbers told beside metrics.
+_TAKEN = ("loss", "step", "gradient_norm", "learning_rate", "samples_per_second", "tokens_per_second")
 
 
 def _refuse_names(metrics: Mapping[str, str]) -> None:

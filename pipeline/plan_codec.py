@@ -124,6 +124,8 @@ def commit_to_proto(commit: Commit) -> pb.Commit:
     order.scale, order.loss, order.save = commit.scale, commit.loss, commit.save
     order.norm = commit.norm
     order.measured.extend(commit.measured)
+    if commit.learning_rate is not None:
+        order.learning_rate = commit.learning_rate
     order.evaluated.extend(commit.evaluated)
     if commit.bookmark is not None:
         order.bookmark.CopyFrom(bookmark_to_proto(commit.bookmark))
@@ -143,6 +145,7 @@ def commit_from_proto(commit: pb.Commit) -> Commit:
         loss=commit.loss,
         norm=commit.norm,
         measured=tuple(commit.measured),
+        learning_rate=commit.learning_rate if commit.HasField("learning_rate") else None,
         evaluated=tuple(commit.evaluated),
         bookmark=bookmark_from_proto(commit.bookmark) if commit.HasField("bookmark") else None,
         best_so_far=best_so_far_from_proto(commit.best_so_far) if commit.HasField("best_so_far") else None,

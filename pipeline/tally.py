@@ -1,13 +1,16 @@
 """What the loss tells of each microbatch, as numbers beside gradients, and what a step makes of them. Pure."""
 
 # Of a microbatch that is trained: its loss; where the loss is a sum (``reduction = "sum"``), the sum, and over how many
-# summands it is; then a sum and a count of each metric of training. Of one that is evaluated: a sum and a count of the
-# loss and of each metric. They lie end to end, what is trained in front, in order of microbatch:
+# summands it is; then a sum and a count of each metric of training; then the learning rate of the step, which is the
+# same with each. Of one that is evaluated: a sum and a count of the loss and of each metric. They lie end to end, what
+# is trained in front, in order of microbatch:
 #
-#     mean         loss, loss, ...
-#     sum          sum, count, sum, count, ...
-#     a metric     loss, sum, count, loss, sum, count, ...
+#     mean         loss, rate, loss, rate, ...
+#     sum          sum, count, rate, sum, count, rate, ...
+#     a metric     loss, sum, count, rate, loss, sum, count, rate, ...
 #     evaluated    sum, count of the loss, sum, count of the first metric, ..., the same of the next microbatch
+#
+# The learning rate is of user code, which no coordinator runs. So a node tells it, and it rides here.
 #
 # Over several pipelines: all that a pipeline tells, then all of the next one. They travel with the gradient of the
 # model's last layer, and to the coordinator, which alone adds them up: as gradients are, those of a pipeline one after
@@ -29,6 +32,7 @@ class TallyForm:
     counted: bool = False  # whether the loss is a sum, and tells over how many
     measured: tuple[str, ...] = ()  # metrics of what is trained
     metrics: tuple[str, ...] = ()  # of what is evaluated, beside its loss
+    rate: bool = False  # whether the step's learning rate is told
 
     @property
     def of_loss(self) -> int:
@@ -38,7 +42,17 @@ class TallyForm:
     @property
     def trained(self) -> int:
         """Numbers of a microbatch that is trained."""
+        return self.before_rate + (1 if self.rate else 0)
+
+    @property
+    def before_rate(self) -> int:
+        """Of these, what is the microbatch's own."""
         return self.of_loss + 2 * len(self.measured)
+
+    @property
+    def counts(self) -> range:
+        """Where the counts are among a trained microbatch's numbers."""
+        return range(1 if self.counted else 2, self.before_rate, 2)
 
     @property
     def evaluated(self) -> int:
@@ -95,7 +109,13 @@ def loss(tallies: Sequence[float], form: TallyForm, pipelines: int) -> float:
 
 def measured(tallies: Sequence[float], form: TallyForm, pipelines: int) -> tuple[float, ...]:
     """Of what was trained: each metric, over all that it counted; NaN of nothing."""
-    return _means([_total(tallies[i :: form.trained], pipelines) for i in range(form.of_loss, form.trained)])
+    return _means([_total(tallies[i :: form.trained], pipelines) for i in range(form.of_loss, form.before_rate)])
+
+
+def learning_rate(tallies: Sequence[float], form: TallyForm) -> float | None:
+    """The step's; None where nobody tells it, or the optimizer has none."""
+    told = tallies[form.before_rate] if form.rate and tallies else math.nan
+    return None if math.isnan(told) else told
 
 
 def means(tallies: Sequence[float], size: int, pipelines: int) -> tuple[float, ...]:

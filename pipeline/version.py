@@ -1,3 +1,3 @@
 """The version of the wire contract. Nodes and coordinator must agree on it."""
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10

@@ -1350,6 +1350,7 @@ class Commit(_message.Message):
     MEASURED_FIELD_NUMBER: _builtins.int
     BEST_SO_FAR_FIELD_NUMBER: _builtins.int
     BOOKMARK_FIELD_NUMBER: _builtins.int
+    LEARNING_RATE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     era: _builtins.int
     step: _builtins.int
@@ -1360,6 +1361,8 @@ class Commit(_message.Message):
     """Write a checkpoint once the step is applied, whatever its number: every node is to stop."""
     norm: _builtins.float
     """The L2 norm of the step's whole gradient, before clipping; 0 where the job clips nothing."""
+    learning_rate: _builtins.float
+    """That of the model's first parameter group in this step."""
     @_builtins.property
     def next_plan(self) -> Global___Plan:
         """A switch: adopt this plan once the step is applied."""
@@ -1397,12 +1400,15 @@ class Commit(_message.Message):
         measured: _abc.Iterable[_builtins.float] | None = ...,
         best_so_far: Global___BestSoFar | None = ...,
         bookmark: Global___Bookmark | None = ...,
+        learning_rate: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far", "bookmark", b"bookmark", "next_plan", b"next_plan"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "best_so_far", b"best_so_far", "bookmark", b"bookmark", "learning_rate", b"learning_rate", "next_plan", b"next_plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_so_far", b"best_so_far", "bookmark", b"bookmark", "era", b"era", "evaluated", b"evaluated", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate", "best_so_far", b"best_so_far", "bookmark", b"bookmark", "era", b"era", "evaluated", b"evaluated", "learning_rate", b"learning_rate", "loss", b"loss", "measured", b"measured", "next_plan", b"next_plan", "norm", b"norm", "save", b"save", "scale", b"scale", "step", b"step", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
 
 Global___Commit: _TypeAlias = Commit  # noqa: Y015
 
@@ -1728,6 +1734,7 @@ class GetStatusResponse(_message.Message):
     CHECKPOINT_FAULT_STEP_FIELD_NUMBER: _builtins.int
     LAST_LAYERS_SAVED_FIELD_NUMBER: _builtins.int
     STOPPED_EARLY_FIELD_NUMBER: _builtins.int
+    SAMPLES_PER_EPOCH_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: _builtins.str
     """"waiting", "running", "done" or "failed"."""
@@ -1769,6 +1776,8 @@ class GetStatusResponse(_message.Message):
     """Layers whose files are written of the last step's checkpoint, until that is whole."""
     stopped_early: _builtins.str
     """Why the run has ended before the last step of its job, in words; empty: it has not. Then steps are those trained."""
+    samples_per_epoch: _builtins.int
+    """The samples that the dataset has; 0 where nobody knows."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -1812,10 +1821,11 @@ class GetStatusResponse(_message.Message):
         checkpoint_fault_step: _builtins.int = ...,
         last_layers_saved: _builtins.int = ...,
         stopped_early: _builtins.str = ...,
+        samples_per_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint", b"checkpoint", "checkpoint_fault", b"checkpoint_fault", "checkpoint_fault_step", b"checkpoint_fault_step", "checkpoint_folder", b"checkpoint_folder", "checkpoint_sha256", b"checkpoint_sha256", "cost", b"cost", "detail", b"detail", "era", b"era", "exposure", b"exposure", "exposure_windows", b"exposure_windows", "generation", b"generation", "job", b"job", "kept_seconds", b"kept_seconds", "kill_allowed", b"kill_allowed", "last_layers_saved", b"last_layers_saved", "loss", b"loss", "nodes", b"nodes", "phase", b"phase", "plan", b"plan", "samples_per_epoch", b"samples_per_epoch", "samples_per_second", b"samples_per_second", "samples_per_step", b"samples_per_step", "stalled_seconds", b"stalled_seconds", "step", b"step", "steps", b"steps", "stopped_early", b"stopped_early", "term", b"term", "tokens_per_step", b"tokens_per_step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

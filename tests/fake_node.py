@@ -27,7 +27,8 @@ class FakeNode:
         return order
 
     async def ready(self, stage: int, step: int = 0) -> None:
-        tallies = [0.5, 0.25, 0.5, 0.25] if stage == 1 else []  # of four microbatches
+        # The loss of each of four microbatches, and the learning rate.
+        tallies = [0.5, 0.1, 0.25, 0.1, 0.5, 0.1, 0.25, 0.1] if stage == 1 else []
         norms = [1.0] if stage == 0 else [1.0, 2.0, 3.0]  # four layers cost 4, 3, 2, 1: the first is a stage
         ready = pb.Ready(step=step, stage=stage, first_layer=stage, squared_norms=norms, tallies=tallies)
         await self.say(ready=ready)

@@ -98,6 +98,7 @@ class Replay:
         status.phase, status.detail, status.generation = "running", "training", entry.generation
         status.steps, status.plan.reason = event.steps, entry.text
         status.samples_per_step, status.tokens_per_step = event.samples_per_step, event.tokens_per_step
+        status.samples_per_epoch = event.samples_per_epoch
         del status.plan.stages[:]
         status.plan.stages.extend(stages_to_proto(stages))
         exposed = {s for s, stage in enumerate(stages) if len(stage.required()) < 2}

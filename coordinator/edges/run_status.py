@@ -10,6 +10,7 @@ from culm.coordinator import ending, stopping_early, watchdog
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.state import Node, Phase, State
+from culm.pipeline.identity_parts import samples_per_epoch
 from culm.pipeline.messages import machine_to_proto, times_to_proto
 from culm.pipeline.plan_codec import plan_to_proto
 from culm.protos import coordinator_pb2 as pb
@@ -66,6 +67,7 @@ class RunStatus:
             kill_allowed=self._settings.allow_kill,
             samples_per_step=state.settings.samples_per_step,
             tokens_per_step=state.settings.tokens_per_step,
+            samples_per_epoch=samples_per_epoch(state.agreement.nodes.parts),
             stalled_seconds=now - state.watch.at if state.watch.stalled and state.watch.at is not None else 0.0,
             awaited=watchdog.waited_for(state, now) if state.watch.stalled and state.plan is not None else "",
         )

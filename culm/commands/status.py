@@ -6,6 +6,7 @@ import math
 
 import grpc
 
+from culm.pipeline.epochs import epoch_of, in_words
 from culm.pipeline.errors import JobError
 from culm.pipeline.instruction import Duty
 from culm.pipeline.rpc.channel import details
@@ -39,6 +40,9 @@ def as_json(response: pb.GetStatusResponse) -> dict[str, object]:
         "era": response.era,
         "step": response.step,
         "steps": response.steps,
+        "epoch": epoch_of(response, response.step),
+        "samples": response.step * response.samples_per_step,
+        "tokens": response.step * response.tokens_per_step or None,
         "loss": None if math.isnan(response.loss) else response.loss,
         "samples_per_second": response.samples_per_second,
         "cost": response.cost,
@@ -88,7 +92,8 @@ def status(arguments: argparse.Namespace) -> int:
     loss = "-" if math.isnan(response.loss) else f"{response.loss:.4f}"
     print(f"{response.job}: {_phase(response)}")
     speed, money = f"{response.samples_per_second:.0f} samples/s", f"${response.cost:.4f} so far"
-    print(f"step {response.step}/{response.steps}  loss {loss}  {speed}  {money}")
+    told = [f"step {response.step}/{response.steps}", in_words(response, response.step), f"loss {loss}", speed, money]
+    print("  ".join(filter(None, told)))
     if response.checkpoint_fault:
         print(response.checkpoint_fault)
     Console().print(nodes_table(response))

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from culm.pipeline.epochs import in_words
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal.outcome import DONE, Outcome
 
@@ -70,8 +71,9 @@ class Lines:
                 self._said = int(event.fields["step"]) // every
                 rate = f"{status.samples_per_second:.0f} samples/s"
                 loss = float(event.fields["loss"])
-                step = f"step {int(event.fields['step']) + 1}/{status.steps}"
-                print(f"{self._title} | {step}  loss {loss:.4f}  {rate}", file=sys.stderr, flush=True)
+                step = int(event.fields["step"]) + 1
+                told = [f"step {step}/{status.steps}", in_words(status, step), f"loss {loss:.4f}", rate]
+                print(f"{self._title} | {'  '.join(filter(None, told))}", file=sys.stderr, flush=True)
         if status.phase == "done" and status.detail not in (self._detail, status.stopped_early):
             self._detail = status.detail
             print(f"{self._title} | {status.detail}", file=sys.stderr, flush=True)
@@ -86,12 +88,13 @@ class Screen:
             TextColumn(title, style="bold", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
+            TextColumn("{task.fields[trained]}"),
             TextColumn("loss {task.fields[loss]}"),
             TextColumn("{task.fields[rate]} samples/s"),
             TimeElapsedColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("steps", total=None, loss="-", rate="-")
+        self._task = self._bar.add_task("steps", total=None, trained="", loss="-", rate="-")
         self._log: deque[str] = deque(maxlen=6)
         self._live = Live(console=self._console, refresh_per_second=8)
 
@@ -111,6 +114,7 @@ class Screen:
             self._task,
             total=status.steps,
             completed=status.step,
+            trained=in_words(status, status.step),
             loss=loss,
             rate=f"{status.samples_per_second:.0f}",
         )

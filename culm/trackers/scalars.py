@@ -31,6 +31,7 @@ class Scalars:
         self._written = newest
         self._newest: dict[str, int] = {}
         self._samples = self._tokens = 0  # of a step
+        self._epoch = 0  # samples; 0: nobody knows
         self._last: tuple[int, float] | None = None  # the last commit's step, and when it was
 
     def of(self, entry: Entry) -> list[Scalar]:
@@ -50,6 +51,7 @@ class Scalars:
         event, at = entry.event, entry.time
         if isinstance(event, Planned):
             self._samples, self._tokens = event.samples_per_step, event.tokens_per_step
+            self._epoch = event.samples_per_epoch
         elif isinstance(event, Measured):
             for name, value in event.metrics.items():
                 yield Scalar(f"train/{name}", event.step + 1, value, at)
@@ -61,6 +63,10 @@ class Scalars:
             yield Scalar("train/loss", trained, event.loss, at)
             if event.norm:
                 yield Scalar("train/gradient_norm", trained, event.norm, at)
+            if event.learning_rate is not None:
+                yield Scalar("train/learning_rate", trained, event.learning_rate, at)
+            if self._epoch and self._samples:
+                yield Scalar("train/epoch", trained, trained * self._samples / self._epoch, at)
             yield from self._speed(event.step, trained, at)
             self._last = (event.step, at)
 

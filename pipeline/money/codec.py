@@ -103,7 +103,7 @@ def _value(each: Field[Any], hint: Any, said: Mapping[str, str]) -> Any:
         return each.default
     if hint is str:
         return text
-    if hint is float:
+    if hint in (float, float | None):
         return float(text)
     if hint == Stages:
         return stages_from_lists(json.loads(text))

@@ -18,6 +18,7 @@ class Planned(Event):
     stages: Annotated[Stages, "JSON, a list a stage: first layer, end layer, owners, standbys, which are hot"] = ()
     samples_per_step: Annotated[int, "samples in a step"] = 0
     tokens_per_step: Annotated[int, "tokens in a step; 0 where samples have none"] = 0
+    samples_per_epoch: Annotated[int, "samples that the dataset has; 0 where nobody knows"] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ class Committed(Event):
     loss: Annotated[float, "the mean over the step's microbatches; `loss_hex` has the same in hexadecimal"]
     scale: Annotated[float, "what the gradient was multiplied by: clipping"] = 1.0
     norm: Annotated[float, "the whole gradient's L2 norm before that; 0 where the job clips nothing"] = 0.0
+    learning_rate: Annotated[float | None, "of the model's first parameter group"] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

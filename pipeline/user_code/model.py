@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,7 @@ class ModelSource:
         self._scheduler = load_callable(train.schedule, "train.schedule") if train.schedule else None
         self._groups: Groups | None = None  # once they were asked for
         self._schedule: Schedule | None = None
+        self._constant_rate: float | None = None  # the learning rate, where no schedule changes it
         settle(job)
         made = self._made()
         self._layers: Sequence[nn.Module | Constructor] = made
@@ -297,6 +299,16 @@ class ModelSource:
         if self._scheduler is not None and self._schedule is None:
             self._schedule = Schedule(self._one_a_group, self.scheduler, self._job.job.steps)
         return self._schedule
+
+    def learning_rate(self, step: int) -> float:
+        """Of the model's first parameter group in the step; NaN where there is none. One thread asks."""
+        schedule = self.schedule()
+        if schedule is not None:
+            return schedule.learning_rate(step)
+        if self._constant_rate is None:
+            groups = self._one_a_group().param_groups if self.groups().kinds else ()
+            self._constant_rate = next((float(group.get("lr", math.nan)) for group in groups), math.nan)
+        return self._constant_rate
 
     def scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         """torch's own scheduler over an optimizer of the whole model, if the job names one. Raises JobError."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from culm.pipeline.checkpoints.digest import hash_layer
+from culm.pipeline.identity_parts import samples_in_words
 from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import as_text, parts_of
 from culm.pipeline.user_code.data import AnyMicrobatches, EvaluatedMicrobatches, Section, microbatches_of
@@ -46,17 +47,17 @@ def samples_of(
             if place == 0 or (isinstance(error, OSError) and not isinstance(error, LASTING)):
                 raise
             digest.update(type(error).__name__.encode())
-    return f"{length} samples, {digest.hexdigest()[:16]}"
+    return samples_in_words(length, digest.hexdigest()[:16])
 
 
-def _extent(job: Job, section: Section, dataset: Any) -> tuple[str, int]:
-    """How many samples it has, in words, and the place of the last microbatch to be looked at."""
+def _extent(job: Job, section: Section, dataset: Any) -> tuple[int | None, int]:
+    """How many samples it has, if that is known, and the place of the last microbatch to be looked at."""
     if section == "evaluate":
         samples = job.evaluations.samples
-        return str(samples), -(-samples // job.evaluations.size) - 1
+        return samples, -(-samples // job.evaluations.size) - 1
     if is_iterable(dataset):
-        return "a row of", LOADED - 1
-    return str(len(dataset)), len(dataset) // job.data.microbatch - 1
+        return None, LOADED - 1
+    return len(dataset), len(dataset) // job.data.microbatch - 1
 
 
 def _hash(job: Job, data: AnyMicrobatches, place: int) -> str:

@@ -9,6 +9,7 @@
 # run that is resumed under another schedule, or under none, goes on with the options of its own job.
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -123,6 +124,11 @@ class Schedule:
                 self._newest[self._step] = self._options()
         self._newest = {known: options for known, options in self._newest.items() if abs(step - known) < NEWEST}
         return self._newest.setdefault(step, self._options())
+
+    def learning_rate(self, step: int) -> float:
+        """Of the first group; NaN where the optimizer has none. Raises JobError."""
+        options = self.at(step)
+        return float(options[0].get("lr", math.nan)) if options else math.nan
 
     def _options(self) -> list[Options]:
         return [{key: group[key] for key in self.keys if key in group} for group in self._optimizer.param_groups]

@@ -104,6 +104,7 @@ class Compute:
         for name in self._source.optimizers():
             make, like = partial(self._source.alone, name), self._source.parameters_like(name)
             try_copying(make, like, name or self._job.train.optimizer, self._device)
+        self._source.learning_rate(0)  # it looks at every layer, once
         total, free = (count >> 20 for count in self._device.memory())
         log.info("this node computes on %s, %d of %d MB free", self._device.place, free, total)
 
@@ -169,7 +170,8 @@ class Compute:
                 layers = [self._layers[i] for i in held]
                 splits = self._job.schedule.splits_at(duty.stage)
                 first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, work.stages)
-                self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, self._source.loss, splits)
+                loss, rate = self._source.loss, self._source.learning_rate
+                self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, loss, splits, rate)
         self._ranges, self._chain = ranges, work.stages
         if self._job.resilience.standby == "host":
             computed = {i for held in ranges.values() for i in held}

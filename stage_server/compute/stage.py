@@ -13,6 +13,7 @@
 # A graph is kept from a microbatch's forward to its backward. Those of redundant forwards are kept until the commit:
 # a standby that becomes the owner runs their backwards alone.
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -54,8 +55,11 @@ class Stage:
         last: bool,
         loss: Callable[[Pytree, Pytree], torch.Tensor],
         splits: bool = False,
+        learning_rate: Callable[[int], float] = lambda step: math.nan,
     ) -> None:
+        """``learning_rate``: gives that of a step, to be told beside the loss; NaN: there is none."""
         self._pipeline = pipeline
+        self._learning_rate = learning_rate
         self.layers = layers
         self.first = first
         self.last = last
@@ -152,7 +156,8 @@ class Stage:
                 output, (h, counts) = h, taken(self._loss(h, target), self._job)
                 refuse_loss(h, output)
                 measured = self._metrics.numbers(output, target, self._job.data.microbatch)
-            self._tallies[microbatch] = (*tally_of(h, counts), *measured)  # a repeat gives the same, and counts once
+            # A repeat gives the same, and counts once.
+            self._tallies[microbatch] = (*tally_of(h, counts), *measured, self._learning_rate(self._step))
         self._untouched.refuse_after_forward()
         self._graphs[microbatch] = (inputs, tensors_in(h))
         if boundaries:

@@ -300,7 +300,7 @@ def test_a_commit_that_was_on_record_but_not_in_the_state_is_not_recorded_again(
 
     async def after(running: Cluster) -> None:
         assert (await running.stub.GetStatus(pb.GetStatusRequest())).step == 0
-        plan, commit = running.leader.state.plan, pb.Commit(term=1, step=0, scale=1.0, loss=0.375)
+        plan, commit = running.leader.state.plan, pb.Commit(term=1, step=0, scale=1.0, loss=0.375, learning_rate=0.1)
         assert plan is not None
         node = await running.open("n0")
         await node.hear("welcome")

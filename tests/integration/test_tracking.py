@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from culm.coordinator.edges import tracking
 from culm.coordinator.edges.tracking import refuse_missing
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.pipeline.errors import JobError
-from culm.pipeline.job import load_job, with_values
+from culm.pipeline.job import Job, load_job, with_values
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
@@ -21,6 +22,18 @@ from culm.trackers.tensorboard import events_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 120
+
+
+def rates_of(job: Job) -> list[float]:
+    """As torch's scheduler gives them in one process."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=job.train.optimizer_args["lr"])
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    rates = []
+    for _ in range(STEPS):
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return rates
 
 
 class Killer:
@@ -40,6 +53,7 @@ def test_each_number_is_there_once_whoever_has_written_it(tmp_path: Path) -> Non
     job = load_job(EXAMPLES / "digits_mlp.toml", [f"job.steps={STEPS}"])
     asked = {"dataset": job.data.dataset, "args": {"samples": 64, "seed": 1}, "every": 25, "samples": 64}
     values = {"track.tensorboard": str(tmp_path / "board"), **{f"evaluate.{k}": v for k, v in asked.items()}}
+    values |= {"train.schedule": "torch.optim.lr_scheduler:CosineAnnealingLR", "train.schedule_args": {"T_max": STEPS}}
     with LocalCluster(with_values(job, values), EXAMPLES, 3, folder=tmp_path / "run", patience=20.0) as cluster:
         killer = Killer(cluster)
         outcome = train(cluster, lambda status, events, outcome: None, killer)
@@ -55,6 +69,7 @@ def test_each_number_is_there_once_whoever_has_written_it(tmp_path: Path) -> Non
     assert found["train/loss"] == {i + 1: float(np.float32(loss)) for i, loss in enumerate(outcome.losses)}
     assert found["evaluate/loss"] == {s: float(np.float32(x["loss"])) for s, x in outcome.evaluations.items()}
     assert list(found["evaluate/loss"]) == [25, 50, 75, 100, STEPS]
+    assert found["train/learning_rate"] == {i + 1: float(np.float32(rate)) for i, rate in enumerate(rates_of(job))}
 
 
 def test_a_tracker_that_fails_holds_up_nothing(tmp_path: Path) -> None:

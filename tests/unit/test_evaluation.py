@@ -128,6 +128,13 @@ def test_what_pipelines_tell_is_told_apart() -> None:
     told = [6.0, 2.0, 1.0, 2.0, 3.0, 1.0, 0.0, 2.0]  # of two microbatches
     assert (form.trained, tally.losses(told, form), tally.counted(told, form, 1)) == (4, [6.0, 3.0], 3.0)
     assert (tally.loss(told, form, 2), tally.measured(told, form, 2)) == (3.0, (0.25,))
+    assert [*form.counts] == [1, 3]
+    assert tally.learning_rate(told, form) is None
+    rated = TallyForm(measured=("accuracy",), rate=True)
+    told = [6.0, 1.0, 2.0, 0.5, 3.0, 0.0, 2.0, 0.5]
+    assert (rated.trained, [*rated.counts], tally.losses(told, rated)) == (4, [2], [6.0, 3.0])
+    assert (tally.measured(told, rated, 2), tally.learning_rate(told, rated)) == ((0.25,), 0.5)
+    assert tally.learning_rate([6.0, 1.0, 2.0, math.nan], rated) is None, "its optimizer has none"
     form = TallyForm(metrics=("accuracy",))
     assert (form.trained, form.evaluated, form.told(2, 1)) == (1, 4, 6)
     first, second = [0.5, 0.25, 8.0, 4.0, 3.0, 4.0], [1.5, 1.0, 4.0, 2.0, 0.0, 2.0]

@@ -10,7 +10,7 @@ import pytest
 
 from culm.coordinator.commands import Commit
 from culm.coordinator.decisions import commit_records
-from culm.coordinator.edges import event_log
+from culm.coordinator.edges import event_log, kept_commits
 from culm.coordinator.edges.event_log import EventLog
 from culm.coordinator.edges.store import MemoryStore, StoreAway
 from culm.coordinator.state import Settings
@@ -156,7 +156,8 @@ def test_after_a_rollback_the_same_commit_is_on_record_again() -> None:
 
 
 def test_what_is_kept_has_a_bound_and_the_curve_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, bound in (("COMMITS_KEPT", 100), ("KEPT", 50), ("USAGE_KEPT", 20), ("SUMMARY_EVERY", 64)):
+    monkeypatch.setattr(kept_commits, "COMMITS_KEPT", 100)
+    for name, bound in (("KEPT", 50), ("USAGE_KEPT", 20), ("SUMMARY_EVERY", 64)):
         monkeypatch.setattr(event_log, name, bound)
 
     async def scenario() -> None:
@@ -197,16 +198,18 @@ def test_what_a_commit_measured_is_told_once_by_whoever_leads(written: int, valu
 
 
 def test_numbers_of_commits_are_read_from_a_summary_of_before_there_were_norms() -> None:
-    commits, read, older = event_log.Commits(), event_log.Commits(), event_log.Commits()
+    commits, read, older = (kept_commits.Commits() for _ in range(3))
     for i in range(3):
-        committed = Committed(step=i, loss=1.0 / (i + 1), scale=0.5, norm=float(i))
+        rate = 0.1 * i if i else None
+        committed = Committed(step=i, loss=1.0 / (i + 1), scale=0.5, norm=float(i), learning_rate=rate)
         entry = Entry(
             sequence=i + 1, time=9.0, kind="commit", text=words_of(committed), step=i + 1, generation=1, event=committed
         )
         assert commits.add(to_message(entry))
-    read.read(commits.to_text(), event_log.Commits.COLUMNS)
+    read.read(commits.to_text(), kept_commits.Commits.COLUMNS)
     assert list(read.since(1)) == list(commits.since(1))
-    columns = b"".join(column.tobytes() for column in commits._columns()[: event_log.OLDEST_COLUMNS])
-    older.read(base64.b64encode(zlib.compress(columns, 1)).decode(), event_log.OLDEST_COLUMNS)
+    columns = b"".join(column.tobytes() for column in commits._columns()[: kept_commits.OLDEST_COLUMNS])
+    older.read(base64.b64encode(zlib.compress(columns, 1)).decode(), kept_commits.OLDEST_COLUMNS)
     assert [event.fields["norm"] for event in older.since(1)] == ["0.0"] * 3
+    assert ["learning_rate" in event.fields for event in older.since(1)] == [False] * 3
     assert [event.fields["loss"] for event in older.since(1)] == [event.fields["loss"] for event in commits.since(1)]

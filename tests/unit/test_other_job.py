@@ -22,7 +22,7 @@ JOINS: list[Report] = [
 LOSES: list[Report] = [*JOINS, Left("n0", 1)]
 ENDS: list[Report] = [
     *JOINS,
-    Ready(node="n0", incarnation=1, era=0, step=0, stage=0, first_layer=0, squared_norms=(1.0,), tallies=(1.0,)),
+    Ready(node="n0", incarnation=1, era=0, step=0, stage=0, first_layer=0, squared_norms=(1.0,), tallies=(1.0, 0.1)),
     Fetched("by a test"),
 ]
 

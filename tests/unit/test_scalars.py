@@ -25,9 +25,20 @@ def test_a_commit_tells_its_loss_and_how_fast_the_step_was() -> None:
     assert numbers(scalars, Committed(step=5, loss=1.0), 13.0) == {"train/loss": (6, 1.0)}, "not the step before"
 
 
+def test_the_epoch_is_told_where_somebody_knows_how_long_one_is() -> None:
+    scalars = Scalars(lambda name: -1)
+    numbers(scalars, Planned(samples_per_step=8, samples_per_epoch=32))
+    assert numbers(scalars, Committed(step=4, loss=1.0)) == {"train/loss": (5, 1.0), "train/epoch": (5, 1.25)}
+
+
 def test_a_job_that_clips_tells_the_gradients_norm() -> None:
     found = numbers(Scalars(lambda name: -1), Committed(step=4, loss=1.0, scale=0.5, norm=2.0))
     assert found == {"train/loss": (5, 1.0), "train/gradient_norm": (5, 2.0)}
+
+
+def test_a_learning_rate_is_told_where_there_is_one() -> None:
+    found = numbers(Scalars(lambda name: -1), Committed(step=4, loss=1.0, learning_rate=0.0))
+    assert found == {"train/loss": (5, 1.0), "train/learning_rate": (5, 0.0)}, "a warmup may begin with 0"
 
 
 def test_an_evaluation_stands_at_the_steps_that_were_trained() -> None:

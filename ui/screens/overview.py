@@ -2,6 +2,8 @@
 
 import streamlit as st
 
+from culm.pipeline.epochs import in_words
+from culm.protos import coordinator_pb2 as pb
 from culm.ui.charts import loss_curve
 from culm.ui.screens.widgets import banner, spent, tiles
 from culm.ui.source import Source
@@ -17,7 +19,8 @@ def show(source: Source) -> None:
     remaining = "" if left is None or status.phase != "running" else f", about {span(left)} left"
     share = status.step / status.steps if status.steps else 0.0
     st.progress(
-        min(share, 1.0), f"**{literal(status.job) or 'no run'}**: step {status.step} of {status.steps}{remaining}"
+        min(share, 1.0),
+        f"**{literal(status.job) or 'no run'}**: step {status.step} of {status.steps}{_trained(status)}{remaining}",
     )
     goodput = cost.useful_seconds / cost.seconds if cost.seconds else 0.0
     tokens = money(cost.dollars_per_million_tokens) if cost.tokens else "–"
@@ -46,6 +49,11 @@ def show(source: Source) -> None:
         st.vega_lite_chart(None, loss_curve(look.history), width="stretch")
     else:
         st.caption("No step is committed yet: the curve begins with the first one.")
+
+
+def _trained(status: pb.GetStatusResponse) -> str:
+    words = in_words(status, status.step)
+    return f", {words}" if words else ""
 
 
 def _saved(other: float, own: float) -> str:
