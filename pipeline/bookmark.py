@@ -4,10 +4,10 @@
 # samples are: whoever reads it from its beginning comes to the same ones. A bookmark only spares the way. So nothing
 # waits for one: a node that has none, or an older one, reads on from there.
 #
-#     first and last stage    read the step's samples      Read: bookmark of t + 1, a hash of the step's samples
-#     coordinator             compares the hashes          commit t, with the newest bookmark
-#     every holder            keeps it; whoever takes a duty over that takes samples reads on from there
-#     who saves layer 0       writes it beside the layer
+#     the first stage's owners    read the step's samples      Read: bookmark of t + 1, a hash of the step's samples
+#     coordinator                 compares the hashes          commit t, with the newest bookmark
+#     every holder                keeps it; whoever takes a duty over that takes samples reads on from there
+#     who saves layer 0           writes it beside the layer
 #
 # A dataset may claim a state and go on from it with other samples, such as those of a buffer that it fills anew. So a
 # bookmark has the state from before the step that it follows. Whoever opens the dataset reads that step once more, and

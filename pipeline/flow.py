@@ -2,12 +2,13 @@
 
 The only module that knows that stages stand in a row:
 
-    samples -> [stage 0] -- ACTIVATION --> [stage 1] -- ACTIVATION --> [stage 2] <- targets
+    samples -> [stage 0] -- ACTIVATION --> [stage 1] -- ACTIVATION --> [stage 2] -> loss
                [stage 0] <--- GRADIENT --- [stage 1] <--- GRADIENT --- [stage 2]
 
-What is evaluated goes forward alone, as EVALUATED. A pipeline's tensors stay in that pipeline. Across pipelines a
-stage's owners add up its gradient: PARTIAL goes from an owner to the bucket's reducer, REDUCED from the reducer to all
-other holders. ACCUMULATED goes to a standby.
+A microbatch's target travels beside its activations, so only the first stage takes samples. What is evaluated goes
+forward alone, as EVALUATED. A pipeline's tensors stay in that pipeline. Across pipelines a stage's owners add up its
+gradient: PARTIAL goes from an owner to the bucket's reducer, REDUCED from the reducer to all other holders. ACCUMULATED
+goes to a standby.
 """
 
 from culm.pipeline.instruction import Duty, Instruction, Pass
@@ -19,12 +20,12 @@ _GIVES: dict[Pass, Kind] = {"F": ACTIVATION, "E": EVALUATED}
 
 
 def takes_samples(stage: int) -> bool:
-    """Whether the stage's forwards take their input from the dataset."""
+    """Whether the stage's forwards take their input and its target from the dataset."""
     return stage == 0
 
 
-def takes_targets(stage: int, stages: int) -> bool:
-    """Whether the stage's forwards end in the loss, and take the target from the dataset."""
+def ends_in_loss(stage: int, stages: int) -> bool:
+    """Whether the stage's forwards end in the loss."""
     return stage == stages - 1
 
 

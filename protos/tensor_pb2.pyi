@@ -165,7 +165,7 @@ class ValueHeader(_message.Message):
     """Length of all tensors together, in bytes."""
     structure: _builtins.str
     """ACTIVATION and EVALUATED only: how their tensors lie in tuples, lists, dicts and other containers, as JSON
-    (pipeline/tensors/pytrees.py). Empty for one tensor without a container.
+    (pipeline/tensors/pytrees.py): a tuple of the stage's output and the microbatch's target.
     """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...

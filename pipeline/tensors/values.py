@@ -5,12 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-from culm.pipeline.tensors.pytrees import Pytree, as_text, of_text, parts_of, rebuilt
+from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, as_text, of_text, parts_of, rebuilt
 
 # The tensors of an activation, and of the gradients of one, are numbered as ``pytrees.parts_of`` gives them:
 #
 #     output.0, constant.1, output.2    an activation, each of its tensors; a constant requires no gradient
 #     output.0                          its gradients: those tensors alone to which one came
+#
+# What the loss compares the last output with travels beside every activation, from stage to stage: whoever has a
+# microbatch's input has its target too, and each sample is loaded once. It comes behind the output, so an output's
+# tensors have the places that they have alone.
 OUTPUT, CONSTANT = "output", "constant"
 
 
@@ -18,7 +22,7 @@ OUTPUT, CONSTANT = "output", "constant"
 class Value:
     """Named tensors in order. ``squared_norms`` and ``tallies`` belong to reduced gradients (see tensor.proto).
 
-    ``structure``: of an activation, as text; empty where it is one tensor without a container.
+    ``structure``: of an activation and its target, as text; empty of any other value.
     """
 
     tensors: tuple[tuple[str, torch.Tensor], ...]
@@ -32,16 +36,19 @@ class Value:
         return Value(((f"{OUTPUT}.0", tensor),))
 
     @staticmethod
-    def activation(output: Pytree) -> "Value":
-        """A stage's output; the name of each tensor tells whether it requires a gradient."""
-        tensors, structure = parts_of(output)
+    def activation(output: Pytree, target: Pytree) -> "Value":
+        """A stage's output, and the microbatch's target. A tensor's name tells whether it requires a gradient."""
+        tensors, structure = parts_of((output, target))
         named = [(f"{OUTPUT if x.requires_grad else CONSTANT}.{i}", x.detach()) for i, x in enumerate(tensors)]
         return Value(tuple(named), structure=as_text(structure))
 
-    def pytree(self) -> Pytree:
-        """The activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
+    def output_and_target(self) -> tuple[Pytree, Pytree]:
+        """Of an activation. A tensor requires a gradient if it does in one process. Raises NotAPytree."""
         tensors = [tensor.detach().requires_grad_(_requires_gradient(name, tensor)) for name, tensor in self.tensors]
-        return rebuilt(of_text(self.structure, len(tensors)), tensors)
+        pair = rebuilt(of_text(self.structure, len(tensors)), tensors)
+        if type(pair) is not tuple or len(pair) != 2:
+            raise NotAPytree("an activation without a target beside it")
+        return pair[0], pair[1]
 
     @staticmethod
     def gradients(by_place: Mapping[int, torch.Tensor]) -> "Value":

@@ -8,6 +8,7 @@ import torch
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
+from culm.pipeline.tensors.layout import is_plain
 from culm.pipeline.tensors.pytrees import NotAPytree, Pytree, tensors_in
 from culm.pipeline.user_code.compiling import compiler_in_words, refuse_others, refuse_settings
 from culm.pipeline.user_code.data import Section, dataset_of, microbatches_of, name_of
@@ -18,6 +19,7 @@ from culm.pipeline.user_code.imports import RAISED, described
 from culm.pipeline.user_code.iterable import check_reading_on, is_iterable
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.user_code.optimizers import OWN
+from culm.pipeline.user_code.refusals import DENSE
 from culm.pipeline.user_code.repeats import Sample, ask_again
 from culm.pipeline.user_code.samples import samples_of
 
@@ -91,6 +93,8 @@ def _microbatch(job: Job, section: Section, dataset: Any, key: Key) -> tuple[Pyt
             ) from error
         if not tensors and name == "input":
             raise JobError("a sample's input holds no tensor", f"{section}.dataset", mend)
+        if name == "target" and not all(map(is_plain, tensors)):  # it goes from stage to stage
+            raise JobError("a sample's target is sparse, nested or quantized", f"{section}.dataset", DENSE)
     return found
 
 

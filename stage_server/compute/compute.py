@@ -32,7 +32,8 @@ from culm.pipeline import flow
 from culm.pipeline.bookmark import Bookmark, Known
 from culm.pipeline.instruction import Duty
 from culm.pipeline.job import Job
-from culm.pipeline.tensors.pytrees import mapped
+from culm.pipeline.tensors.layout import copy_of
+from culm.pipeline.tensors.pytrees import Pytree, mapped
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.ties import Addend
 from culm.pipeline.tree import Block
@@ -76,7 +77,6 @@ class Compute:
         # Invariant: one for each duty that this node runs, or may run ahead of its owner; their layers are held here.
         self._stages: dict[Duty, Stage] = {}
         self._ranges: dict[Duty, range] = {}  # the layers of each
-        self._chain = 0  # how many stages the plan's chain has
         self._begun: dict[Duty, int] = {}  # the step that its accumulators belong to
         self._loading: Loading | None = None  # once a sample was taken here
         self.told_samples: Told = None  # by this node, of its datasets
@@ -85,7 +85,7 @@ class Compute:
         self._ahead = ahead
         # Whether processes of their own load samples, so that this thread has to in no bubble.
         self.loads_ahead = ahead is not None
-        self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them, or kept for a second one
+        self._loaded: dict[Load, Samples] = {}  # ahead of the forward that takes them
         self.building: int | None = None  # the layer whose constructor runs
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
         # Called within a backward that completes a block, with a layer that is through, its values, and when
@@ -169,10 +169,10 @@ class Compute:
             if duty not in self._stages:
                 layers = [self._layers[i] for i in held]
                 splits = self._job.schedule.splits_at(duty.stage)
-                first, last = flow.takes_samples(duty.stage), flow.takes_targets(duty.stage, work.stages)
+                first, last = flow.takes_samples(duty.stage), flow.ends_in_loss(duty.stage, work.stages)
                 loss, rate = self._source.loss, self._source.learning_rate
                 self._stages[duty] = Stage(self._job, duty.pipeline, layers, first, last, loss, splits, rate)
-        self._ranges, self._chain = ranges, work.stages
+        self._ranges = ranges
         if self._job.resilience.standby == "host":
             computed = {i for held in ranges.values() for i in held}
             for index, layer in self._layers.items():
@@ -186,9 +186,6 @@ class Compute:
         layer = HeldLayer.build(self._source, index, self._device)
         self.building = None
         return layer
-
-    def _holds_last(self) -> bool:
-        return any(flow.takes_targets(duty.stage, self._chain) for duty in self._ranges)
 
     def _begin(self, duty: Duty, step: int) -> Stage:
         runner = self._stages[duty]
@@ -225,40 +222,38 @@ class Compute:
         loads = self._ahead or self._loading
         return loads.take_bookmark() if loads is not None else None
 
-    def _samples(self, load: Load, wanted_again: bool) -> Samples:
-        found = self._loaded.get(load) or self._load(load)
-        if wanted_again:
-            self._loaded[load] = found
-        else:
-            self._loaded.pop(load, None)
-        return found
+    def _samples(self, load: Load) -> Samples:
+        return self._loaded.pop(load, None) or self._load(load)
 
     def _run(self, work: Run[Value]) -> Result:
         duty, op, m = work.instruction
         runner = self._begin(duty, work.step)
         first, last = runner.first, runner.last
-        operand = value_here(self._device, work.operand) if work.operand is not None else None
         if op in flow.FORWARDS:
-            x, target = operand.pytree() if operand is not None and not first else None, None
-            if first or last:
-                load = Load(work.step, duty.pipeline, m, evaluated=op == "E")
-                inputs, targets = self._samples(load, wanted_again=not last and self._holds_last())
-                x = mapped(self._device.here, inputs) if first else x
-                target = mapped(self._device.here, targets) if last else None
-            assert x is not None, f"{work.instruction} has no input"
+            if first:
+                inputs, target = self._samples(Load(work.step, duty.pipeline, m, evaluated=op == "E"))
+            else:
+                assert work.operand is not None, f"{work.instruction} has no input"
+                inputs, target = work.operand.output_and_target()
+            x = mapped(self._device.here, inputs)
+            # It was received, and a loss may write into it: whoever runs the forward again needs it as it came.
+            compared = mapped(copy_of, mapped(self._device.here, target)) if last else None
             if op == "E":
-                passed_on = runner.evaluate(m, x, target)
-                value = value_home(self._device, Value.activation(passed_on)) if passed_on is not None else None
+                passed_on = runner.evaluate(m, x, compared)
+                value = self._passed_on(passed_on, target) if passed_on is not None else None
                 return self._gave(work, runner, value)
             with Keeping(self._device, work.redundant) as kept:
-                output = runner.forward(m, x, target)
-            return self._gave(work, runner, value_home(self._device, Value.activation(output)), kept.size)
+                output = runner.forward(m, x, compared)
+            return self._gave(work, runner, None if last else self._passed_on(output, target), kept.size)
         if op == "W":
             runner.backward_of_parameters(m)
             return self._gave(work, runner, None)
-        given = operand.by_place() if operand is not None else {}
+        given = value_here(self._device, work.operand).by_place() if work.operand is not None else {}
         gradients = runner.backward(m, given, work.accumulates, self._through(work.completes))
         return self._gave(work, runner, value_home(self._device, Value.gradients(gradients)))
+
+    def _passed_on(self, output: Pytree, target: Pytree) -> Value:
+        return value_home(self._device, Value.activation(output, mapped(torch.Tensor.detach, target)))
 
     def _through(self, work: Reduce | None) -> Callable[[HeldLayer], None] | None:
         """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""

@@ -45,7 +45,7 @@ class Measured(NamedTuple):
     """Of one layer and one microbatch."""
 
     seconds: float  # its forward and backward; of the last layer with the loss
-    boundary: int  # bytes of its output, and of the gradient of that
+    boundary: int  # bytes of its output, of the gradient of that, and of the target that travels beside it
 
 
 def measured(job: Job, source: ModelSource, device: Device) -> tuple[tuple[Measured, ...], str]:
@@ -83,7 +83,8 @@ def _sweep(job: Job, source: ModelSource, device: Device, x: Pytree, target: Pyt
         except RAISED as error:
             what = f"layer {index} ({type(layer).__name__}) raised {described(error)}"
             raise JobError(what, "model.layers", "correct the layer or what feeds it") from error
-        found.append(Measured(seconds, sum(t.nbytes * (2 if _takes_gradient(t) else 1) for t in tensors_in(x))))
+        sent = sum(t.nbytes * (2 if _takes_gradient(t) else 1) for t in tensors_in(x))
+        found.append(Measured(seconds, sent + sum(t.nbytes for t in tensors_in(target))))
     return found
 
 

@@ -186,9 +186,11 @@ def boundary_problem(header: tensor_pb2.ValueHeader, is_activation: bool) -> str
         if not names:
             return "0 tensors"
         try:
-            of_text(header.structure, len(names))
+            structure = of_text(header.structure, len(names))
         except ValueError as error:
             return str(error)
+        if type(structure) is not list or structure[0] != "tuple" or len(structure) != 3:
+            return "no target beside it"
         known = [(f"{OUTPUT}.{i}", f"{CONSTANT}.{i}") for i in range(len(names))]
         odd = [name for name, either in zip(names, known, strict=True) if name not in either]
     else:

@@ -74,7 +74,7 @@ class Facts(Generic[V]):
             # The last layer's first value carries the tallies, so a standby of the last stage can report them as well.
             # What it has of an earlier layer's bucket tells its norm there (rule 22).
             values = [[self._post.mailbox.get(self._at.reduced(b)) for b in plan.buckets_of(stage, x)] for x in layers]
-            tallies = values[-1][0].tallies if flow.takes_targets(stage, len(plan.stages)) else ()
+            tallies = values[-1][0].tallies if flow.ends_in_loss(stage, len(plan.stages)) else ()
             report = ReportReady(
                 era=self._at.era,
                 step=self._at.version,

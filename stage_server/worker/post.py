@@ -201,7 +201,7 @@ class Post(Generic[V]):
         """
         plan, schedule = self._at.plan, self._at.schedule
         assert plan is not None
-        of_last_stage = key.kind is GRADIENT and flow.takes_targets(key.stage, len(plan.stages))
+        of_last_stage = key.kind is GRADIENT and flow.ends_in_loss(key.stage, len(plan.stages))
         return of_last_stage and schedule.lead > 1 and key.index + 1 < schedule.microbatches
 
     # ---- what is here -----------------------------------------------------------------------------------------------

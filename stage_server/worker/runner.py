@@ -59,7 +59,7 @@ class Runner(Generic[V]):
         self._arranging = arranging
         self._effects = effects
         self.duties: Duties[V] = Duties()
-        self._ends: list[Duty] = []  # of those that are owned: the first stage's and the last one's
+        self._first: list[Duty] = []  # of those that are owned: the first stage's, which take samples
         self.summing: Summing[V] = Summing(position, self.duties, post)
         # Of the job, or of the newest plan that says so: see Redundancy.
         self.eager = False  # run forwards ahead for duties that this node stands by for
@@ -108,7 +108,7 @@ class Runner(Generic[V]):
                 if not anew:
                     self._take_over(duty, plan)
         self.duties.own(owned)
-        self._ends = [x for x in owned if flow.takes_samples(x.stage) or flow.takes_targets(x.stage, len(plan.stages))]
+        self._first = [duty for duty in owned if flow.takes_samples(duty.stage)]
         return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
@@ -219,21 +219,20 @@ class Runner(Generic[V]):
 
     def next_loads(self) -> Iterator[Load]:
         """The microbatches that this node's forwards will take from the dataset: of this step, and then of the next."""
-        version, ends = self._at.version, self._ends
-        if not ends:
+        version, first = self._at.version, self._first
+        if not first:
             return
         # Not at a step's beginning, when all that runs on a machine has work to do.
-        begun = any(self.duties[duty].done for duty in ends)
+        begun = any(self.duties[duty].done for duty in first)
         for step in range(version, min(version + 1 + begun, self._at.end)):
             for op, count in self._at.forwards_in(step):
-                for pipeline in dict.fromkeys(duty.pipeline for duty in ends) if count else ():
-                    mine = [duty for duty in ends if duty.pipeline == pipeline]
+                for duty in first if count else ():
                     # Microbatches run in order, but for an heir's, which may be done here and there.
-                    heir = step == version and any(self.has_taken_over(duty) for duty in mine)
+                    heir = step == version and self.has_taken_over(duty)
                     whole = step > version or heir
-                    for m in range(0 if whole else min(self.duties[duty].count[op] for duty in mine), count):
-                        if not heir or not all(self.duties.has_done(Instruction(duty, op, m)) for duty in mine):
-                            yield Load(step, pipeline, m, evaluated=op == "E")
+                    for m in range(0 if whole else self.duties[duty].count[op], count):
+                        if not heir or not self.duties.has_done(Instruction(duty, op, m)):
+                            yield Load(step, duty.pipeline, m, evaluated=op == "E")
 
     # ---- what was run -----------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def key(kind: Kind = Kind.REDUCED, **other: int) -> Key:
 
 
 GRADIENT = header_of(Value((("grad.weight", torch.zeros(3, 3)), ("grad.bias", torch.zeros(3)))))
-ONE = header_of(Value.single(torch.zeros(2)))
+ONE = header_of(Value.activation(torch.zeros(2), None))
 
 
 def test_what_nodes_send_is_taken() -> None:
@@ -127,6 +127,7 @@ def test_what_nodes_send_is_taken() -> None:
         (key(Kind.ACTIVATION, index=MICROBATCHES), ONE),
         (key(Kind.ACTIVATION), GRADIENT),  # a stage takes one tensor: two ended its compute thread
         (key(Kind.ACTIVATION), header_of(Value(()))),
+        (key(Kind.ACTIVATION), header_of(Value.single(torch.zeros(2)))),  # without a target
         (key(), ONE),
         (key(), header("float64", (3, 3), 72, "grad.weight")),
         (key(), header("float32", (9,), 36, "grad.weight")),

@@ -68,4 +68,4 @@ def test_a_reader_that_is_lost_is_replaced(tmp_path: Path) -> None:
 
 def test_a_dataset_that_gives_processes_other_samples_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match=r"the dataset has given n\d other samples in step 4 than another node"):
-        run(job_of(tmp_path, differs_from=4 * STEP + 5), tmp_path / "run", 2, [])
+        run(job_of(tmp_path, differs_from=4 * STEP + 5), tmp_path / "run", 4, [])

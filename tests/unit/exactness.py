@@ -200,13 +200,18 @@ def make_job(stages: int, microbatches: int, optimizer: tuple[str, str], clip: b
     return parse_job(text)
 
 
+def sent(output: Any) -> Any:
+    """A stage's output as the next one has it."""
+    return through_the_wire(Value.activation(output, None), 1 << 10).output_and_target()[0]
+
+
 def evaluate(job: Job, stages: Sequence[Stage], step: int) -> None:
     """All that the step evaluates, stage by stage."""
     for m in range(job.evaluations.in_step(step, job.job.steps)):
         x, target = EvaluatedMicrobatches(job, dataset_of(job, "evaluate")).microbatch(step, 0, m)
         for stage in stages:
             output = stage.evaluate(m, x, target if stage is stages[-1] else None)
-            x = through_the_wire(Value.activation(output), 1 << 10).pytree() if output is not None else None
+            x = sent(output) if output is not None else None
 
 
 def run_stages(
@@ -247,7 +252,7 @@ def run_stages(
             if slot.instruction.op == "F":
                 operand = x if s == 0 else outputs[s - 1, m]
                 output = stages[s].forward(m, operand, target if s == count - 1 else None)
-                outputs[s, m] = through_the_wire(Value.activation(output), 1 << 10).pytree()
+                outputs[s, m] = sent(output)
             elif slot.instruction.op == "W":
                 stages[s].backward_of_parameters(m)
             else:

@@ -19,6 +19,8 @@ from culm.stage_server.worker.work import Apply, Arrange, Load, Run
 from tests.short import duty, unit
 
 OWN, STANDBY = 1, 2
+PAIR = '["tuple",0,1]'
+GRADIENT = Value.gradients({0: torch.ones(1, WIDTH)})
 
 
 def arrange(anew: bool) -> Arrange:
@@ -32,15 +34,15 @@ def made(tmp_path: Path) -> tuple[Compute, Value]:
     job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings))
     compute = Compute(job, ModelSource(job), CPU)
     compute.do(arrange(anew=True))
-    x = Value.single(torch.ones(1, WIDTH))
+    x = Value.activation(torch.ones(1, WIDTH, requires_grad=True), torch.zeros(1, WIDTH))
     compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=x))
     return compute, x
 
 
 def test_catching_up_in_the_middle_of_a_step_leaves_its_graphs(tmp_path: Path) -> None:
-    compute, x = made(tmp_path)
+    compute, _ = made(tmp_path)
     compute.do(Apply(0, 1.0, ((STANDBY, (Value(()),)),), catch_up=True))
-    gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=x)).value
+    gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=GRADIENT)).value
     assert gradient is not None
     assert gradient.tensor().shape == (1, WIDTH)
 
@@ -57,20 +59,59 @@ def test_an_input_requires_a_gradient_if_the_output_of_the_stage_before_did(tmp_
     """In one process it would not, and torch may have other kernels for it then."""
     compute, x = made(tmp_path)
     compute.layer(OWN).module.requires_grad_(False)
-    constant = Value.activation(torch.ones(1, WIDTH))
+    constant = Value.activation(torch.ones(1, WIDTH), torch.zeros(1, dtype=torch.int64))
     for operand in (x, constant):
         output = compute.do(Run(instruction=unit(OWN, "F", 0), step=0, tenure=1, operand=operand)).value
         assert output is not None
-        assert not output.tensor().requires_grad, "the name tells it, also on the wire"
-        assert output.pytree().requires_grad is (operand is x)
-        gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=x)).value
+        assert not any(tensor.requires_grad for _, tensor in output.tensors), "the name tells it, also on the wire"
+        assert output.output_and_target()[0].requires_grad is (operand is x)
+        gradient = compute.do(Run(instruction=unit(OWN, "B", 0), step=0, tenure=1, operand=GRADIENT)).value
         assert gradient is not None
         assert bool(gradient.tensors) is (operand is x)
 
 
 def test_whole_numbers_require_no_gradient_whatever_their_name() -> None:
-    assert Value.single(torch.ones(1)).pytree().requires_grad
-    assert not Value.single(torch.ones(1, dtype=torch.int64)).pytree().requires_grad
+    wrong = Value((("output.0", torch.ones(1, dtype=torch.int64)), ("output.1", torch.ones(1))), structure=PAIR)
+    whole, real = wrong.output_and_target()
+    assert (whole.requires_grad, real.requires_grad) == (False, True)
+
+
+def test_a_target_travels_beside_the_activations_and_only_the_first_stage_loads(tmp_path: Path) -> None:
+    settings = {"steps": 2, "stages": 3, "microbatches": 1, "redundancy": "off"}
+    job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings))
+    value, nodes = None, []
+    for stage in range(3):  # a node each
+        compute = Compute(job, ModelSource(job), CPU)
+        compute.do(
+            Arrange(layers=(stage,), duties=((duty(stage), range(stage, stage + 1)),), stages=3, step=0, anew=True)
+        )
+        value = compute.do(Run(instruction=unit(stage, "F", 0), step=0, tenure=1, operand=value)).value
+        nodes.append(compute)
+        if value is not None:
+            _, target = value.output_and_target()
+            assert torch.equal(target, Microbatches(job, ModelSource(job).dataset()).microbatch(0, 0, 0)[1])
+    assert [compute._loading is not None for compute in nodes] == [True, False, False]
+    assert value is None, "nobody takes the loss, but for the tallies"
+    assert len(nodes[2]._stages[duty(2)].tallies()) == job.tally_form.trained
+
+
+def spoils(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    target.add_(1.0)
+    return (output - target).mean()
+
+
+def test_a_loss_may_write_into_its_target(tmp_path: Path) -> None:
+    settings = {"steps": 2, "stages": 3, "microbatches": 1, "redundancy": "off"}
+    job = load_job(job_file(tmp_path, forward=0.0, backward=0.0, **settings), [f"train.loss={__name__}:spoils"])
+    compute, given = Compute(job, ModelSource(job), CPU), torch.zeros(1, WIDTH)
+    compute.do(Arrange(layers=(2,), duties=((duty(2), range(2, 3)),), stages=3, step=0, anew=True))
+    x = Value.activation(torch.ones(1, WIDTH, requires_grad=True), given)
+    told = []
+    for _ in range(2):  # an heir may run it again
+        compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=1, operand=x))
+        told.append(compute._stages[duty(2)].tallies())
+    assert told[0] == told[1]
+    assert not given.any()
 
 
 class Flaky(TensorDataset):

@@ -162,26 +162,30 @@ def test_an_optimizer_is_tried_on_the_device(device: Device) -> None:
     try_copying(lambda p: torch.optim.AdamW(p, lr=0.1), [torch.zeros(3, 3)], "torch.optim:AdamW", device)
 
 
+X = Value.activation(torch.ones(1, WIDTH, requires_grad=True), None)
+GRADIENT = Value.gradients({0: torch.ones(1, WIDTH)})
+
+
 def is_garbage(value: Value) -> bool:
     """Whether a tensor of it was not copied yet."""
     return any(set(tensor.reshape(-1).view(torch.uint8).tolist()) == {GARBAGE} for _, tensor in value.tensors)
 
 
 def made(tmp_path: Path, device: Device) -> Compute:
-    """A node that owns stage 1 of three and stands by for stage 2."""
+    """A node that owns stage 1 of four and stands by for stage 2."""
     job = job_on(tmp_path, "cpu")
     compute = Compute(job, ModelSource(job), device)
     compute.warm_up()
     duties = (duty(1), range(1, 2)), (duty(2), range(2, 3))
-    compute.do(Arrange(layers=(1, 2), duties=duties, stages=3, step=0, anew=True))
+    compute.do(Arrange(layers=(1, 2), duties=duties, stages=4, step=0, anew=True))
     return compute
 
 
 def test_what_an_instruction_gives_is_whole_once_its_event_has_passed(tmp_path: Path) -> None:
-    compute, x = made(tmp_path, Late()), Value.single(torch.ones(1, WIDTH))
+    compute = made(tmp_path, Late())
     for run in (
-        Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=x),
-        Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=x, ships=1),
+        Run(instruction=unit(1, "F", 0), step=0, tenure=1, operand=X),
+        Run(instruction=unit(1, "B", 0), step=0, tenure=1, operand=GRADIENT, ships=1),
     ):
         result = compute.do(run)
         given = [value for value in (result.value, result.accumulated) if value is not None]
@@ -192,13 +196,13 @@ def test_what_an_instruction_gives_is_whole_once_its_event_has_passed(tmp_path: 
 
 
 def test_all_other_work_gives_what_is_whole(tmp_path: Path) -> None:
-    compute, x = made(tmp_path, Late()), Value.single(torch.ones(1, WIDTH))
-    ahead = compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=-1, operand=x))
+    compute = made(tmp_path, Late())
+    ahead = compute.do(Run(instruction=unit(2, "F", 0), step=0, tenure=-1, operand=X))
     assert ahead.value is not None
     assert not is_garbage(ahead.value)
     assert ahead.kept_bytes > 0
     for op in ("F", "B"):
-        compute.do(Run(instruction=unit(1, op, 0), step=0, tenure=1, operand=x))
+        compute.do(Run(instruction=unit(1, op, 0), step=0, tenure=1, operand=X if op == "F" else GRADIENT))
     block = Block(0, 1)
     reduced = compute.do(Reduce(stage=1, step=0, block=block, leaves=True, tenures=((duty(1), 1),)))
     summed = compute.do(Sum(1, 1, 1, 0, ((0, ((block, reduced.values[0][1]),)),)))

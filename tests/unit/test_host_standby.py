@@ -127,8 +127,12 @@ def test_an_heir_computes_on_the_device_what_its_host_has_kept() -> None:
         saved = compute.do(Save(era=0, step=1, layers=tuple(layers), loss=0.5)).copies
         compute.do(Arrange(layers=tuple(layers), duties=((duty(1), layers),), stages=3, step=1, anew=False))
         assert not any(compute.layer(i).is_home for i in layers)
-        x = Value.single(torch.randn(8, 64, generator=torch.Generator().manual_seed(1)))
-        results = [compute.do(Run(instruction=unit(1, op, 0), step=1, tenure=1, operand=x)) for op in PASSES]
+        drawn = torch.randn(8, 64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        taken = Value.activation(drawn, None), Value.gradients({0: drawn.detach()})
+        results = [
+            compute.do(Run(instruction=unit(1, op, 0), step=1, tenure=1, operand=operand))
+            for op, operand in zip(PASSES, taken, strict=True)
+        ]
         for result in results:
             result.copied.wait()
         block = Block(0, 1)

@@ -49,7 +49,7 @@ def test_the_samples_of_this_step_are_loaded_first_and_those_of_the_next_once_it
     assert list(worker.runner.next_loads()) == [Load(0, 0, 1), Load(1, 0, 0), Load(1, 0, 1)]
 
 
-@pytest.mark.parametrize(("name", "steps", "count"), [("n0", 1, 1), ("n1", 2, 0), ("n0", 2, 3), ("n2", 2, 2)])
+@pytest.mark.parametrize(("name", "steps", "count"), [("n0", 1, 1), ("n1", 2, 0), ("n0", 2, 3), ("n2", 2, 0)])
 def test_nothing_is_loaded_after_the_last_step_or_by_a_stage_that_takes_no_samples(
     name: str, steps: int, count: int
 ) -> None:
