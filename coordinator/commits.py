@@ -35,6 +35,7 @@ from culm.coordinator.decisions import (
     budget_of,
     commit_records,
     done,
+    done_record,
     prices_of,
     reason_of,
     sizes_of,
@@ -142,11 +143,9 @@ def commit_if_ready(state: State, now: float) -> Decision:
     target: Stages = ()
     why, chosen, pays = "", None, ""
     if state.committed >= state.end:
-        early = stopping_early.in_words(settings, stop) if stop is not None else ""
-        ends = f"the run ends with the weights of step {state.steps}" if early else ""
+        ends = f"the run ends with the weights of step {state.steps}" if stop is not None else ""
         gives_up = "the run is done: the new cut that was being prepared is given up" if plan.target else ""
-        text = early or f"all {settings.steps} steps are committed"
-        ended.append(Record(kinds.Done(step=state.steps, early=early), text))
+        ended.append(done_record(state))
         why = reason_of([*filter(None, [ends, gives_up])])
     else:
         state = cutting.settled(state)

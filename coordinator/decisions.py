@@ -152,6 +152,13 @@ def done(state: State, now: float) -> State:
     return replace(state, phase=Phase.DONE, detail=detail, following={}, facts={}, ending=ending)
 
 
+def done_record(state: State) -> Record:
+    """What the event log says once every step is committed."""
+    stop = state.ending.early_stop
+    early = stopping_early.in_words(state.settings, stop) if stop is not None else ""
+    return Record(kinds.Done(step=state.steps, early=early), early or f"all {state.settings.steps} steps are committed")
+
+
 def plan_record(state: State, plan: Plan) -> Record:
     """What the event log says of a plan: who does what, and what a step trains on."""
     # Whole, though most of it is as before: whoever reads the log from the middle has to know who does what.

@@ -37,7 +37,7 @@ from dataclasses import replace
 from culm.coordinator import agreement
 from culm.coordinator.best import noted
 from culm.coordinator.commands import Ask, Command, Dismiss, LeadAnew, Persist, Record, SendCommit, SendPlan
-from culm.coordinator.decisions import Decision, commit_records, done, plan_record
+from culm.coordinator.decisions import Decision, commit_records, done, done_record, plan_record
 from culm.coordinator.reports import Available
 from culm.coordinator.state import Node, Phase, State
 from culm.pipeline.identity import Identity
@@ -139,7 +139,8 @@ def learn(state: State, report: Available, now: float) -> Decision:
         # Only a commit that counts here: others would be told of one of another history and go on with that (rule 15).
         state = noted(replace(state, last_commit=told), {told.step: told.evaluated})
         commands.extend(commit_records(state.settings, told))
-    if state.committed >= state.end:
+    if state.committed >= state.end and state.phase is not Phase.DONE:
+        commands.append(done_record(state))  # whoever committed the last step may have died before it was on record
         state = done(state, now)
     if (state.plan, state.committed, state.last_commit) != before:
         state, asked = _ask_others(state, report.node)

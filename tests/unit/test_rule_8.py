@@ -6,7 +6,8 @@ from culm.coordinator.commands import Ask, Command, Commit, Dismiss, Publish, Re
 from culm.coordinator.decide import advance, begin, validate
 from culm.coordinator.edges.persistence import from_document, to_document
 from culm.coordinator.reports import Available, CheckpointBad, Draining, Heartbeat, Joined, Left, Ready, Report, Tick
-from culm.coordinator.state import Settings, State
+from culm.coordinator.state import Phase, Settings, State
+from culm.pipeline.money.kinds import Done
 from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Member, Plan, Standby
 
@@ -46,14 +47,14 @@ def facts_of(node: str) -> tuple[Report, ...]:
     )
 
 
-def successor() -> tuple[State, Plan, Commit]:
+def successor(settings: Settings = SETTINGS) -> tuple[State, Plan, Commit]:
     """Of a leader that decided on step 0, told n0 alone, and did not persist it. n0 and n1 hold all; n2 is a spare."""
-    state, _ = after(begin(SETTINGS, 1, 1), *joins("n0"), *joins("n1"), *joins("n2"))
+    state, _ = after(begin(settings, 1, 1), *joins("n0"), *joins("n1"), *joins("n2"))
     plan, document = state.plan, to_document(state)
     assert plan is not None
     _, commands = after(state, *facts_of("n0"), *facts_of("n1"))
     decided = next(command for command in commands if isinstance(command, Commit))
-    return from_document(document, SETTINGS, 2, 10.0, 2), plan, decided
+    return from_document(document, settings, 2, 10.0, 2), plan, decided
 
 
 def back(node: str, plan: Plan, version: int, last: Commit | None) -> tuple[Report, Report]:
@@ -171,3 +172,11 @@ def test_that_a_node_was_told_to_stop_outlives_its_coordinator() -> None:
     state = from_document(to_document(state), SETTINGS, 3, 20.0, 3)
     state, _ = after(state, *back("n0", plan, 0, None), asks, now=20.1)
     assert state.nodes["n0"].told
+
+
+def test_a_run_that_ended_before_its_end_was_on_record_is_told_to_have_ended() -> None:
+    """Else trackers wait for more."""
+    state, plan, decided = successor(replace(SETTINGS, steps=1))
+    state, commands = after(state, *back("n0", plan, 1, decided), *back("n1", plan, 1, decided), now=10.1)
+    assert state.phase is Phase.DONE
+    assert [c.event for c in commands if isinstance(c, Record) and isinstance(c.event, Done)] == [Done(step=1)]
