@@ -25,9 +25,10 @@ def read(state: State, report: Read) -> Decision:
         return state, ()
     known = state.bookmarks.get(told.version)
     if known is None:
-        newest = sorted({*state.bookmarks, told.version})[-KEPT:]
+        # By distance, not the newest: after a rollback those of later steps would push out what is told now.
+        nearest = sorted({*state.bookmarks, told.version}, key=lambda version: abs(version - state.committed - 1))
         kept: Mapping[int, Bookmark] = {**state.bookmarks, told.version: told}
-        return replace(state, bookmarks={version: kept[version] for version in newest}), ()
+        return replace(state, bookmarks={version: kept[version] for version in nearest[:KEPT]}), ()
     if known.digest == told.digest:
         return state, ()
     step = told.version - 1

@@ -306,7 +306,7 @@ class State:
     # reports what its owner had reported already, and to add that up would count it twice (rule 7).
     norms: Mapping[int, float] = field(default_factory=dict)
     tallies: tuple[float, ...] = ()
-    # Of an iterable dataset, by version, as the first node has told it. Invariant: few, the newest (bookmarks.KEPT).
+    # Of an iterable dataset, by version, as the first node has told it. Invariant: few, about now (bookmarks.KEPT).
     bookmarks: Mapping[int, Bookmark] = field(default_factory=dict)
     last_commit: Commit | None = None
     # Invariant: empty after every commit, and added to only while the run is RUNNING.

@@ -45,6 +45,15 @@ def test_a_commit_tells_the_newest_bookmark_that_is_known() -> None:
     assert commit(play) == bookmark(3), "nobody has told of step 3, so the one before it is of use"
 
 
+def test_after_a_rollback_what_is_told_then_counts() -> None:
+    play = three_nodes()
+    later = {version: bookmark(version) for version in range(20, 20 + KEPT)}
+    play.state = replace(play.state, bookmarks=later)
+    tell(play, "n0", bookmark(1))
+    assert commit(play) == bookmark(1)
+    assert len(play.state.bookmarks) == KEPT
+
+
 def test_a_commit_keeps_its_bookmark_in_the_store() -> None:
     play = three_nodes()
     tell(play, "n0", bookmark(1))
@@ -73,7 +82,7 @@ def test_few_are_kept() -> None:
     play = three_nodes(steps=50)
     for version in range(1, 20):
         tell(play, "n0", bookmark(version))
-    assert sorted(play.state.bookmarks) == list(range(20 - KEPT, 20))
+    assert sorted(play.state.bookmarks) == list(range(1, 1 + KEPT)), "those about the running step"
 
 
 @pytest.mark.parametrize(
