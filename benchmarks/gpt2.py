@@ -177,14 +177,14 @@ def seeding(_: int) -> None:
     stages = json.loads(next(event for event in found.events if event.kind == "plan").fields["stages"])
     lost = next(event.time for event in found.events if event.kind == "lost")
     print(f"a calm step takes {found.seconds:.2f} s, and a copy is hot from a commit on")
-    for event in found.events:
+    due = 0.0
+    for event in found.events:  # the one spare is given the layers of two stages, one after the other
         if event.kind == "hot" and event.time > lost:
             first, end = stages[int(event.fields["stage"])][:2]
-            size = sum(parameters[first:end]) * STATE_BYTES
-            took = float(event.fields["exposure_ms"]) / 1e3
-            ratio = took / (size / PACE)
-            where = f"stage {event.fields['stage']} on {event.fields['node']}"
-            print(f"{where}: {size / MB:,.0f} MB, {took:.1f} s, {ratio:.2f} of the time at the pace (floor 1.3)")
+            size, took = sum(parameters[first:end]) * STATE_BYTES, float(event.fields["exposure_ms"]) / 1e3
+            due += size / PACE
+            where = f"stage {event.fields['stage']}: {size / MB:,.0f} MB"
+            print(f"{where}, hot after {took:.1f} s, {took / due:.2f} of the time at the pace (at most 1.3)")
 
 
 def checkpoint(rounds: int) -> None:
