@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save, save_file
+from safetensors.torch import load, save_file
 
 from culm.pipeline import private
 from culm.pipeline.checkpoints import storage
@@ -20,6 +20,7 @@ from culm.pipeline.checkpoints.manifest import (
     check_file,
     read_manifest,
 )
+from culm.pipeline.checkpoints.pieces import Piece, pieces_of, word_of
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.layout import is_dense, laid_out, strides_of
 from culm.pipeline.tensors.values import Value
@@ -45,50 +46,36 @@ def write_layer(folder: str, layer: int, state: Value, before: Manifest | None =
     """
     model: dict[str, torch.Tensor] = {}
     rest: dict[str, torch.Tensor] = {}
-    storages: set[int] = set()
     for name, tensor in state.tensors:
-        if not _fits(tensor.dtype):
+        try:
+            word_of(tensor.dtype)
+        except ValueError as error:
             what = f"{name} has dtype {tensor.dtype}, which no checkpoint can hold"
-            raise JobError(what, f"layer {layer}", "give it another dtype, or leave out the [checkpoint] section")
+            mend = "give it another dtype, or leave out the [checkpoint] section"
+            raise JobError(what, f"layer {layer}", mend) from error
         kind, _, entry = name.partition(".")
         into, key = (model, entry) if kind in MODEL_KINDS else (rest, name)
-        into[key] = _alone(tensor.detach().cpu().contiguous(), storages)
+        into[key] = tensor
     # safetensors keeps neither order nor kind, and installing the state needs both.
     # In one entry: safetensors writes several in any order, and two holders would write other bytes.
     metadata = {"order": "\n".join(_line(name, tensor) for name, tensor in state.tensors)}
     name = f"layer-{layer:05d}"
     named = before.files.get(layer, ()) if before is not None else None
     return (
-        _write(folder, f"{name}.safetensors", save(model, metadata), named),
-        _write(folder, f"{name}.optimizer.safetensors", save(rest), named),
+        _write(folder, f"{name}.safetensors", pieces_of(model, metadata), named),
+        _write(folder, f"{name}.optimizer.safetensors", pieces_of(rest, {}), named),
     )
 
 
-@cache
-def _fits(dtype: torch.dtype) -> bool:
-    """Whether safetensors can write it and read it again: it writes some dtypes that it cannot read."""
-    try:
-        load(save({"tensor": torch.empty(0, dtype=dtype)}))
-    except (KeyError, RuntimeError, SafetensorError):
-        return False
-    return True
-
-
-def _alone(tensor: torch.Tensor, storages: set[int]) -> torch.Tensor:
-    """The tensor; a copy where an earlier one has the same memory, which safetensors refuses to write."""
-    memory = tensor.untyped_storage().data_ptr()
-    if memory in storages:
-        return tensor.clone()
-    storages.add(memory)
-    return tensor
-
-
-def _write(folder: str, name: str, data: bytes, named: tuple[File, ...] | None) -> File:
+def _write(folder: str, name: str, pieces: Sequence[Piece], named: tuple[File, ...] | None) -> File:
     """``named`` are the layer's files in a manifest that is there already; None where there is no manifest."""
-    file = File(name, len(data), hashlib.sha256(data).hexdigest())
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    file = File(name, sum(memoryview(piece).nbytes for piece in pieces), digest.hexdigest())
     if named is not None and file not in named:
         storage.remove(folder, MANIFEST)
-    storage.put(folder, name, data)
+    storage.put(folder, name, *pieces)
     return file
 
 

@@ -91,15 +91,15 @@ def refusal(error: BaseException, what: str, where: str, mend: str) -> JobError:
     return (JobError if wrong else StorageAway)(what, where, mend)
 
 
-def put(folder: str, name: str, data: bytes) -> None:
-    """Writes a file. Whatever happens to the writer, no reader ever finds half of it under its name.
+def put(folder: str, name: str, *pieces: bytes | memoryview) -> None:
+    """Writes a file of these bytes, one after the other. No reader ever finds half of it under its name.
 
     A manifest may name the file already when somebody writes it again and is killed half-way.
     """
     with _reaching(folder) as (fs, path):
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
         if WHOLE_PUTS.intersection(protocols):
-            fs.pipe_file(f"{path}/{name}", data)
+            fs.pipe_file(f"{path}/{name}", b"".join(pieces))
             return
         if isinstance(fs, LocalFileSystem):
             private.make_folder(path)
@@ -109,7 +109,8 @@ def put(folder: str, name: str, data: bytes) -> None:
             with fs.open(part, "wb") as stream:
                 if isinstance(fs, LocalFileSystem):
                     os.chmod(part, private.FILE)
-                stream.write(data)
+                for piece in pieces:
+                    stream.write(piece)
                 if isinstance(fs, LocalFileSystem):  # else a power cut may keep the name and lose the content
                     stream.flush()
                     os.fsync(stream.fileno())
