@@ -9,13 +9,14 @@ the bound that it is held against.
 - ``seeding``: a node is lost, and a spare is given its layers at the job's pace, of 25 MB/s. 1 sample of 16 tokens, so
   that the commit at which a copy counts as hot soon comes.
 - ``checkpoint``: the CPU seconds of the same short steps with checkpoints and without, beside those of one process that
-  hashes and writes as many bytes.
+  hashes and writes as many bytes as often.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -41,6 +42,7 @@ from culm.protos import coordinator_pb2 as pb
 
 STAGES, WARM = 4, 2  # steps that are not counted
 PACE = 25_000_000  # bytes a second, when a spare is seeded
+KEPT = 3  # checkpoints, as a job keeps where it says nothing
 SHIPPING = 0.42  # CPU seconds that a GB takes from process to process
 STATE_BYTES = 12  # of a parameter: itself and two moments
 MB, GB = 1e6, 1e9
@@ -200,7 +202,7 @@ def checkpoint(rounds: int) -> None:
             having = run(with_values(job, where), folder)
         written = sum(event.kind == "checkpoint" for event in having.events)
         extra = (having.cpu - without.cpu) * count / max(1, written)
-        bare = bare_checkpoint(sizes)
+        bare = bare_checkpoint(sizes, written)
         ratios.append(extra / bare)
         print(
             f"{written} checkpoints of {sum(sizes) / MB:,.0f} MB, {extra:.2f} CPU s each, bare {bare:.2f}", flush=True
@@ -208,19 +210,27 @@ def checkpoint(rounds: int) -> None:
     print(f"against hashing and writing alone: {statistics.median(ratios):.2f} (floor 1.5)")
 
 
-def bare_checkpoint(sizes: list[int]) -> float:
-    """CPU seconds of one process that hashes and writes files of these sizes."""
+def bare_checkpoint(sizes: list[int], count: int) -> float:
+    """CPU seconds of one process that hashes and writes files of these sizes, on average.
+
+    It keeps the newest three, as the job does: how long a write takes goes by the memory that the kernel has free.
+    """
+    data = os.urandom(max(sizes))
     with tempfile.TemporaryDirectory() as folder:
-        data = os.urandom(max(sizes))
         begun = time.process_time()
-        for number, size in enumerate(sizes):
-            part = memoryview(data)[:size]
-            hashlib.sha256(part).hexdigest()
-            with Path(folder, str(number)).open("wb") as file:
-                file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-        return time.process_time() - begun
+        for number in range(count):
+            into = Path(folder, str(number))
+            into.mkdir()
+            for layer, size in enumerate(sizes):
+                part = memoryview(data)[:size]
+                hashlib.sha256(part).hexdigest()
+                with (into / str(layer)).open("wb") as file:
+                    file.write(part)
+                    file.flush()
+                    os.fsync(file.fileno())
+            if number >= KEPT:
+                shutil.rmtree(Path(folder, str(number - KEPT)))
+        return (time.process_time() - begun) / count
 
 
 MODES: dict[str, Callable[[int], None]] = {
