@@ -109,8 +109,8 @@ def run(job: Job, folder: Path, nodes: int = STAGES, kills: tuple[Kill, ...] = (
 
     def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
         found.events.extend(events)
-        if status.phase != "running" or status.step < WARM:
-            return
+        if kills or status.phase != "running" or status.step < WARM:
+            return  # of a process that is killed Linux tells nothing
         pids = cluster.pids()
         looks.append((time.time(), sum(cpu_seconds(pids[name]) for name in pids)))
         found.peaks = [memory(pids[name]).peak / MB for name in cluster.names if name in pids]
@@ -120,7 +120,7 @@ def run(job: Job, folder: Path, nodes: int = STAGES, kills: tuple[Kill, ...] = (
         train(cluster, note)
     commits = [event.time for event in found.events if event.kind == "commit"]
     found.steps = [after - before for before, after in pairwise(commits[WARM - 1 :])]
-    found.cpu = calm_step(commits, looks).cpu
+    found.cpu = calm_step(commits, looks).cpu if looks else 0.0
     return found
 
 
