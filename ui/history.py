@@ -45,6 +45,7 @@ class History:
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
+    learning_rate: float | None = None  # of the newest step, where one is told
     # By how many steps the weights were trained: the loss and each metric. Told again after a rollback, with the same.
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)
     preemptions: list[Preemption] = field(default_factory=list)
@@ -63,6 +64,7 @@ class History:
                 self.steps.append(event.step)
                 self.losses.append(event.loss)
                 self.times.append(entry.time)
+                self.learning_rate = event.learning_rate
             case Evaluated():
                 self.evaluations[event.step] = {"loss": event.loss, **event.metrics}
             case Draining() | Warned():

@@ -48,6 +48,16 @@ def test_the_overview_tells_what_was_evaluated_last(log: Path) -> None:
     assert (shown["Evaluated: loss"], shown["Evaluated: accuracy"]) == ("0.25", "0.5")
 
 
+def test_the_overview_tells_the_epoch_and_the_learning_rate(log: Path) -> None:
+    told = event(20, 9.4, "commit", 6, step=5, loss=1.5, learning_rate=0.0125)
+    planned = event(21, 9.4, "plan", 6, steps=10, stage_count=2, stages="[]", samples_per_step=8, samples_per_epoch=32)
+    with log.open("a") as file:
+        file.write(to_line(told) + "\n" + to_line(planned) + "\n")
+    app = page("overview", log)
+    assert "learning rate 0.0125" in {metric.delta for metric in app.metric}
+    assert "step 6 of 10, epoch 1.50" in app.get("progress")[0].proto.text
+
+
 def test_a_stage_without_a_standby_is_warned_of(log: Path) -> None:
     assert "Without a hot standby: stage 0" in page("topology", log, 7.0).warning[0].value
     assert not page("topology", log, 5.0).warning

@@ -24,6 +24,7 @@ def show(source: Source) -> None:
     )
     goodput = cost.useful_seconds / cost.seconds if cost.seconds else 0.0
     tokens = money(cost.dollars_per_million_tokens) if cost.tokens else "–"
+    rate = look.history.learning_rate
     loss = f"{look.history.losses[-1]:.4f}" if look.history.losses else "–"
     tiles(
         spent(cost),
@@ -32,7 +33,7 @@ def show(source: Source) -> None:
         ("Goodput", f"{goodput:.1%}", counted(len(cost.interruptions), "interruption")),
     )
     tiles(
-        ("Loss", loss, ""),
+        ("Loss", loss, f"learning rate {rate:.3g}" if rate is not None else ""),
         ("A million tokens", tokens, ""),
         ("Saved against on-demand", _saved(cost.on_demand_dollars, cost.dollars), ""),
         ("Saved against checkpoints", _saved(cost.checkpoint_dollars, cost.dollars), ""),
