@@ -120,7 +120,8 @@ def run(job: Job, folder: Path, nodes: int = STAGES, kills: tuple[Kill, ...] = (
         train(cluster, note)
     commits = [event.time for event in found.events if event.kind == "commit"]
     found.steps = [after - before for before, after in pairwise(commits[WARM - 1 :])]
-    found.cpu = calm_step(commits, looks).cpu if looks else 0.0
+    if len(found.steps) > 2 and looks:
+        found.cpu = calm_step(commits, looks).cpu
     return found
 
 
