@@ -88,7 +88,7 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
   A checkpoint of 1,956 MB took 1.5 times the CPU of hashing and writing as many bytes (1.42 and 1.58), most of which is
   the kernel's copying to files.
 - Samples that take 20 ms each, with two processes that load ahead: a paced step took 1.011 of one whose samples are in
-  memory (five rounds, 1.004 to 1.018; `python -m benchmarks.loading`).
+  memory (five rounds, 1.004 to 1.018; `python -m benchmarks.slow_samples`).
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
 """
 

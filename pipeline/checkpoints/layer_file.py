@@ -11,6 +11,7 @@ from safetensors.torch import load, save_file
 
 from culm.pipeline import private
 from culm.pipeline.checkpoints import storage
+from culm.pipeline.checkpoints.file_pieces import Piece, pieces_of, word_of
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
@@ -20,7 +21,6 @@ from culm.pipeline.checkpoints.manifest import (
     check_file,
     read_manifest,
 )
-from culm.pipeline.checkpoints.pieces import Piece, pieces_of, word_of
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.layout import is_dense, laid_out, strides_of
 from culm.pipeline.tensors.values import Value

@@ -1,6 +1,6 @@
 """What slow samples cost a step: 20 ms each, asleep, beside samples that are in memory; paced layers, P = 4, M = 8.
 
-``python -m benchmarks.loading`` runs both in turn, with two processes that load ahead on the node of the first stage.
+``python -m benchmarks.slow_samples`` runs both in turn. Two processes load ahead, on the node of the first stage.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    changes = ["data.dataset=benchmarks.loading:slow", f"data.workers={WORKERS}"]
+    changes = ["data.dataset=benchmarks.slow_samples:slow", f"data.workers={WORKERS}"]
     ratios = []
     for number in range(arguments.rounds):
         seconds = culm_step(STAGES, MICROBATCHES, "lazy", STEPS, changes=changes)

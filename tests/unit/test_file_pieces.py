@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from culm.pipeline.checkpoints.pieces import pieces_of, word_of
+from culm.pipeline.checkpoints.file_pieces import pieces_of, word_of
 
 STATE = {
     "weight": torch.arange(6.0).reshape(2, 3),
