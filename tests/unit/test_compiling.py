@@ -1,5 +1,7 @@
 """Layers that torch.compile has compiled: the same bits wherever they run, or one clear line."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextvars import Context
 from functools import partial
@@ -121,6 +123,18 @@ def test_settings_of_the_jobs_code_are_refused(monkeypatch: pytest.MonkeyPatch) 
             compiling.refuse_settings()
 
     Context().run(refused)  # where nothing is set as yet
+
+
+def test_torchs_own_switch_is_no_setting_of_the_jobs_code() -> None:
+    """Culm turns it on and off again; a second job of the same script was refused."""
+    code = (
+        "import torch, torch._inductor.config\n"
+        "from culm.pipeline.user_code.compiling import refuse_settings\n"
+        "torch.use_deterministic_algorithms(False)\n"
+        "assert torch._inductor.config.codegen_config()\n"
+        "refuse_settings()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_a_function_that_the_jobs_code_compiles_is_refused() -> None:
