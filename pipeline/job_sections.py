@@ -46,7 +46,7 @@ Url = Annotated[str, Field(min_length=1, max_length=2000), AfterValidator(_witho
 
 
 # By numbers told beside metrics.
-_TAKEN = ("loss", "step", "gradient_norm", "learning_rate", "samples_per_second", "tokens_per_second")
+_TAKEN = ("loss", "step", "epoch", "gradient_norm", "learning_rate", "samples_per_second", "tokens_per_second")
 
 
 def _refuse_names(metrics: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """What the events of a run say in numbers."""
 
+from culm.pipeline import job_sections
 from culm.pipeline.money.codec import Entry
 from culm.pipeline.money.kinds import Committed, Evaluated, Event, Measured, Planned, RolledBack
 from culm.trackers.scalars import Scalars
@@ -55,3 +56,12 @@ def test_what_is_told_again_is_not_new() -> None:
     assert numbers(scalars, RolledBack(step=1)) == {}
     assert [numbers(scalars, Committed(step=step, loss=1.0)) for step in (1, 2, 3)] == [{}, {}, {}]
     assert numbers(scalars, Evaluated(step=1, loss=0.5)) == {"evaluate/loss": (1, 0.5)}
+
+
+def test_no_metric_of_a_job_has_the_name_of_a_number_that_is_told_anyhow() -> None:
+    """It would be written twice, and the tracker would keep one of the two."""
+    scalars = Scalars(lambda name: -1)
+    numbers(scalars, Planned(samples_per_step=8, tokens_per_step=80, samples_per_epoch=32))
+    numbers(scalars, Committed(step=0, loss=1.0), 1.0)
+    told = numbers(scalars, Committed(step=1, loss=1.0, norm=2.0, learning_rate=0.1), 2.0)
+    assert {name.removeprefix("train/") for name in told} <= {*job_sections._TAKEN}
