@@ -8,15 +8,12 @@ the bound that it is held against.
 - ``memory``: 16 samples of 1,024 tokens, three steps.
 - ``seeding``: a node is lost, and a spare is given its layers at the job's pace, of 25 MB/s. 1 sample of 16 tokens, so
   that the commit at which a copy counts as hot soon comes.
-- ``checkpoint``: the CPU seconds of the same short steps with checkpoints and without, beside those of one process that
+- ``checkpoint``: the CPU seconds of the same short steps with checkpoints, without, and beside one bare process that
   hashes and writes as many bytes as often.
 """
 
 import argparse
-import hashlib
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -46,6 +43,7 @@ from culm.stage_server.compute.layer import HeldLayer
 
 STAGES, WARM = 4, 2  # steps that are not counted
 PACE = 25_000_000  # bytes a second, when a spare is seeded
+CHECKPOINTED, EVERY = 24, 4  # steps, and how often there is a checkpoint
 KEPT = 3  # checkpoints, as a job keeps where it says nothing
 SHIPPING = 0.42  # CPU seconds that a GB takes from process to process
 STATE_BYTES = 12  # of a parameter: itself and two moments
@@ -102,13 +100,17 @@ def job_of(context: int, microbatches: int, steps: int, *changes: str) -> Iterat
         yield load_job(folder / "job.toml", changes), folder
 
 
-def run(job: Job, folder: Path, nodes: int = STAGES, kills: tuple[Kill, ...] = ()) -> Run:
-    """Trains the job."""
+def run(
+    job: Job, folder: Path, nodes: int = STAGES, kills: tuple[Kill, ...] = (), writer: "Writer | None" = None
+) -> Run:
+    """Trains the job. ``writer`` is told how far it is."""
     found = Run()
     looks: list[tuple[float, float]] = []  # time, and CPU seconds so far
 
     def note(status: pb.GetStatusResponse, events: list[pb.ListEventsResponse], outcome: object) -> None:
         found.events.extend(events)
+        if writer is not None:
+            writer.committed(status.step)
         if kills or status.phase != "running" or status.step < WARM:
             return  # of a process that is killed Linux tells nothing
         pids = cluster.pids()
@@ -212,47 +214,77 @@ def seeding(_: int) -> None:
 
 
 def checkpoint(rounds: int) -> None:
-    """The CPU of a checkpoint."""
-    count, every = 24, 4
+    """The CPU of a checkpoint, and of a bare process that writes as much beside the same training."""
     ratios = []
     for _ in range(rounds):
-        with job_of(16, 1, count) as (job, folder):
+        with job_of(16, 1, CHECKPOINTED) as (job, folder):
             without = run(job, folder)
             sizes = [parameters * STATE_BYTES for parameters in ModelSource(job).parameter_counts()]
-        with job_of(16, 1, count) as (job, folder):
-            where = {"checkpoint.every": every, "checkpoint.url": f"{folder.as_uri()}/kept"}
+        with job_of(16, 1, CHECKPOINTED) as (job, folder):
+            where = {"checkpoint.every": EVERY, "checkpoint.url": f"{folder.as_uri()}/kept"}
             having = run(with_values(job, where), folder)
+        with job_of(16, 1, CHECKPOINTED) as (job, folder), Writer(sizes) as writer:
+            beside = run(job, folder, writer=writer)
         written = sum(event.kind == "checkpoint" for event in having.events)
-        extra = (having.cpu - without.cpu) * count / max(1, written)
-        bare = bare_checkpoint(sizes, written)
-        ratios.append(extra / bare)
-        print(
-            f"{written} checkpoints of {sum(sizes) / MB:,.0f} MB, {extra:.2f} CPU s each, bare {bare:.2f}", flush=True
-        )
+        ours = (having.cpu - without.cpu) * CHECKPOINTED / written
+        bare = (beside.cpu - without.cpu) * CHECKPOINTED / writer.written + writer.cpu / writer.written
+        ratios.append(ours / bare)
+        own = f"of which {writer.cpu / writer.written:.2f} its own, the rest what it costs the training beside it"
+        print(f"{written} checkpoints of {sum(sizes) / MB:,.0f} MB, {ours:.2f} CPU s each", flush=True)
+        print(f"{writer.written} by the bare process, {bare:.2f} CPU s each, {own}", flush=True)
     print(f"against hashing and writing alone: {statistics.median(ratios):.2f} (floor 1.5)")
 
 
-def bare_checkpoint(sizes: list[int], count: int) -> float:
-    """CPU seconds of one process that hashes and writes files of these sizes, on average.
+class Writer:
+    """A process that hashes and writes files of these sizes whenever it is told to, and keeps as many as a job does.
 
-    It keeps the newest three, as the job does: how long a write takes goes by the memory that the kernel has free.
+    How long a write takes goes by the memory that the kernel has free and by who else uses it: so it writes beside the
+    same training as the nodes do.
     """
-    data = os.urandom(max(sizes))
-    with tempfile.TemporaryDirectory() as folder:
+
+    def __init__(self, sizes: list[int]) -> None:
+        words = [sys.executable, "-c", BARE_WRITER, json.dumps(sizes), str(KEPT)]
+        self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._asked = 0
+        self.written, self.cpu = 0, 0.0  # CPU seconds of all that it wrote
+
+    def committed(self, steps: int) -> None:
+        """The run has come so far."""
+        if steps // EVERY > self._asked and self._process.stdin is not None:
+            self._asked = steps // EVERY
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        told = self._process.communicate()[0]
+        took = [float(line) for line in told.split()]
+        self.written, self.cpu = len(took), sum(took)
+
+
+BARE_WRITER = """
+import hashlib, json, os, shutil, sys, tempfile, time
+from pathlib import Path
+sizes, kept = json.loads(sys.argv[1]), int(sys.argv[2])
+data = os.urandom(max(sizes))
+with tempfile.TemporaryDirectory() as folder:
+    for number, _ in enumerate(sys.stdin):
         begun = time.process_time()
-        for number in range(count):
-            into = Path(folder, str(number))
-            into.mkdir()
-            for layer, size in enumerate(sizes):
-                part = memoryview(data)[:size]
-                hashlib.sha256(part).hexdigest()
-                with (into / str(layer)).open("wb") as file:
-                    file.write(part)
-                    file.flush()
-                    os.fsync(file.fileno())
-            if number >= KEPT:
-                shutil.rmtree(Path(folder, str(number - KEPT)))
-        return (time.process_time() - begun) / count
+        into = Path(folder, str(number))
+        into.mkdir()
+        for layer, size in enumerate(sizes):
+            part = memoryview(data)[:size]
+            hashlib.sha256(part).hexdigest()
+            with (into / str(layer)).open("wb") as file:
+                file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+        if number >= kept:
+            shutil.rmtree(Path(folder, str(number - kept)))
+        print(time.process_time() - begun, flush=True)
+"""
 
 
 MODES: dict[str, Callable[[int], None]] = {
