@@ -23,7 +23,7 @@ def put(folder: str, bookmark: Bookmark | None) -> None:
     if bookmark is None:
         storage.remove(folder, FILE)
     else:
-        storage.put(folder, FILE, to_bytes(bookmark))
+        storage.put(folder, FILE, [to_bytes(bookmark)])
 
 
 def read(folder: str) -> Bookmark | None:

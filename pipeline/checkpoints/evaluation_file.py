@@ -13,7 +13,8 @@ MOST_BYTES = 1 << 16
 
 def write(folder: str, found: Mapping[str, float]) -> None:
     """``found``: by name, ``loss`` among them. Raises OSError."""
-    storage.put(folder, FILE, json.dumps({name: number.hex() for name, number in found.items()}, indent=1).encode())
+    told = json.dumps({name: number.hex() for name, number in found.items()}, indent=1)
+    storage.put(folder, FILE, [told.encode()])
 
 
 def read(folder: str) -> dict[str, float]:

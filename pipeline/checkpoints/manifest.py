@@ -232,7 +232,7 @@ def write_manifest(folder: str, manifest: Manifest) -> Origin:
             return Origin(manifest.step, folder, sha256, there.best_so_far)
     data = manifest_to_json(manifest)
     storage.remove(folder, evaluation_file.FILE)  # of what lay there before
-    storage.put(folder, MANIFEST, data)
+    storage.put(folder, MANIFEST, [data])
     return Origin(manifest.step, folder, hashlib.sha256(data).hexdigest(), manifest.best_so_far)
 
 

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from uuid import uuid4
@@ -91,10 +91,11 @@ def refusal(error: BaseException, what: str, where: str, mend: str) -> JobError:
     return (JobError if wrong else StorageAway)(what, where, mend)
 
 
-def put(folder: str, name: str, *pieces: bytes | memoryview) -> None:
+def put(folder: str, name: str, pieces: Iterable[bytes | memoryview]) -> None:
     """Writes a file of these bytes, one after the other. No reader ever finds half of it under its name.
 
-    A manifest may name the file already when somebody writes it again and is killed half-way.
+    A manifest may name the file already when somebody writes it again and is killed half-way. ``pieces`` is taken to
+    its end before the file has its name.
     """
     with _reaching(folder) as (fs, path):
         protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
@@ -141,7 +142,7 @@ def probe(url: str, patience: float) -> None:
     def attempt() -> None:
         name = f"probe-{uuid4().hex}"
         try:
-            put(url, name, b"culm")
+            put(url, name, [b"culm"])
             remove(url, name)
         except BaseException as error:
             raised.append(error)

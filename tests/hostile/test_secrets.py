@@ -97,11 +97,11 @@ def test_a_variable_stands_for_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_pat
     job = job_saving_to("file://${CULM_TEST_PLACE}/kept")
     assert SECRET not in job_to_toml(job)
     assert job.checkpoint is not None
-    storage.put(job.checkpoint.url, "file", b"data")
+    storage.put(job.checkpoint.url, "file", [b"data"])
     assert (tmp_path / SECRET / "kept" / "file").read_bytes() == b"data"
     monkeypatch.delenv("CULM_TEST_PLACE")
     with pytest.raises(JobError, match="the variable CULM_TEST_PLACE is not set"):
-        storage.put(job.checkpoint.url, "file", b"data")
+        storage.put(job.checkpoint.url, "file", [b"data"])
 
 
 def test_a_storage_that_fails_tells_no_secret() -> None:

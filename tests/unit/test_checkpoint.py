@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from culm.__main__ import main
-from culm.pipeline.checkpoints.layer_file import export, read_layer, write_layer
+from culm.pipeline.checkpoints.layer_file import BLOCK_BYTES, export, read_layer, write_layer
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
@@ -124,10 +124,19 @@ def test_a_dtype_that_cannot_be_read_again_is_never_written(url: str, dtype: tor
 
 def test_two_writers_of_a_layer_and_leftovers_do_no_harm(url: str) -> None:
     held = trained(partial(torch.optim.AdamW, lr=0.1))
-    put(folder_of(url, 50), "layer-00000.safetensors", b"half a fi")
+    put(folder_of(url, 50), "layer-00000.safetensors", [b"half a fi"])
     manifest = write(url, 50, held)
     assert write_layer(folder_of(url, 50), 0, held[0].export()) == manifest.files[0]
     assert problems(folder_of(url, 50), manifest) == []
+
+
+def test_a_tensor_of_several_blocks_is_written_and_hashed_whole(url: str) -> None:
+    elements = torch.arange(2 * BLOCK_BYTES // 4 + 3, dtype=torch.float32)  # the last block is a small one
+    folder = folder_of(url, 50)
+    named = write_layer(folder, 0, Value((("parameter.weight", elements),)))
+    manifest = Manifest(job="job", step=50, fingerprint="code", loss=0.0, files={0: named})
+    assert problems(folder, manifest) == []
+    assert torch.equal(read_layer(folder, manifest, 0).tensors[0][1], elements)
 
 
 # Its file system dies in the middle of the first write, as kill -9 would have it.
@@ -142,7 +151,7 @@ def torn(self, data):
     os.kill(os.getpid(), signal.SIGKILL)
 
 LocalFileOpener.write = torn
-put(sys.argv[1], sys.argv[2], b"x" * 1000)
+put(sys.argv[1], sys.argv[2], [b"x" * 1000])
 """
 
 
@@ -211,10 +220,10 @@ MANGLED: dict[str, str | bytes] = {
 @pytest.mark.parametrize("mangled", MANGLED)
 def test_a_manifest_that_says_anything_else_is_listed_with_a_reason(url: str, mangled: str) -> None:
     write(url, 50, trained(partial(torch.optim.SGD, lr=0.1)))
-    put(folder_of(url, 60), MANIFEST, TEXT.encode())
+    put(folder_of(url, 60), MANIFEST, [TEXT.encode()])
     assert find_checkpoints(url)[0].manifest is not None
     text = MANGLED[mangled]
-    put(folder_of(url, 60), MANIFEST, text if isinstance(text, bytes) else text.encode())
+    put(folder_of(url, 60), MANIFEST, [text if isinstance(text, bytes) else text.encode()])
     found = find_checkpoints(url)
     assert [(f.step, f.manifest is not None) for f in found] == [(60, False), (50, True)]
     assert f"{folder_of(url, 60)}/{MANIFEST}" in found[0].problem
@@ -222,8 +231,8 @@ def test_a_manifest_that_says_anything_else_is_listed_with_a_reason(url: str, ma
 
 def test_what_only_looks_like_a_checkpoint_is_left_alone(url: str) -> None:
     for name in ("my-step-00000010", "step-7", "step-000000010", "notes"):
-        put(f"{url}/{name}", "a", b"1")
-    put(url, "step-00000020", b"a file, not a folder")
+        put(f"{url}/{name}", "a", [b"1"])
+    put(url, "step-00000020", [b"a file, not a folder"])
     write(url, 50, trained(partial(torch.optim.SGD, lr=0.1)))
     assert [(f.step, f.manifest is not None) for f in find_checkpoints(url)] == [(50, True), (20, False)]
     assert retain(url, 50, {50}) == [20]
