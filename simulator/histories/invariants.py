@@ -8,6 +8,7 @@ from culm.coordinator.commands import Command, Publish
 from culm.coordinator.decide import validate
 from culm.coordinator.membership import usable
 from culm.coordinator.zone_places import most_apart
+from culm.pipeline.money.kinds import Done
 from culm.pipeline.terms import ERAS_BITS
 from culm.simulator.histories.world import Leader, Node, Storage, World
 from culm.stage_server.worker.validate import validate as validate_worker
@@ -24,6 +25,7 @@ from culm.stage_server.worker.validate import validate as validate_worker
 #     8          a plan of its own by a leader that still hears from nodes          check_takeover
 #     14         an era that passes over a whole checkpoint                         check_rollback
 #     16         a run that failed though the job is not at fault                   start_up.check_verdict
+#     done       a run that is done, of which the event log does not say so         check_log
 #     17         weights nowhere, nodes kept or let go too early                    after_the_end
 #     18         something made as large as a message said                          hostile_peer
 #     zones      a new shape whose owners of a stage could be apart, and are not      check_zones
@@ -88,6 +90,14 @@ def check_beginning(before: co.State, leader: Leader, storage: Storage) -> None:
         over = storage.passed_over(state.origin, leader) if state.committed == state.origin.step else []
         over = [c for c in over if c not in state.checkpoints]
         assert not over, f"an era begins from {state.origin} beside {over[-1]} (rule 14)"
+
+
+def check_log(world: World) -> None:
+    """Raises AssertionError if the run is done and the event log does not say so: who follows it would wait."""
+    unwritten = [record for leader in world.leaders if leader.alive for record in leader.unwritten]
+    if world.state.phase is co.Phase.DONE:
+        said = any(isinstance(record.event, Done) for _, record in [*world.records, *unwritten])
+        assert said, "the run is done, and no event says so"
 
 
 def check_zones(before: co.State, state: co.State, zones: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from culm.pipeline.tally import TallyForm
 from culm.pipeline.ties import Tie
 from culm.simulator.histories.after_the_end import Afterlife, Ending
 from culm.simulator.histories.arithmetic import Number
-from culm.simulator.histories.invariants import check_node
+from culm.simulator.histories.invariants import check_log, check_node
 from culm.simulator.histories.plain_loop import plain_loop
 from culm.simulator.histories.random_faults import Counts, Faults, Kill
 from culm.simulator.histories.simulated_coordinators import Leader
@@ -346,6 +346,7 @@ class Cluster:
             while not (check_verdict(self, self.start_up.wrong) or self.ending.over()):
                 if not self.clock.step() or self.clock.now > STUCK_AFTER:
                     raise Broken(f"stuck in step {self.state.committed}: {self.state.detail}\n{self._stories()}")
+            check_log(self)
             if not self.ending.fetched:
                 self._check()
         except AssertionError as error:

@@ -23,6 +23,7 @@ from culm.simulator.network import Channel
 #
 #     a node's report  ->  take  ->  advance  ->  commands:  orders to nodes, at once, in order on each stream
 #                                                            a document to Redis, a moment later
+#                                                            events to its log, a moment after that
 #                                                            manifests, after the storage has answered
 #
 # An order is sent before the document is written: no node waits for Redis. So a coordinator that dies in between leaves
@@ -34,6 +35,7 @@ from culm.simulator.network import Channel
 
 RENEW_SECONDS = 0.75  # between two renewals of the lease
 WRITE_SECONDS = 0.002  # until what is to be persisted is in Redis
+RECORD_SECONDS = 0.005  # until an event is in the log
 
 
 class Leader:
@@ -49,6 +51,7 @@ class Leader:
         self.cut_from_redis = False
         self.streams: dict[str, tuple[Node, Channel]] = {}  # down to the attached incarnations
         self._pending: Document | None = None  # to be written, once Redis is there
+        self.unwritten: list[tuple[float, cmd.Record]] = []  # events that are not in the log yet
         self.searched_at: float | None = None  # when the storage has last told it which checkpoints there are
         now, number = world.clock.now, self.number
         self.state = begin(settings, self.term, number, now if world.leaders else None)
@@ -106,6 +109,7 @@ class Leader:
         """SIGTERM: what is to outlive it is written, if Redis is there; its nodes are told nothing (rule 17)."""
         if self._pending is not None:
             self._write()
+        self._log()
         if self.alive:
             self.end()
 
@@ -120,6 +124,12 @@ class Leader:
         if self.redis.term > self.term and self.alive and not self.cut_from_redis:
             self._lead_anew()
         self._write()
+        self._log()
+
+    def _log(self) -> None:
+        if self.alive and not self.redis.away and not self.cut_from_redis:
+            self.world.records.extend(self.unwritten)
+            self.unwritten.clear()
 
     def _write(self) -> None:
         if self._pending is None or not self.alive or self.redis.away or self.cut_from_redis:
@@ -176,7 +186,8 @@ class Leader:
         elif isinstance(command, cmd.ForStorage):
             self.world.storage.carry_out(self, command)
         elif isinstance(command, cmd.Record):
-            self.world.records.append((self.world.clock.now, command))
+            self.unwritten.append((self.world.clock.now, command))
+            self.world.clock.after(RECORD_SECONDS, self._log)
 
     def _heard(self) -> list[str]:
         return [name for name in self.streams if is_heard(self.state, name)]

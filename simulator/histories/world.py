@@ -85,6 +85,7 @@ class Leader(Protocol):
     term: int
     state: co.State
     streams: dict[str, tuple[Node, Channel]]  # down to the attached incarnations
+    unwritten: list[tuple[float, cmd.Record]]  # events that are not in the log yet
     searched_at: float | None  # when the storage has last told it which checkpoints there are
 
     def attach(self, node: Node, down: Channel) -> None: ...

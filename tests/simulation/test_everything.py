@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from culm.coordinator import state as co
+from culm.coordinator import takeover
+from culm.coordinator.commands import Persist
 from culm.simulator.histories.after_the_end import Afterlife
 from culm.simulator.histories.hostile_peer import speaking
 from culm.simulator.histories.simulated_cluster import Cluster
@@ -103,3 +105,12 @@ def test_nodes_that_say_that_they_end_change_no_bit(fifty: int) -> None:
     """Also while a new coordinator still hears from the nodes: it made a plan before it knew theirs."""
     for seed in range(fifty * 50, fifty * 50 + (50 if SOAK else 20)):
         history_of_everything(seed, leaves=1 + seed % 3).run()
+
+
+def test_a_log_that_does_not_say_that_the_run_is_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator of the last commit dies before the event is in the log, and the next one adds none."""
+    monkeypatch.setattr(takeover, "done_record", lambda state: Persist())
+    with pytest.raises(AssertionError, match="no event says so"):
+        history_of_everything(268).run()
+    monkeypatch.undo()
+    history_of_everything(268).run()
