@@ -32,7 +32,7 @@ from culm.pipeline.tensors.values import Value
 
 # What parsing may raise of a file that anybody may have made.
 _UNREADABLE = (SafetensorError, AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
-# Hashed and then written while the processor still has them in its cache: half of the kernel's time for whole tensors.
+# A block is written while the processor still has it in its cache, where hashing it has put it.
 BLOCK_BYTES = 1 << 18
 AVERAGE = "average"  # the kind of a moving average of a parameter
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
