@@ -134,6 +134,7 @@ class Leader:
     def _write(self) -> None:
         if self._pending is None or not self.alive or self.redis.away or self.cut_from_redis:
             return
+        self._log()  # one queue, in which events stand before the state that was decided with them
         document, self._pending = self._pending, None
         if not self.redis.write(document, self.term, self.number):
             self._lead_anew()
