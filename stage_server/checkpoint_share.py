@@ -10,6 +10,7 @@ from culm.pipeline.origin import Origin
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.checkpointer import Checkpointer, Share
+from culm.stage_server.compute.loan import Loan
 from culm.stage_server.restorer import Restorer
 from culm.stage_server.streams import attend_messages
 from culm.stage_server.turn import Turn
@@ -53,9 +54,9 @@ class Checkpoints:
         proof = self._bad[1] if self._bad is not None and self._bad[0] == self._node.worker.era else None
         return [fact for fact in (self._saved, proof) if fact is not None]
 
-    def write(self, work: Save, copies: tuple[tuple[int, Value], ...]) -> None:
+    def write(self, work: Save, lent: tuple[tuple[int, Loan], ...]) -> None:
         if self._checkpointer is not None:
-            self._checkpointer.write(Share(work, copies))
+            self._checkpointer.write(Share(work, lent))
 
     def read(self, effect: RestoreLayers) -> None:
         log.info("reading layers %s from %s", effect.layers, effect.origin)

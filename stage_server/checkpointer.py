@@ -14,7 +14,7 @@ from culm.pipeline.checkpoints import bookmark_file, storage
 from culm.pipeline.checkpoints.layer_file import write_layer
 from culm.pipeline.checkpoints.manifest import MANIFEST, File, folder_of, manifest_before
 from culm.pipeline.errors import JobError
-from culm.pipeline.tensors.values import Value
+from culm.stage_server.compute.loan import Loan
 from culm.stage_server.worker.work import Save
 
 log = logging.getLogger("culm.checkpoint")
@@ -25,14 +25,19 @@ LOOK_SECONDS = 5.0  # between two looks at what was written of the last step
 
 @dataclass(frozen=True)
 class Share:
-    """Copies of layers, to be written: what is asked for, and each layer's state."""
+    """Layers to be written: what is asked for, and each layer's state at that step, whatever it is by now."""
 
     asked: Save
-    layers: tuple[tuple[int, Value], ...]
+    layers: tuple[tuple[int, Loan], ...]
 
     @property
     def step(self) -> int:
         return self.asked.step
+
+    def end(self) -> None:
+        """Nothing of it is read any more."""
+        for _, loan in self.layers:
+            loan.end()
 
 
 class Failed(NamedTuple):
@@ -74,6 +79,7 @@ class Checkpointer:
         with self._changed:
             if self._waiting is not None:
                 log.warning("this node's share of checkpoint %d is passed over for a newer one", self._waiting.step)
+                self._waiting.end()
             self._waiting = share  # memory for one share that waits, however slow the storage is
             self._changed.notify_all()
 
@@ -86,7 +92,10 @@ class Checkpointer:
 
     def _run(self) -> None:
         while (share := self._next()) is not None:
-            self._write(share)
+            try:
+                self._write(share)
+            finally:
+                share.end()
             del share  # as much memory as what the node holds: not until the next one comes
 
     def _next(self) -> Share | None:
@@ -134,7 +143,7 @@ class Checkpointer:
         folder = folder_of(self._url, share.step)
         try:
             before = manifest_before(folder)
-            files = {layer: write_layer(folder, layer, state, before) for layer, state in share.layers}
+            files = {layer: write_layer(folder, layer, x.value, before, x.read) for layer, x in share.layers}
             # After the layer, which takes away the manifest of another run's checkpoint; before it is told, so that no
             # manifest comes without it.
             if 0 in files:

@@ -150,16 +150,13 @@ class Node:
                 if isinstance(work, Run):
                     self._spiller.look(work.operand, result.value)
                 if isinstance(work, Save):
-                    self._exchange.checkpoints.write(work, result.copies)
+                    self._exchange.checkpoints.write(work, result.lent)
                 if not self._activity.end(work, self._worker.version, result.kept_bytes):
                     self._worker.runner.duties.stopped = True  # memory is short
                 if self._lending.waiting:
                     self._changed.notify_all()
             self._faults.after(work)
-            del (
-                work,
-                result,
-            )  # a checkpoint's copies are as large as what this node holds: not until there is other work
+            del work, result  # what they hold may be large, and there may be no other work for long
         self._compute.close()
         self._handing_on.close()
         self._spiller.close()

@@ -1,4 +1,4 @@
-"""A safetensors file as pieces of memory, most of which are the tensors' own: nothing is copied to be written."""
+"""A safetensors file as its header and the tensors that follow it: no second copy of a state has to be made."""
 
 # The library's ``save`` copies a layer's state twice before its first byte is hashed, which was half of the CPU time of
 # a checkpoint of GPT-2 small. The file is a length, a header in JSON, and the tensors' bytes one after the other
@@ -12,30 +12,30 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from culm.pipeline.tensors.wire import bytes_of
-
-Piece = bytes | memoryview
 ALIGNED = 8  # bytes, to a multiple of which the header is filled up with spaces
 
 
-def pieces_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> list[Piece]:
-    """The file's bytes, in order. Raises ValueError for a dtype that safetensors cannot hold: see ``word_of``."""
+def header_of(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
+    """The file's first bytes, and the sizes in bytes of the tensors that follow, in their order.
+
+    Each of them lies there end to end, as ``Tensor.contiguous`` gives it. Raises ValueError for a dtype that
+    safetensors cannot hold: see ``word_of``.
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    pieces: list[Piece] = []
+    sizes: dict[str, int] = {}
     at = 0
     # The largest elements first, so that each begins at a multiple of its size.
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        piece = bytes_of(tensor)
+        sizes[name] = size = tensor.numel() * tensor.element_size()
         header[name] = {
             "dtype": word_of(tensor.dtype),
             "shape": list(tensor.shape),
-            "data_offsets": [at, at + piece.nbytes],
+            "data_offsets": [at, at + size],
         }
-        pieces.append(piece)
-        at += piece.nbytes
+        at += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % ALIGNED)
-    return [len(text).to_bytes(8, "little") + text, *pieces]
+    return len(text).to_bytes(8, "little") + text, sizes
 
 
 @cache

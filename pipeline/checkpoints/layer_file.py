@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from safetensors.torch import load, save_file
 
 from culm.pipeline import private
 from culm.pipeline.checkpoints import storage
-from culm.pipeline.checkpoints.file_pieces import Piece, pieces_of, word_of
+from culm.pipeline.checkpoints.file_pieces import header_of, word_of
 from culm.pipeline.checkpoints.manifest import (
     MANIFEST,
     CheckpointCorrupt,
@@ -24,6 +24,7 @@ from culm.pipeline.checkpoints.manifest import (
 from culm.pipeline.errors import JobError
 from culm.pipeline.tensors.layout import is_dense, laid_out, strides_of
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.tensors.wire import bytes_of
 
 #     layer-00003.safetensors              parameters and buffers, named as in the layer's state dict; its metadata has
 #                                          the names of the whole state, in order, each with its strides if it does not
@@ -37,18 +38,25 @@ BLOCK_BYTES = 1 << 18
 AVERAGE = "average"  # the kind of a moving average of a parameter
 MODEL_KINDS = ("parameter", "buffer")  # what a state dict has; everything else goes into the second file
 
+# ``(place, start, end)``: these bytes of one tensor of a state, as it lies end to end. ``place``: the tensor's.
+Read = Callable[[int, int, int], bytes | memoryview]
 
-def write_layer(folder: str, layer: int, state: Value, before: Manifest | None = None) -> tuple[File, ...]:
-    """Writes what ``HeldLayer.export`` gave. Two holders write the same bytes, so either may overwrite the other's.
+
+def write_layer(
+    folder: str, layer: int, state: Value, before: Manifest | None = None, read: Read | None = None
+) -> tuple[File, ...]:
+    """Writes a layer's state. Two holders write the same bytes, so either may overwrite the other's.
+
+    ``read``: gives the state's bytes, block by block, where its tensors themselves may change meanwhile.
 
     ``before`` is the manifest in the folder. If it names other bytes, another run's checkpoint is about to be torn, so
     the manifest goes first.
 
     Raises JobError for a dtype that safetensors cannot hold, OSError where the storage does not answer.
     """
-    model: dict[str, torch.Tensor] = {}
-    rest: dict[str, torch.Tensor] = {}
-    for name, tensor in state.tensors:
+    model: dict[str, int] = {}  # entry -> place in the state
+    rest: dict[str, int] = {}
+    for place, (name, tensor) in enumerate(state.tensors):
         try:
             word_of(tensor.dtype)
         except ValueError as error:
@@ -57,35 +65,51 @@ def write_layer(folder: str, layer: int, state: Value, before: Manifest | None =
             raise JobError(what, f"layer {layer}", mend) from error
         kind, _, entry = name.partition(".")
         into, key = (model, entry) if kind in MODEL_KINDS else (rest, name)
-        into[key] = tensor
+        into[key] = place
     # safetensors keeps neither order nor kind, and installing the state needs both.
     # In one entry: safetensors writes several in any order, and two holders would write other bytes.
     metadata = {"order": "\n".join(_line(name, tensor) for name, tensor in state.tensors)}
     name = f"layer-{layer:05d}"
     named = before.files.get(layer, ()) if before is not None else None
+    read = read or _from_memory(state)
     return (
-        _write(folder, f"{name}.safetensors", pieces_of(model, metadata), named),
-        _write(folder, f"{name}.optimizer.safetensors", pieces_of(rest, {}), named),
+        _write(folder, f"{name}.safetensors", _blocks(state, model, metadata, read), named),
+        _write(folder, f"{name}.optimizer.safetensors", _blocks(state, rest, {}, read), named),
     )
 
 
-def _write(folder: str, name: str, pieces: Sequence[Piece], named: tuple[File, ...] | None) -> File:
+def _from_memory(state: Value) -> Read:
+    data = [bytes_of(tensor) for _, tensor in state.tensors]
+    return lambda place, start, end: data[place][start:end]
+
+
+def _blocks(
+    state: Value, places: Mapping[str, int], metadata: Mapping[str, str], read: Read
+) -> Iterator[bytes | memoryview]:
+    """A file's bytes, in order."""
+    header, sizes = header_of({name: state.tensors[place][1] for name, place in places.items()}, metadata)
+    yield header
+    for name, size in sizes.items():
+        for at in range(0, size, BLOCK_BYTES):
+            yield read(places[name], at, min(at + BLOCK_BYTES, size))
+
+
+def _write(folder: str, name: str, blocks: Iterator[bytes | memoryview], named: tuple[File, ...] | None) -> File:
     """``named`` are the layer's files in a manifest that is there already; None where there is no manifest."""
     digest = hashlib.sha256()
-    size = sum(memoryview(piece).nbytes for piece in pieces)
+    size = 0
 
-    def blocks() -> Iterator[memoryview]:
-        for piece in pieces:
-            view = memoryview(piece)
-            for at in range(0, view.nbytes, BLOCK_BYTES):
-                block = view[at : at + BLOCK_BYTES]
-                digest.update(block)
-                yield block
+    def hashed() -> Iterator[bytes | memoryview]:
+        nonlocal size
+        for block in blocks:
+            digest.update(block)
+            size += len(block)
+            yield block
         # Here every byte is known, and the file does not have its name yet.
         if named is not None and File(name, size, digest.hexdigest()) not in named:
             storage.remove(folder, MANIFEST)
 
-    storage.put(folder, name, blocks())
+    storage.put(folder, name, hashed())
     return File(name, size, digest.hexdigest())
 
 

@@ -10,7 +10,7 @@
 #     Sum        a bucket's gradient over all pipelines, of blocks from here and elsewhere
 #     Apply      the optimizer's step, on layers owned and stood by for alike: the only change of weights
 #     Install    the state of a layer from elsewhere, if it is of the same names, shapes and dtypes
-#     Save       copies of layers, for a checkpoint
+#     Save       loans of layers, for a checkpoint
 #
 # A stage's accumulators belong to one step and begin when its first work of the step comes (``_begin``). So an heir's
 # stage begins the running step from its beginning, with empty accumulators (rule 9).
@@ -44,6 +44,7 @@ from culm.stage_server.compute.keeping import Keeping
 from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.loading import Loading, Samples, Told
 from culm.stage_server.compute.loading_ahead import LoadingAhead
+from culm.stage_server.compute.loan import Loan
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
@@ -58,7 +59,7 @@ class Result:
     value: Value | None = None
     copied: Event = PASSED  # before it has, nobody may read what an instruction gave: ``value`` and ``accumulated``
     values: Values = ()  # of a block of pipelines or of all
-    copies: tuple[tuple[int, Value], ...] = ()
+    lent: tuple[tuple[int, Loan], ...] = ()  # layers, for a checkpoint
     kept_bytes: int = 0  # of the graph of a redundant forward
     refused: str = ""  # why a state from elsewhere was not installed
     accumulated: Value | None = None  # what the stage's gradients have come to, to be shipped
@@ -132,7 +133,7 @@ class Compute:
             whole = held.sum_up(uses, self._pipelines, self._job.train.clip_norm is not None)
             return Result(values=self._home([(Addend(work.bucket), whole)]))
         if isinstance(work, Save):
-            return Result(copies=tuple((layer, self._layers[layer].export()) for layer in work.layers))
+            return Result(lent=tuple((layer, self._layers[layer].lend()) for layer in work.layers))
         if isinstance(work, Apply):
             if not work.catch_up:  # that one comes in the middle of a step, whose graphs are still needed
                 for stage in self._stages.values():

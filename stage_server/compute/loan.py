@@ -1,4 +1,4 @@
-"""A layer's state on its way to a node being seeded: read piece by piece from live memory while training goes on."""
+"""A layer's state on its way to another node, or into a checkpoint: read from live memory while training goes on."""
 
 # One loan of a layer at version 7, whose commit comes while half of it is read:
 #
@@ -8,7 +8,9 @@
 #      │ pieces 2, 3 from the copy           │ the optimizer changes the layer: version 8
 #
 # So a loan costs memory only for what a commit overtakes, and nobody waits for a slow reader. Each piece is read under
-# the loan's lock, so ``keep`` waits for one piece at most.
+# the loan's lock, so ``keep`` waits for one piece at most. A node being seeded reads once, in order, by ``chunks``. A
+# checkpoint reads by ``read``, in the order of its files, and again where the storage fails. So until it calls ``end``
+# all of it is still to be read.
 
 import threading
 from collections.abc import Iterator
@@ -22,8 +24,8 @@ from culm.pipeline.tensors.wire import CHUNK_BYTES, Part, bytes_of, pieces
 class Loan:
     """State at one version, in the host's memory.
 
-    Whoever is to change the lent tensors calls ``keep`` first: only then they are copied. One thread reads ``chunks``;
-    another one may call ``keep`` at any time.
+    Whoever is to change the lent tensors calls ``keep`` first: only then they are copied. One thread reads; another one
+    may call ``keep`` at any time.
     """
 
     def __init__(self, value: Value) -> None:
@@ -46,9 +48,18 @@ class Loan:
             for offset, parts in pieces(sizes, chunk_bytes):
                 yield offset, self._read(parts)
         finally:
-            with self._lock:
-                self._live = False
-                self._tensors.clear()
+            self.end()
+
+    def read(self, place: int, start: int, end: int) -> bytes:
+        """These bytes of one tensor, as it lies end to end. ``place``: the tensor's, in the value."""
+        with self._lock:
+            return bytes(bytes_of(self._tensors[place])[start:end])
+
+    def end(self) -> None:
+        """Nothing is read any more, so nothing has to be kept."""
+        with self._lock:
+            self._live = False
+            self._tensors.clear()
 
     def _read(self, parts: list[Part]) -> bytes:
         with self._lock:

@@ -71,7 +71,7 @@ class Applying(Generic[V]):
         return Apply(commit.step, commit.scale, tuple(gradients))
 
     def save_after(self, commit: Commit, every: int) -> Save | None:
-        """What this node copies for a checkpoint now that the commit is applied. ``every``: in steps; 0: never."""
+        """What this node lends to a checkpoint now that the commit is applied. ``every``: in steps; 0: never."""
         at = self._at
         # Before the closing step, which changes nothing: the final weights are safe while they are evaluated.
         is_final = bool(every) and at.version == at.steps < at.end
@@ -82,7 +82,7 @@ class Applying(Generic[V]):
         return self._save(whole, commit) if whole else None
 
     def save_at_the_end(self, last: Commit | None) -> Save | None:
-        """What this node copies for the checkpoint of the last step, as of the present plan.
+        """What this node lends to the checkpoint of the last step, as of the present plan.
 
         No later checkpoint makes good for a share that went with its node. So whoever takes that one's place saves it
         again. A node that was seeded after the last commit has not heard its loss: the coordinator puts it in.

@@ -23,6 +23,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.stage_server import checkpointer as checkpointer_module
 from culm.stage_server.checkpointer import Checkpointer, Share
+from culm.stage_server.compute.loan import Loan
 from culm.stage_server.worker.work import Save
 from tests.hostile.commands import as_process
 
@@ -125,7 +126,7 @@ class Hears:
 
 
 def share(step: int, last: bool = False) -> Share:
-    return Share(Save(era=0, step=step, layers=(0,), loss=0.5, last=last), ((0, Value(())),))
+    return Share(Save(era=0, step=step, layers=(0,), loss=0.5, last=last), ((0, Loan(Value(()))),))
 
 
 def test_of_shares_that_wait_only_the_newest_is_kept(no_folder: str) -> None:
@@ -142,6 +143,25 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_share_that_is_passed_over_or_written_keeps_nothing(tmp_path: Path) -> None:
+    """The next commit would copy all of it, for nobody."""
+    (tmp_path / "step-00000001").write_text("a file where the folder should be")
+    hears = Hears()
+    checkpointer = Checkpointer(f"file://{tmp_path}", hears)
+    shares = [
+        Share(Save(era=0, step=step, layers=(0,), loss=0.5), ((0, Loan(Value((("weight", torch.zeros(4)),)))),))
+        for step in range(1, 4)
+    ]
+    checkpointer.write(shares[0])
+    wait_until(lambda: bool(hears.told))
+    assert shares[0].layers[0][1].live  # it is tried again
+    for share in shares[1:]:
+        checkpointer.write(share)
+    wait_until(lambda: (3, "") in hears.told)
+    checkpointer.close(30.0)
+    assert not any(loan.live for share in shares for _, loan in share.layers)
 
 
 def test_a_share_that_fails_is_told_again(tmp_path: Path) -> None:
@@ -162,7 +182,7 @@ def test_what_is_written_is_not_kept_until_the_next_share(tmp_path: Path) -> Non
     checkpointer = Checkpointer(f"file://{tmp_path}", hears)
     tensor = torch.zeros(4)
     seen = weakref.ref(tensor)
-    checkpointer.write(Share(Save(era=0, step=1, layers=(0,), loss=0.5), ((0, Value((("weight", tensor),))),)))
+    checkpointer.write(Share(Save(era=0, step=1, layers=(0,), loss=0.5), ((0, Loan(Value((("weight", tensor),)))),)))
     del tensor
     wait_until(lambda: hears.told == [(1, "")])
     wait_until(lambda: seen() is None)

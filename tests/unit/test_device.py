@@ -207,7 +207,8 @@ def test_all_other_work_gives_what_is_whole(tmp_path: Path) -> None:
     reduced = compute.do(Reduce(stage=1, step=0, block=block, leaves=True, tenures=((duty(1), 1),)))
     summed = compute.do(Sum(1, 1, 1, 0, ((0, ((block, reduced.values[0][1]),)),)))
     saved = compute.do(Save(era=0, step=0, layers=(1, 2), loss=0.5))
-    for _, value in (*reduced.values, *summed.values, *saved.copies):
+    lent = [(layer, loan.value) for layer, loan in saved.lent]
+    for _, value in (*reduced.values, *summed.values, *lent):
         assert value.tensors
         assert not is_garbage(value)
 

@@ -124,7 +124,7 @@ def test_an_heir_computes_on_the_device_what_its_host_has_kept() -> None:
             names = [(f"grad.{name}", torch.full(p.shape, 0.1)) for name, p in parameters]
             compute.do(Apply(step=0, scale=1.0, gradients=((i, (Value(tuple(names)),)),)))
         compute.do(Install(7, 1, compute.layer(7).export(), "n1"))
-        saved = compute.do(Save(era=0, step=1, layers=tuple(layers), loss=0.5)).copies
+        saved = [x.value for _, x in compute.do(Save(era=0, step=1, layers=tuple(layers), loss=0.5)).lent]
         compute.do(Arrange(layers=tuple(layers), duties=((duty(1), layers),), stages=3, step=1, anew=False))
         assert not any(compute.layer(i).is_home for i in layers)
         drawn = torch.randn(8, 64, generator=torch.Generator().manual_seed(1), requires_grad=True)
@@ -137,7 +137,7 @@ def test_an_heir_computes_on_the_device_what_its_host_has_kept() -> None:
             result.copied.wait()
         block = Block(0, 1)
         reduced = compute.do(Reduce(stage=1, step=1, block=block, leaves=True, tenures=((duty(1), 1),)))
-        values = [x for x in (*(r.value for r in results), *(v for _, v in (*saved, *reduced.values))) if x is not None]
+        values = [x for x in (*(r.value for r in results), *(v for _, v in reduced.values), *saved) if x is not None]
         given.append([(name, bytes(bytes_of(tensor))) for value in values for name, tensor in value.tensors])
         compute.do(Arrange(layers=tuple(layers), duties=(), stages=3, step=1, anew=False))
         assert [compute.layer(i).is_home for i in layers] == [standby == "host"] * 4

@@ -1,11 +1,14 @@
 """A layer's state read from live memory: of one version, whatever happens meanwhile."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from culm.pipeline.checkpoints.layer_file import read_layer, write_layer
+from culm.pipeline.checkpoints.manifest import Manifest
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tensors.wire import Assembler, chunks, header_of
 from culm.pipeline.tree import Block
@@ -97,6 +100,28 @@ def test_a_state_installed_over_a_loan_does_not_change_it() -> None:
     before = held.export()
     assert same(read(held.lend(), {1: partial(held.install, other.export())}), before)
     assert same(held.export(), other.export())
+
+
+def test_a_commit_while_a_checkpoint_is_written_does_not_change_it(tmp_path: Path) -> None:
+    """Nor does one between two attempts, of which the second begins with bytes that the first has read."""
+    held = trained()
+    before, loan = held.export(), held.lend()
+    reads = 0
+
+    def read(place: int, start: int, end: int) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads in (2, 7):
+            step(held)
+        return loan.read(place, start, end)
+
+    for _ in range(2):
+        files = {0: write_layer(str(tmp_path), 0, loan.value, None, read)}
+        manifest = Manifest(job="job", step=1, fingerprint="code", loss=0.0, files=files)
+        assert same(read_layer(str(tmp_path), manifest, 0), before)
+    assert reads == 2 * len(before.tensors)
+    assert not loan.live  # what was lent has changed
+    assert not same(held.export(), before)
 
 
 def test_a_loan_that_nobody_reads_to_its_end_is_over() -> None:
