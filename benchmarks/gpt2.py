@@ -8,8 +8,8 @@ the bound that it is held against.
 - ``memory``: 16 samples of 1,024 tokens, three steps.
 - ``seeding``: a node is lost, and a spare is given its layers at the job's pace, of 25 MB/s. 1 sample of 16 tokens, so
   that the commit at which a copy counts as hot soon comes.
-- ``checkpoint``: the CPU seconds of the same short steps with checkpoints, without, and beside one bare process that
-  hashes and writes as many bytes as often.
+- ``checkpoint``: 8 samples of 256 tokens a step; the CPU seconds with checkpoints, without, and beside one bare process
+  that hashes and writes as many bytes as often.
 """
 
 import argparse
@@ -41,9 +41,11 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.device import CPU
 from culm.stage_server.compute.layer import HeldLayer
 
-STAGES, WARM = 4, 2  # steps that are not counted
+STAGES, WARM = 4, 2  # WARM: steps that are not counted
 PACE = 25_000_000  # bytes a second, when a spare is seeded
-CHECKPOINTED, EVERY = 24, 4  # steps, and how often there is a checkpoint
+# Steps, and how often there is a checkpoint. What is counted begins and ends with one: WARM and CHECKPOINTED are
+# multiples of EVERY.
+CHECKPOINTED, EVERY = 12, 2
 KEPT = 3  # checkpoints, as a job keeps where it says nothing
 SHIPPING = 0.42  # CPU seconds that a GB takes from process to process
 STATE_BYTES = 12  # of a parameter: itself and two moments
@@ -217,22 +219,23 @@ def checkpoint(rounds: int) -> None:
     """The CPU of a checkpoint, and of a bare process that writes as much beside the same training."""
     ratios, strict = [], []
     for _ in range(rounds):
-        with job_of(16, 1, CHECKPOINTED) as (job, folder):
+        with job_of(256, 8, CHECKPOINTED) as (job, folder):
             without = run(job, folder)
             sizes = [parameters * STATE_BYTES for parameters in ModelSource(job).parameter_counts()]
-        with job_of(16, 1, CHECKPOINTED) as (job, folder):
+        with job_of(256, 8, CHECKPOINTED) as (job, folder):
             where = {"checkpoint.every": EVERY, "checkpoint.url": f"{folder.as_uri()}/kept"}
             having = run(with_values(job, where), folder)
-        with job_of(16, 1, CHECKPOINTED) as (job, folder), Writer(sizes) as writer:
+        with job_of(256, 8, CHECKPOINTED) as (job, folder), Writer(sizes) as writer:
             beside = run(job, folder, writer=writer)
         written = sum(event.kind == "checkpoint" for event in having.events)
-        ours = (having.cpu - without.cpu) * CHECKPOINTED / written
-        bare = (beside.cpu - without.cpu) * CHECKPOINTED / writer.written + writer.cpu / writer.written
+        ours, own = (having.cpu - without.cpu) * EVERY, writer.cpu / writer.written
+        bare = own + (beside.cpu - without.cpu) * EVERY
         ratios.append(ours / bare)
-        strict.append(ours * writer.written / writer.cpu)
-        own = f"of which {writer.cpu / writer.written:.2f} its own, the rest what it costs the training beside it"
+        strict.append(ours / own)
+        training = f"a step {without.seconds:.2f}, {having.seconds:.2f} and {beside.seconds:.2f} s"
         print(f"{written} checkpoints of {sum(sizes) / MB:,.0f} MB, {ours:.2f} CPU s each", flush=True)
-        print(f"{writer.written} by the bare process, {bare:.2f} CPU s each, {own}", flush=True)
+        print(f"{writer.written} by the bare process, {own:.2f} CPU s each, {bare:.2f} with what it costs the training")
+        print(f"without, with, and beside the bare process: {training}", flush=True)
     print(f"against the bare process' own CPU: {statistics.median(strict):.2f} (floor 1.5)")
     print(f"against that and what the training takes longer for it: {statistics.median(ratios):.2f}")
 
