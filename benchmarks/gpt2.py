@@ -8,8 +8,8 @@ the bound that it is held against.
 - ``memory``: 16 samples of 1,024 tokens, three steps.
 - ``seeding``: a node is lost, and a spare is given its layers at the job's pace, of 25 MB/s. 1 sample of 16 tokens, so
   that the commit at which a copy counts as hot soon comes.
-- ``checkpoint``: 8 samples of 256 tokens a step; the CPU seconds with checkpoints, without, and beside one bare process
-  that hashes and writes as many bytes as often.
+- ``checkpoint``: 8 samples of 256 tokens a step; the CPU seconds that steps with a checkpoint take more than the others
+  of the same run, and those of one bare process that hashes and writes as many bytes as often.
 """
 
 import argparse
@@ -43,9 +43,7 @@ from culm.stage_server.compute.layer import HeldLayer
 
 STAGES, WARM = 4, 2  # WARM: steps that are not counted
 PACE = 25_000_000  # bytes a second, when a spare is seeded
-# Steps, and how often there is a checkpoint. What is counted begins and ends with one: WARM and CHECKPOINTED are
-# multiples of EVERY.
-CHECKPOINTED, EVERY = 12, 2
+CHECKPOINTED, EVERY = 18, 2  # steps, and how often there is a checkpoint
 KEPT = 3  # checkpoints, as a job keeps where it says nothing
 SHIPPING = 0.42  # CPU seconds that a GB takes from process to process
 STATE_BYTES = 12  # of a parameter: itself and two moments
@@ -81,6 +79,7 @@ class Run:
 
     steps: list[float] = field(default_factory=list)  # seconds from commit to commit, without the first
     cpu: float = 0.0  # seconds of all processes in a step
+    cpus: list[float] = field(default_factory=list)  # the same for each of ``steps``
     peaks: list[float] = field(default_factory=list)  # MB resident, by node
     sent: int = 0  # bytes of tensors by all nodes
     events: list[pb.ListEventsResponse] = field(default_factory=list)
@@ -88,6 +87,16 @@ class Run:
     @property
     def seconds(self) -> float:
         return statistics.median(self.steps)
+
+    def more_cpu(self) -> float:
+        """CPU seconds that steps after a multiple of EVERY take more than the others, by the mean of both.
+
+        Without the first ones and the last one, which nobody has seen whole.
+        """
+        cpus = list(enumerate(self.cpus, start=WARM))[EVERY:-1]
+        with_one = [cpu for step, cpu in cpus if step % EVERY == 0]
+        without = [cpu for step, cpu in cpus if step % EVERY != 0]
+        return statistics.mean(with_one) - statistics.mean(without)
 
 
 @contextmanager
@@ -126,6 +135,8 @@ def run(
     found.steps = [after - before for before, after in pairwise(commits[WARM - 1 :])]
     if len(found.steps) > 2 and looks:
         found.cpu = calm_step(commits, looks).cpu
+        at_commits = np.interp(commits[WARM - 1 :], [at for at, _ in looks], [cpu for _, cpu in looks])
+        found.cpus = [float(cpu) for cpu in np.diff(at_commits)]
     return found
 
 
@@ -216,26 +227,26 @@ def seeding(_: int) -> None:
 
 
 def checkpoint(rounds: int) -> None:
-    """The CPU of a checkpoint, and of a bare process that writes as much beside the same training."""
+    """The CPU of a checkpoint, and of a bare process that writes as much beside the same training.
+
+    A run takes some percent of CPU more or less than the next one, which is more than a checkpoint is. So steps of one
+    run are compared, of which every second one has a checkpoint to write.
+    """
     ratios, strict = [], []
     for _ in range(rounds):
         with job_of(256, 8, CHECKPOINTED) as (job, folder):
-            without = run(job, folder)
-            sizes = [parameters * STATE_BYTES for parameters in ModelSource(job).parameter_counts()]
-        with job_of(256, 8, CHECKPOINTED) as (job, folder):
             where = {"checkpoint.every": EVERY, "checkpoint.url": f"{folder.as_uri()}/kept"}
             having = run(with_values(job, where), folder)
+            sizes = [parameters * STATE_BYTES for parameters in ModelSource(job).parameter_counts()]
         with job_of(256, 8, CHECKPOINTED) as (job, folder), Writer(sizes) as writer:
             beside = run(job, folder, writer=writer)
         written = sum(event.kind == "checkpoint" for event in having.events)
-        ours, own = (having.cpu - without.cpu) * EVERY, writer.cpu / writer.written
-        bare = own + (beside.cpu - without.cpu) * EVERY
-        ratios.append(ours / bare)
+        ours, own, slower = having.more_cpu(), writer.cpu / writer.written, beside.more_cpu()
+        ratios.append(ours / (own + slower))
         strict.append(ours / own)
-        training = f"a step {without.seconds:.2f}, {having.seconds:.2f} and {beside.seconds:.2f} s"
         print(f"{written} checkpoints of {sum(sizes) / MB:,.0f} MB, {ours:.2f} CPU s each", flush=True)
-        print(f"{writer.written} by the bare process, {own:.2f} CPU s each, {bare:.2f} with what it costs the training")
-        print(f"without, with, and beside the bare process: {training}", flush=True)
+        more = f"and {slower:.2f} that the training takes more for it"
+        print(f"{writer.written} by the bare process, {own:.2f} CPU s each, {more}", flush=True)
     print(f"against the bare process' own CPU: {statistics.median(strict):.2f} (floor 1.5)")
     print(f"against that and what the training takes longer for it: {statistics.median(ratios):.2f}")
 
