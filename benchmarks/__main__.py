@@ -85,10 +85,10 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
   step, four nodes on two cores: a step took 10.6 and 11.0 s with lazy redundancy, 9.4 and 9.7 s without it, 9.7 and
   10.1 s in the plain loop with two threads. 432 MB of gradients were shipped a step; a node's memory was 2.3 to 3.4 GB
   at most, without redundancy 1.8 to 2.5. A spare was given 1,020 MB in 1.01 of the time that they take at the set pace.
-  A step with a checkpoint of 1,956 MB to write took 3.5 and 5.3 CPU seconds more than the others of its run (7 and 4
-  of them), and a bare process that hashes and writes as much beside the same training 5.7. The writing threads alone
-  took 5.8, of which 4.3 are the kernel's copying to files. Where steps are so short that a commit comes first, the
-  layers are copied for it, at 0.4 s a GB.
+  A step with a checkpoint of 1,956 MB to write took 3.5 and 4.5 CPU seconds more than the others of its run (two runs
+  of 18 steps), and a bare process that hashes and writes as much beside the same training 5.7 and 4.2: 0.62 and 1.06
+  of it. The writing threads alone took 5.8, of which 4.3 are the kernel's copying to files. Where steps are so short
+  that a commit comes first, the layers are copied for it, at 0.4 s a GB.
 - Samples that take 20 ms each, with two processes that load ahead: a paced step took 1.011 of one whose samples are in
   memory (five rounds, 1.004 to 1.018; `python -m benchmarks.slow_samples`).
 - Real compute: the example job on two nodes with a thread each, beside the plain loop with two threads; samples/s.
