@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import product
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, resource_tracker
 
 from culm.commands.run import end_on_sigterm, read_job
 from culm.pipeline.errors import JobError
@@ -164,7 +164,11 @@ def _all(
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """For as long as processes are started. One whose parent is interrupted meanwhile ends with a traceback."""
+    """For as long as processes are started, and what they share.
+
+    A process whose parent is interrupted meanwhile ends with a traceback. A semaphore that is half made by then is
+    told of as leaked.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield
@@ -175,7 +179,10 @@ def _signals_held() -> Iterator[None]:
 @contextmanager
 def _pool() -> Iterator[ProcessPoolExecutor]:
     """Processes that end at once with an exception, such as Ctrl-C: a run of years may take them minutes."""
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+    resource_tracker.ensure_running()  # otherwise the next lines start it, and that unblocks the signals
+    with _signals_held():
+        made = ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
+    with made as pool:
         try:
             yield pool
         except BaseException:

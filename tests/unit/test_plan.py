@@ -341,3 +341,34 @@ def test_a_plan_of_a_run_of_years_ends_at_once_when_it_is_told_to(tmp_path: Path
         assert planning.stderr.read() == "culm plan: interrupted\n"
     assert planning.returncode == 130
     assert psutil.wait_procs(begun, timeout=60.0)[1] == []
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+from multiprocessing import resource_tracker
+
+register, left = resource_tracker.register, int(sys.argv.pop(1))
+
+def interrupted(name, kind):
+    global left
+    register(name, kind)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+resource_tracker.register = interrupted
+from culm.__main__ import main
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("semaphore", [1, 4])
+def test_an_interrupt_while_semaphores_are_made_leaks_none(semaphore: int, tmp_path: Path) -> None:
+    path, script = tmp_path / "profile.json", tmp_path / "script.py"
+    path.write_text(profile_to_json(PROFILE))
+    script.write_text(INTERRUPTED_AT)
+    words = ["plan", str(EXAMPLE), "--profile", str(path), "--nodes", "4", "--prices", "1", "--hazard", "0.1"]
+    ended = subprocess.run([sys.executable, script, str(semaphore), *words], stderr=subprocess.PIPE, text=True)
+    assert ended.stderr.splitlines()[1:] == ["culm plan: interrupted"]
+    assert ended.returncode == 130
