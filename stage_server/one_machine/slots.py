@@ -74,6 +74,11 @@ class Slots:
         with self._lock:
             self._free = list(range(SLOTS))
 
+    @property
+    def has_free(self) -> bool:
+        """Whether ``put`` would not wait now."""
+        return bool(self._free)
+
     def put(self, payload: Sequence[memoryview]) -> int | None:
         """The slot that the piece is in now; waits for a free one. None: the piece has to go over the stream."""
         size = sum(map(len, payload))

@@ -259,3 +259,51 @@ def test_a_peer_that_reads_nothing_keeps_nobody_waiting_and_gets_all_in_order(
         assert giver.missed.empty()
     finally:
         sender.close()
+
+
+class SlotPeer:
+    """Takes what comes through a socket of this machine and through shared memory."""
+
+    def __init__(self) -> None:
+        self.gives_back = True
+        self.heard: queue.SimpleQueue[tuple[Key, bytes, bool]] = queue.SimpleQueue()  # whether it lay in a slot
+
+    def __call__(self, requests: Iterator[bytes], _: Context) -> Iterator[bytes]:
+        for received in map(decode_any, requests):
+            if (hello := received.request).HasField("hello"):
+                slots = SharedSlots(hello.hello.memory)
+                yield stage_pb2.DeliverResponse(opened=True).SerializeToString()
+            elif (chunk := received.chunk) is not None:
+                shared = chunk.HasField("slot")
+                payload = slots.read(chunk.slot) if shared else received.payload
+                self.heard.put((key_from_proto(chunk.key), bytes(payload), shared))
+                if shared and self.gives_back:
+                    yield stage_pb2.DeliverResponse(free_slots=[chunk.slot.number]).SerializeToString()
+
+
+def test_a_tensor_goes_through_shared_memory_on_the_thread_that_sends_it_while_there_are_slots() -> None:
+    peer, address = SlotPeer(), f"10.0.0.3:{os.getpid()}"
+    server = LocalServer(address, peer)
+    tensor = torch.arange(1 << 16)
+    giver, whole = Giver(tensor), tensor.numpy().tobytes()
+    sender = Sender(Member("n1", 1, address), giver, Faults(()), one_machine=True)
+    try:
+        mine = threading.current_thread().name
+        for m in range(ATTEMPTS):  # the stream may still be opening
+            sender.send(key := Key(0, 0, 0, Kind.ACTIVATION, 0, m))
+            found = peer.heard.get(timeout=PATIENCE)
+            assert found[:2] == (key, whole)
+            if giver.on[m:] == [mine]:
+                break
+        else:
+            pytest.fail("the request thread has sent every one")
+        assert found[2], "it came over the stream"
+        peer.gives_back = False
+        later = [Key(0, 1, 0, Kind.ACTIVATION, 0, m) for m in range(SLOTS + 2)]
+        for key in later:
+            sender.send(key)  # with no slot left this does not wait
+        assert [peer.heard.get(timeout=PATIENCE) for _ in range(SLOTS)] == [(key, whole, True) for key in later[:SLOTS]]
+        assert giver.missed.empty()
+    finally:
+        sender.close()
+        server.close()
