@@ -1,18 +1,19 @@
 """The private parts of Python's forkserver that Culm uses. `tests/unit/test_private.py` fails when they change.
 
-``multiprocessing`` keeps the process that forks in one object of the module. It has no public way to learn that
-process's id, nor to close the file by which a fork keeps it alive.
+``multiprocessing`` keeps the process that forks in one object of the module, and the one that tracks semaphores in
+another. It has no public way to learn the first one's id, nor to close the files by which a fork keeps them alive.
 """
 
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from types import ModuleType
 from typing import Any
 
 _server: Any = forkserver._forkserver
+_tracker: Any = resource_tracker._resource_tracker
 
 
 def process_id() -> int | None:
@@ -22,9 +23,15 @@ def process_id() -> int | None:
 
 
 def let_go() -> None:
-    """In a fork: closes the file that keeps the forking process alive. It ends when nobody can ask it any more."""
+    """In a fork: closes the files that it shares with the launcher, and so keeps alive.
+
+    The forking process ends when nobody can ask it any more. A tracker of its own is started where the fork makes a
+    semaphore, as libraries do (tqdm). When the fork is killed, that tracker tells of it in the fork's log; the
+    launcher's would tell the user.
+    """
     os.close(_server._forkserver_alive_fd)
-    _server._forkserver_alive_fd = None
+    os.close(_tracker._fd)
+    _server._forkserver_alive_fd = _tracker._fd = None
 
 
 @contextmanager

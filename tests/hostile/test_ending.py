@@ -26,7 +26,7 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, CoordinatorStub, add_CoordinatorServicer_to_server
 from culm.terminal.client import connect
 from culm.terminal.outcome import Outcome
-from tests.hostile.commands import ROOT, environment, in_process
+from tests.hostile.commands import ROOT, as_process, environment, in_process
 from tests.signals import with_default_signals
 
 EXAMPLE = ROOT / "examples" / "digits_mlp.toml"
@@ -324,3 +324,24 @@ def test_a_share_of_the_last_checkpoint_that_went_with_its_node_is_written_again
     done = in_process("run", str(EXAMPLE), *words, "--spares", "1", "--kill", "n1@7:commit", folder=tmp_path)
     assert done.code == 0, done.err
     assert (tmp_path / "saved" / "step-00000008" / "manifest.json").exists()
+
+
+SEMAPHORE = """
+import multiprocessing
+from culm.examples.digits_mlp import dataset as digits
+
+def dataset(**arguments):
+    global lock
+    lock = multiprocessing.Lock()  # as tqdm makes one
+    return digits(**arguments)
+"""
+
+
+def test_what_a_killed_node_shared_with_itself_is_not_told_as_a_leak(tmp_path: Path) -> None:
+    (tmp_path / "locked.py").write_text(SEMAPHORE)
+    job = EXAMPLE.read_text().replace("culm.examples.digits_mlp:dataset", "locked:dataset")
+    (tmp_path / "job.toml").write_text(job)
+    done = as_process("run", "job.toml", "--set", "job.steps=20", "--kill", "n1@7", folder=tmp_path)
+    assert done.code == 0, done.err
+    assert "leaked" not in done.err
+    assert any("leaked semaphore" in log.read_text() for log in tmp_path.rglob("n1*.log"))

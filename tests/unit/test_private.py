@@ -3,7 +3,7 @@
 import inspect
 import tomllib
 from importlib import metadata
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import torch
@@ -20,6 +20,8 @@ def test_pythons_forkserver_keeps_its_process_and_its_file_where_culm_looks() ->
     assert server._forkserver_pid is None  # type: ignore[attr-defined]
     assert server._forkserver_alive_fd is None  # type: ignore[attr-defined]
     assert isinstance(forkserver._forkserver, forkserver.ForkServer)
+    assert resource_tracker.ResourceTracker()._fd is None  # type: ignore[attr-defined]
+    assert isinstance(resource_tracker._resource_tracker, resource_tracker.ResourceTracker)
 
 
 def test_torch_splits_a_backward_as_culm_calls_it() -> None:
