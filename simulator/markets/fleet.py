@@ -13,7 +13,7 @@ from culm.simulator.network import Clock
 
 
 class Fleet:
-    """``started(node, zone)`` is called when a rented machine is up, ``gone(node)`` when it was taken away."""
+    """``started(node, zone)`` is called when a rented machine is up, ``gone(node)`` when one that was up is taken."""
 
     def __init__(
         self,
@@ -27,6 +27,7 @@ class Fleet:
         self._clock, self._account, self._cluster, self._machines = clock, account, cluster, machines
         self._started, self._gone = started, gone
         self._offered: dict[str, Change] = {}  # machines that could be rented and are not
+        self._up: set[str] = set()  # of the rented ones
 
     def offer(self, change: Change) -> None:
         self._offered[change.node] = change
@@ -35,14 +36,14 @@ class Fleet:
     def take(self, name: str) -> None:
         """The market wants it back."""
         if self._offered.pop(name, None) is None and self.has(name):
-            self._account.release(name, preempted=True)
-            self._gone(name)
+            self._release(name)
             self._rent()
 
     def give_back(self, name: str) -> None:
         """A machine that has handed its work over, because it was to be taken."""
         if self.has(name):
-            self._account.release(name, preempted=True)
+            self._up.discard(name)  # it goes by itself
+            self._release(name)
             self._rent()
 
     def has(self, name: str) -> bool:
@@ -53,8 +54,15 @@ class Fleet:
             change = self._offered.pop(next(iter(self._offered)))
             self._account.rent(change.node, change.price if change.price is not None else self._cluster.per_hour)
             name, zone = change.node, change.zone
-            self._clock.after(self._cluster.starts_up, lambda name=name, zone=zone: self._up(name, zone))  # type: ignore[misc]
+            self._clock.after(self._cluster.starts_up, lambda name=name, zone=zone: self._is_up(name, zone))  # type: ignore[misc]
 
-    def _up(self, name: str, zone: str) -> None:
+    def _is_up(self, name: str, zone: str) -> None:
         if self.has(name):
+            self._up.add(name)
             self._started(name, zone)
+
+    def _release(self, name: str) -> None:
+        self._account.release(name, preempted=True)
+        if name in self._up:
+            self._up.discard(name)
+            self._gone(name)
