@@ -13,7 +13,8 @@
 #
 # So effects are carried out in the order in which the worker gave them, whoever caused them. No effect waits: tensors
 # and answers go into queues, fetches and restores begin on threads of their own. The lock is held for moments, and
-# never while anything is computed, sent or read.
+# never while anything is computed or read. What is sent meanwhile is a copy of a megabyte at most, to a peer of this
+# machine that has room for it (``Sender.send``).
 #
 # Two things are asked without the lock. ``outgoing`` is called when a tensor's turn has come, often while the thread
 # that put it out still holds the lock. ``Guard`` looks at the headers of tensors that come.
