@@ -27,7 +27,7 @@ class Fleet:
         self._clock, self._account, self._cluster, self._machines = clock, account, cluster, machines
         self._started, self._gone = started, gone
         self._offered: dict[str, Change] = {}  # machines that could be rented and are not
-        self._up: set[str] = set()  # of the rented ones
+        self._up: set[str] = set()  # Invariant: the rented machines that have started up
 
     def offer(self, change: Change) -> None:
         self._offered[change.node] = change
@@ -36,13 +36,15 @@ class Fleet:
     def take(self, name: str) -> None:
         """The market wants it back."""
         if self._offered.pop(name, None) is None and self.has(name):
+            was_up = name in self._up
             self._release(name)
+            if was_up:
+                self._gone(name)
             self._rent()
 
     def give_back(self, name: str) -> None:
         """A machine that has handed its work over, because it was to be taken."""
         if self.has(name):
-            self._up.discard(name)  # it goes by itself
             self._release(name)
             self._rent()
 
@@ -63,6 +65,4 @@ class Fleet:
 
     def _release(self, name: str) -> None:
         self._account.release(name, preempted=True)
-        if name in self._up:
-            self._up.discard(name)
-            self._gone(name)
+        self._up.discard(name)

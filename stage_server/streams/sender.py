@@ -189,7 +189,10 @@ class Sender:
         self._stream.queue.put(item)
 
     def _goes_at_once(self, key: Key) -> bool:
-        """Sends a tensor on this thread, if it is not too large and nothing is before it in the stream."""
+        """Sends a tensor on this thread, if it is not too large and nothing is before it in the stream.
+
+        Returns whether the queue need not take the key: the tensor is sent, or the peer does not need it any more.
+        """
         # The request thread would have to get the interpreter first, while the compute thread begins its next
         # instruction. With four nodes on two cores that took 0.3 to 1.4 ms, more than all else on the tensor's way.
         stream = self._stream

@@ -337,7 +337,7 @@ def dataset(**arguments):
 """
 
 
-def test_what_a_killed_node_shared_with_itself_is_not_told_as_a_leak(tmp_path: Path) -> None:
+def test_semaphores_of_a_killed_node_are_not_told_to_the_user_as_leaks(tmp_path: Path) -> None:
     (tmp_path / "locked.py").write_text(SEMAPHORE)
     job = EXAMPLE.read_text().replace("culm.examples.digits_mlp:dataset", "locked:dataset")
     (tmp_path / "job.toml").write_text(job)
