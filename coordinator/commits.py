@@ -51,7 +51,6 @@ from culm.coordinator.step_numbers import numbers_of
 from culm.pipeline.checkpoints.manifest import folder_of
 from culm.pipeline.clip import stop_in_words
 from culm.pipeline.money import kinds
-from culm.pipeline.origin import Origin
 from culm.pipeline.plan import Plan, Stages
 from culm.pipeline.text import natural_order
 
@@ -131,7 +130,7 @@ def commit_if_ready(state: State, now: float) -> Decision:
         waits={},
         ending=replace(state.ending, early_stop=stop),
     )
-    state = replace(state, failures=failures.committed(state.failures, step), checkpoints=_not_written_over(state))
+    state = _without_what_is_written_over(replace(state, failures=failures.committed(state.failures, step)))
     next_plan = None
     records: list[Command] = []
     ended: list[Command] = []
@@ -188,19 +187,24 @@ def commit_if_ready(state: State, now: float) -> Decision:
     return state, (Persist(), commit, *told, *recovered, *records, *ended)
 
 
-def _not_written_over(state: State) -> tuple[Origin, ...]:
-    """The checkpoints on record but for one of the step that has just come, if that is saved. It was found beside the
-    run: nodes now write their files into that folder, and if bits differ its manifest goes (``manifest.write_layer``).
+def _without_what_is_written_over(state: State) -> State:
+    """Takes a checkpoint of the step that has just come off the record, if that step is saved.
+
+    It was found beside the run: nodes now write their files into that folder, and if bits differ its manifest goes
+    (``manifest.write_layer``). Until then it is whole, so a rollback searches for it (``Storage.written_over``).
     """
     step, every, stop = state.committed, state.settings.checkpoint_every, state.ending.early_stop
     if stop is not None:
         step = stop.step
         if (every and step % every == 0) or step == state.origin.step:
-            return state.checkpoints  # it is of this run's own bits: it was written when this step came, or read
+            return state  # it is of this run's own bits: it was written when this step came, or read
     is_last = step >= state.steps or (state.stopping is not None and state.stopping.step is None)
     if not is_last and (not every or step % every):
-        return state.checkpoints
-    return tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, step))
+        return state
+    left = tuple(c for c in state.checkpoints if c.folder != folder_of(state.settings.checkpoint_url, step))
+    if left == state.checkpoints:
+        return state
+    return replace(state, checkpoints=left, storage=replace(state.storage, written_over=step))
 
 
 def _stopped(state: State, fault: str) -> Decision:

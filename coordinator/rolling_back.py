@@ -6,9 +6,9 @@
 # deleted. But what was persisted may be older than the storage, since Redis may have come back as it was an hour ago.
 # Then every checkpoint on record may have been deleted since, and the run would go back to step 0 beside whole ones.
 # So a leader that took over looks at the storage before it begins an era (``FindCheckpoints``), and so does one whose
-# origin has turned out to be gone, or that has not heard yet whether a newer checkpoint is whole: a slow storage may
-# have the manifest, and its answer be on its way. What it finds counts if it was made by this job, and as these nodes
-# compute.
+# origin has turned out to be gone, or that does not know whether a newer checkpoint is whole: a slow storage may have
+# the manifest, and its answer be on its way; or nodes were to write a whole one anew, and were lost before they did.
+# What it finds counts if it was made by this job, and as these nodes compute.
 #
 #     roll_back       WAITING, without a plan
 #     search_first    FindCheckpoints, once a node is there that tells what the run is made of; no era begins meanwhile
@@ -35,7 +35,8 @@ def roll_back(state: State, why: str) -> Decision:
     """Starts a new era from the newest checkpoint, or from step 0. A run that was resumed never starts from step 0."""
     origin = state.checkpoints[-1] if state.checkpoints else Origin()
     ordered = any(step > origin.step and len(files) == len(state.layer_costs) for step, files in state.saved.items())
-    if ordered and state.settings.searches and state.storage.search is Search.OVER:
+    hidden = ordered or state.storage.written_over > origin.step
+    if hidden and state.settings.searches and state.storage.search is Search.OVER:
         state = replace(state, storage=replace(state.storage, search=Search.NEEDED))
     searched = state.storage.search is Search.OVER
     if state.resumed and not origin.folder and searched:
@@ -63,7 +64,7 @@ def roll_back(state: State, why: str) -> Decision:
         norms={},
         tallies=(),
         saved={},
-        storage=replace(state.storage, unread={}, examined=False, fault="", fault_step=0),
+        storage=replace(state.storage, unread={}, examined=False, fault="", fault_step=0, written_over=0),
         last_commit=None,
         lost_owners=(),
         exposed_since={},

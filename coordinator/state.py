@@ -247,6 +247,9 @@ class Storage:
     fault_step: int = 0  # of the checkpoint that this is about; 0: none
     search: Search = Search.OVER  # invariant: no era begins before it is over
     proved_bad: frozenset[Origin] = frozenset()  # to this leader: a search may find them again
+    # The step of the newest checkpoint that a commit took off the record since nodes write it anew; 0: none. The one of
+    # before is whole until they do.
+    written_over: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,25 @@ def arrival(node: str, incarnation: int) -> tuple[Report, Report]:
     return Joined(node=node, incarnation=incarnation, address=f"{node}:1"), available
 
 
+def ready(state: State) -> list[Report]:
+    """All reports that the running step waits for."""
+    assert state.plan is not None
+    return [
+        Ready(
+            node=node,
+            incarnation=state.nodes[node].incarnation,
+            era=state.era,
+            step=state.committed,
+            stage=s,
+            first_layer=stage.first_layer,
+            squared_norms=(1.0,),
+            tallies=(1.0,),
+        )
+        for s, stage in enumerate(state.plan.stages)
+        for node in stage.required()
+    ]
+
+
 def taken_over(settings: Settings = SETTINGS, resumed: bool = False) -> tuple[State, Sequence[Command]]:
     """A coordinator over a document that names the checkpoint of step 50; all nodes of then are dead, one has come."""
     state, _ = after(begin(settings), *arrival("n0", 1), *arrival("n1", 2))
@@ -196,26 +215,29 @@ def test_a_checkpoint_that_nodes_now_write_over_is_off_the_record(every: int) ->
     whole in the next era. It was off the record with the commit of its step, and a lost node led back to step 0.
     """
     state, _ = after(begin(replace(SETTINGS, checkpoint_every=every)), *arrival("n0", 1), *arrival("n1", 2))
-    plan = state.plan
-    assert plan is not None
     state = replace(state, committed=89, checkpoints=(origin(80), origin(90)))
-    ready = [
-        Ready(
-            node=node,
-            incarnation=state.nodes[node].incarnation,
-            era=state.era,
-            step=89,
-            stage=s,
-            first_layer=stage.first_layer,
-            squared_norms=(1.0,),
-            tallies=(1.0,),
-        )
-        for s, stage in enumerate(plan.stages)
-        for node in stage.required()
-    ]
-    state, _ = after(state, *ready)
+    state, _ = after(state, *ready(state))
     assert state.committed == 90
     assert state.checkpoints == ((origin(80),) if every == 30 else (origin(80), origin(90)))
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_rollback_looks_for_a_checkpoint_that_was_to_be_written_over(written: bool) -> None:
+    """Those who were to write it anew were lost before they did: the run went back further, beside a whole one."""
+    settings = replace(SETTINGS, checkpoint_every=30, searches=True)
+    state, _ = after(begin(settings), *arrival("n0", 1), *arrival("n1", 2))
+    state = replace(state, committed=89, checkpoints=(origin(80), origin(90)))
+    state, _ = after(state, *ready(state))
+    assert state.checkpoints == (origin(80),)
+    if written:
+        state, _ = after(state, Checkpointed(origin(90)))
+    state, commands = after(state, *arrival("n0", 3), *arrival("n1", 4))
+    if not written:
+        assert any(isinstance(c, FindCheckpoints) for c in commands)
+        assert state.plan is None, "no era begins before the storage has answered"
+        state, commands = after(state, found(80, 90))
+    *_, plan = (c.plan for c in commands if isinstance(c, Publish))
+    assert plan.origin == origin(90)
 
 
 def test_nobody_goes_on_with_what_a_node_computed_with_other_initial_values() -> None:

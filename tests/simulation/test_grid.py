@@ -72,6 +72,7 @@ def test_on_whatever_nodes_the_pipelines_run_the_history_ends_exact(fifty: int) 
     ("seed", "why"),
     [
         (205063, "a copy being seeded waited for a gradient that its sender, gone with a later commit, could not send"),
+        (58399, "who was to write a whole checkpoint anew was lost before that, and the next era began further back"),
         (40580, "a sum was begun in the era before, at the step from whose checkpoint the next one began, and counted"),
     ],
 )
