@@ -122,8 +122,9 @@ class HeldLayer:
         """It lies in the host's memory from now on. Where the device computes in that nothing changes."""
         if self.is_home or self.device.in_host:
             return
+        # Before the parameters move: what lies beside them on the device is told from what lies in the host's memory.
+        entries = list(optimizer_state.exported(self.optimizer, self._made)) if self.optimizer is not None else []
         self._move(self.device.home)
-        entries = optimizer_state.exported(self.optimizer, self._made) if self.optimizer is not None else ()
         parked = [(name, self.device.home(tensor)) for name, tensor in entries]
         self.device.copied().wait()
         if self.optimizer is not None:

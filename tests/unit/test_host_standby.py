@@ -14,7 +14,7 @@ from culm.pipeline.tensors.wire import bytes_of
 from culm.pipeline.tree import Block
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.compute import Compute
-from culm.stage_server.compute.device import CPU, Device
+from culm.stage_server.compute.device import CPU, Cuda, Device
 from culm.stage_server.compute.layer import HeldLayer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Reduce, Run, Save
 from tests.late_device import Late
@@ -29,6 +29,7 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
 }
 
 
+needs_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 PASSES: tuple[Pass, ...] = ("F", "B")
 
 
@@ -75,6 +76,28 @@ def test_it_is_stepped_as_on_the_device(optimizer: str) -> None:
     other.apply(gradient(9), 1.0, 0)
     there.apply(gradient(9), 1.0, 0)
     assert state(there) == state(other)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("on_card", [False, pytest.param(True, marks=needs_a_card)])
+def test_all_that_was_on_the_device_comes_back_to_it(on_card: bool, optimizer: str) -> None:
+    """Momenta stayed in the host's memory, and counts did not: the optimizer's next step raised."""
+    layer = held(Cuda(torch.device("cuda")) if on_card else Late(), optimizer)
+    layer.apply(gradient(0), 1.0, 0)
+
+    def places() -> list[tuple[str, str]]:
+        assert layer.optimizer is not None
+        kept = [(k, t) for entries in layer.optimizer.state.values() for k, t in entries.items()]
+        named = [*layer.module.named_parameters(), *layer.module.named_buffers(), *kept]
+        return [(name, tensor.device.type) for name, tensor in named if isinstance(tensor, torch.Tensor)]
+
+    before, names = places(), [name for name, _ in layer.export().tensors]
+    layer.go_home()
+    assert {place for _, place in places()} == {"cpu"}
+    assert [name for name, _ in layer.export().tensors] == names, "a checkpoint tells what lies beside a parameter"
+    layer.come_here()
+    assert places() == before
+    layer.apply(gradient(1), 1.0, 0)
 
 
 def test_it_comes_to_the_device_for_its_step_alone() -> None:
