@@ -89,13 +89,16 @@ def _undisturbed() -> Iterator[None]:
     import torch
 
     states, threads = whole_states(), torch.get_num_threads()
-    strict = torch.are_deterministic_algorithms_enabled()
+    strict, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic: Any = torch.utils.deterministic
+    fills = deterministic.fill_uninitialized_memory
     try:
         yield
     finally:
         put_generators_back(states)
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(strict)
+        torch.use_deterministic_algorithms(strict, warn_only=warns)
+        deterministic.fill_uninitialized_memory = fills
 
 
 def run(

@@ -75,7 +75,9 @@ class JobSection(Section):
         Seconds, "seconds for which nodes keep final weights that are neither in a checkpoint nor fetched"
     ] = 3600.0
     device: Annotated[
-        Literal["cpu", "cuda"], "where every node computes: the CPU, or the first CUDA device that its process sees"
+        Literal["cpu", "cuda"],
+        "where every node computes: the CPU, or the first CUDA device that its process sees. On a CUDA device torch "
+        "uses deterministic algorithms alone, and raises where it has none",
     ] = "cpu"
     hardware: Annotated[
         Literal["same", "any"],

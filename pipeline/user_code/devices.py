@@ -32,12 +32,13 @@ def settle(job: Job) -> None:
     """
     if torch.get_num_threads() != job.job.threads:
         torch.set_num_threads(job.job.threads)
-    if job.job.device != "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    on_card = job.job.device != "cpu"
+    if on_card:
         torch.backends.cudnn.benchmark = False
-    elif job.job.threads > 1:
-        # Some kernels, such as an index's backward, let their threads add in the order in which they come. torch has
-        # others, with the bits of one thread, or raises. With one thread there is one order anyhow.
+    if on_card or job.job.threads > 1:
+        # Some kernels, such as an index's backward on the CPU or attention's on a card, let their threads add in the
+        # order in which they come. torch has others, with the same bits each time, or raises. If it only warned, it
+        # would take the faster ones. On the CPU with one thread there is one order anyhow.
         torch.use_deterministic_algorithms(True)
         deterministic: Any = torch.utils.deterministic
         deterministic.fill_uninitialized_memory = False  # it costs time, and nobody may read that

@@ -331,7 +331,7 @@ def numbered(name: str, place: int, count: int) -> str:
 
 def _mend_of(error: BaseException, mend: str) -> str:
     if "deterministic implementation" in str(error):
-        return "set job.threads to 1, or use another operation: with more threads its bits may vary"
+        return "use another operation, or one thread on the CPU (job.threads): else its bits may vary"
     if "use_reentrant" in str(error):
         return 'call checkpoint(use_reentrant=False), or set pipeline.schedule to "1f1b": "zb-h1" splits backwards'
     return mend

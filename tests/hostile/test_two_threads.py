@@ -64,7 +64,9 @@ def unpooled() -> list[nn.Module]:
 
 def test_an_operation_whose_bits_may_vary_is_refused_with_several_threads_alone() -> None:
     check_job(job_of(1))
-    with pytest.raises(JobError, match=r"layer 1 \(Wrapped\) raised .*max_unpool.* set job\.threads to 1"):
+    with pytest.raises(
+        JobError, match=r"layer 1 \(Wrapped\) raised .*max_unpool.* one thread on the CPU"
+    ):
         check_job(job_of(2))
 
 

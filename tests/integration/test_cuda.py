@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
@@ -11,7 +12,9 @@ from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import load_job
+from culm.pipeline.tensors.bits import digest_of
 from culm.pipeline.user_code.devices import device_of
+from culm.terminal.outcome import RunFailed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -38,6 +41,60 @@ def test_standbys_in_the_hosts_memory_change_no_bit(tmp_path: Path) -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", changes)
     with LocalCluster(job, EXAMPLES, 4, [Kill("n1", 6, "1B2")], folder=tmp_path / "run") as cluster:
         outcome = train(cluster, lambda status, events, outcome: None)
+    assert outcome.sha256 == run_plain(job).sha256
+
+
+@needs_a_card
+@pytest.mark.parametrize("precision", ["float32", "bf16-mixed", "bf16"])
+def test_attention_on_a_card_gives_the_same_bits_each_time(precision: str) -> None:
+    """Its fastest backwards add in the order in which threads come, and torch only warned of that."""
+    job = load_job(EXAMPLES / "stdlib_gpt.toml", ["job.device=cuda"])
+    device = device_of(job)
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True).to(device)
+    x = torch.randn(1, 4096, 256, device=device, requires_grad=True)
+    if precision == "bf16":
+        block, x = block.bfloat16(), x.detach().bfloat16().requires_grad_()
+    found = set()
+    for _ in range(10):
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            output = block(x)
+        gradients = torch.autograd.grad(output.sum(), [x, *block.parameters()])
+        found.add(tuple(digest_of(gradient.cpu()) for gradient in gradients))
+    assert len(found) == 1
+
+
+class Summed(nn.Module):
+    """torch has no kernel of it for a card that it calls deterministic."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x.cumsum(1)
+
+
+def summed() -> list[nn.Module]:
+    return [nn.Linear(64, 64), Summed(), nn.Linear(64, 10)]
+
+
+@needs_a_card
+def test_an_operation_whose_bits_may_vary_on_a_card_ends_the_run(tmp_path: Path) -> None:
+    changes = ["job.device=cuda", f"model.layers={__name__}:summed", "model.args={}", "pipeline.stages=2"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", changes)
+    with (
+        LocalCluster(job, EXAMPLES.parent, 2, [], folder=tmp_path / "run") as cluster,
+        pytest.raises(RunFailed, match=r"forward .*cumsum.* does not have a deterministic implementation"),
+    ):
+        train(cluster, lambda status, events, outcome: None)
+
+
+@needs_a_card
+@pytest.mark.parametrize("settings", [["train.precision=bf16-mixed"], ["resilience.standby=host"], []], ids=str)
+def test_a_language_model_on_a_card_changes_no_bit(settings: list[str], tmp_path: Path) -> None:
+    changes = ["job.device=cuda", "job.steps=10", *settings]
+    job = load_job(EXAMPLES / "stdlib_gpt_grid.toml", changes)
+    kills = [Kill("n1", 4, "1B1"), Kill("n2", 7, "commit")]
+    with LocalCluster(job, EXAMPLES, 4, kills, folder=tmp_path / "run") as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+    assert sorted(loss["node"] for loss in outcome.losses_of_nodes) == ["n1", "n2"]
     assert outcome.sha256 == run_plain(job).sha256
 
 

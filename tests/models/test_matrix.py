@@ -1,5 +1,9 @@
-"""Each row: two pipelines of two stages, four nodes, two of them killed; the weights are those of the plain loop."""
+"""Each row: two pipelines of two stages, four nodes, two of them killed; the weights are those of the plain loop.
 
+With CULM_DEVICE=cuda all four compute on this machine's card.
+"""
+
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,12 +14,13 @@ from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain
-from culm.pipeline.job import Job, load_job, parse_job
+from culm.pipeline.job import Job, load_job, parse_job, with_values
 from culm.pipeline.user_code.check import check_job
 from tests.models.small import settings_of
 from tests.unit.test_encoder_decoder import as_whole, built, same_bits_as_whole, tied_in
 
 ROOT = Path(__file__).parents[2]
+DEVICE = os.environ.get("CULM_DEVICE", "cpu")
 STEPS, NODES = 10, 4
 KILLED_IN = (2, 6)  # steps
 WAYS = ["forward", "backward", "send", "ready", "commit"]
@@ -105,6 +110,7 @@ def job_of(name: str, seed: int, layers: str, dataset: str, loss: str, args: dic
 
 
 def survives_and_ends_exact(job: Job, folder: Path) -> None:
+    job = with_values(job, {"job.device": DEVICE})
     check_job(job)
     draw = random.Random(job.job.seed)
     # All four own a stage at the first one, and the other three at the second.
