@@ -3,6 +3,7 @@
 from culm.pipeline.errors import JobError
 from culm.pipeline.plan import Plan
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.refusals import mend_of_chance
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
 
@@ -14,6 +15,8 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, JobError):
         return str(error)
     first = str(error).strip().partition("\n")[0]
+    if mend := mend_of_chance(error):  # torch goes on to advise what would let the bits vary
+        return f"{type(error).__name__}: {first.partition(', but you set')[0]}; {mend}"
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

@@ -4,6 +4,18 @@ from culm.pipeline.errors import JobError
 
 DENSE = "use a dense one: nodes send, copy and compare nothing else"
 
+NOT_DETERMINISTIC = " does not have a deterministic implementation"  # so torch says it
+
+
+def mend_of_chance(error: BaseException) -> str:
+    """What to do where torch has no kernel with the same bits each time; nothing for any other error."""
+    if NOT_DETERMINISTIC not in str(error):
+        return ""
+    return (
+        "its bits may vary, so use an operation that has one; on the CPU one thread (job.threads) will do, and on a "
+        "card cross_entropy over [B * T, C] in place of [B, C, T]"
+    )
+
 
 def returned_odd(layer: str, what: object) -> JobError:
     """The error for a layer that returns what no other node can be given. ``what``: in words."""

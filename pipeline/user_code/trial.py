@@ -28,6 +28,7 @@ from culm.pipeline.user_code.refusals import (
     changes_parameter,
     draws_in_backward,
     gives_sparse,
+    mend_of_chance,
     names_buffer_twice,
     returned_odd,
     uses_stranger,
@@ -330,8 +331,8 @@ def numbered(name: str, place: int, count: int) -> str:
 
 
 def _mend_of(error: BaseException, mend: str) -> str:
-    if "deterministic implementation" in str(error):
-        return "use another operation, or one thread on the CPU (job.threads): else its bits may vary"
+    if chance := mend_of_chance(error):
+        return chance
     if "use_reentrant" in str(error):
         return 'call checkpoint(use_reentrant=False), or set pipeline.schedule to "1f1b": "zb-h1" splits backwards'
     return mend

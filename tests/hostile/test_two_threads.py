@@ -1,5 +1,6 @@
 """With several threads on the CPU the same work gives the same bits."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
 from culm.pipeline.user_code.check import check_job
 from culm.pipeline.user_code.devices import device_of
+from culm.stage_server.last_words import reason_of
 from tests.hostile.job_files import make_job
 from tests.hostile.jobs import CLASSES, WIDTH
 from tests.hostile.models import Wrapped
@@ -64,10 +66,18 @@ def unpooled() -> list[nn.Module]:
 
 def test_an_operation_whose_bits_may_vary_is_refused_with_several_threads_alone() -> None:
     check_job(job_of(1))
-    with pytest.raises(
-        JobError, match=r"layer 1 \(Wrapped\) raised .*max_unpool.* one thread on the CPU"
-    ):
+    with pytest.raises(JobError, match=r"layer 1 \(Wrapped\) raised .*max_unpool.* on the CPU one thread"):
         check_job(job_of(2))
+
+
+def test_a_node_says_what_to_do_and_not_to_let_bits_vary() -> None:
+    """torch advises to turn determinism off."""
+    device_of(job_of(2))
+    with pytest.raises(RuntimeError) as caught:
+        nn.Sequential(*unpooled())(torch.randn(2, WIDTH))
+    said = reason_of(caught.value)
+    assert re.fullmatch(r"RuntimeError: max_unpool\w+ does not have a deterministic implementation; its bits .*", said)
+    assert "warn_only" not in said
 
 
 def usual() -> list[nn.Module]:
