@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    """Scores of the next byte, the classes in the second dimension as ``cross_entropy`` wants them."""
+    """Scores of the next byte, the classes in the second dimension as losses and metrics of torch's kind want them."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -75,6 +75,12 @@ def layers(depth: int, width: int, heads: int, context: int, dropout: float = 0.
     """Constructors of the model's layers: a node builds only those that it holds."""
     blocks = [partial(Block, width, heads, dropout) for _ in range(depth)]
     return [partial(Embedding, width, context, dropout), *blocks, partial(Head, width)]
+
+
+def loss(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of all bytes of a microbatch. scores: [B, 256, T]; target: [B, T]."""
+    # Flat: for [B, C, T] torch has no kernel for a card that adds in the same order each time.
+    return F.cross_entropy(scores.transpose(1, 2).flatten(0, 1), target.flatten())
 
 
 class Text(Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -74,7 +74,7 @@ class Decoder(nn.Module):
 
 
 class Scores(nn.Module):
-    """[B, T, W] to [B, 259, T], as cross_entropy takes them."""
+    """[B, T, W] to [B, 259, T]: classes in the second dimension."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -127,5 +127,6 @@ def dataset(length: int = 50, most: int = 100_000) -> Lines:
 
 def loss(scores: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The cross-entropy of all bytes that are no padding, as a sum, and how many they are: ``reduction = "sum"``."""
-    total = nn.functional.cross_entropy(scores, target, ignore_index=PADDING, reduction="sum")
+    flat = scores.transpose(1, 2).flatten(0, 1)  # for [B, C, T] torch has no deterministic kernel for a card
+    total = nn.functional.cross_entropy(flat, target.flatten(), ignore_index=PADDING, reduction="sum")
     return total, (target != PADDING).sum()
