@@ -98,6 +98,8 @@ def lost_node(place: str, victim: str) -> Throughput:
 
     if moved + 4 >= len(commits):
         raise RuntimeError(f"the shape has not followed within {STEPS} steps: give it more of them")
+    if moved - lost < 4:
+        raise RuntimeError("the shape followed too soon after the loss, or before it: is the machine busy?")
     followed = median(moved + 2, len(commits))
     return Throughput(median(WARM, lost), commits[lost] - commits[lost - 1], median(lost, moved - 1), followed)
 
