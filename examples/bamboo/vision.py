@@ -34,6 +34,28 @@ class Bottleneck(nn.Module):
         return torch.relu(y + self.shortcut(x))
 
 
+class Pool(nn.Module):
+    """[B, C, H, W] to [B, C, side, side]: means over windows that ``nn.AdaptiveAvgPool2d`` takes as well.
+
+    torch has no deterministic kernel of that one's backward for a card. A product with the windows' weights has one.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        down, across = (self._windows(size).to(x) for size in x.shape[-2:])
+        out: torch.Tensor = down @ x @ across.T
+        return out
+
+    def _windows(self, size: int) -> torch.Tensor:
+        """[side, size]: window i begins at floor(i size / side) and ends before ceil((i + 1) size / side)."""
+        i, at = torch.arange(self.side).unsqueeze(1), torch.arange(size)
+        inside = (at >= i * size // self.side) & (at < -(-(i + 1) * size // self.side))
+        return inside / inside.sum(1, keepdim=True)
+
+
 def resnet(blocks: tuple[int, ...] = RESNET_152, width: int = 64, classes: int = 1000) -> list[Constructor]:
     """[B, 3, H, W] to [B, classes]; as torchvision's resnet152 by default."""
     stem: list[Constructor] = [
@@ -90,7 +112,7 @@ def alexnet(width: int = 64, hidden: int = 4096, classes: int = 1000, dropout: f
 def _classifier(channels: int, side: int, hidden: int, classes: int, dropout: float, first: bool) -> list[Constructor]:
     """Three layers, with dropout before each hidden one (``first``) or after it."""
     drop: list[Constructor] = [partial(nn.Dropout, dropout)]
-    flat: list[Constructor] = [partial(nn.AdaptiveAvgPool2d, side), nn.Flatten]
+    flat: list[Constructor] = [partial(Pool, side), nn.Flatten]
     one: list[Constructor] = [partial(nn.Linear, channels * side * side, hidden), nn.ReLU]
     two: list[Constructor] = [partial(nn.Linear, hidden, hidden), nn.ReLU]
     none: list[Constructor] = []

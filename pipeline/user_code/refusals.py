@@ -5,16 +5,21 @@ from culm.pipeline.errors import JobError
 DENSE = "use a dense one: nodes send, copy and compare nothing else"
 
 NOT_DETERMINISTIC = " does not have a deterministic implementation"  # so torch says it
+# What has one on a card, by how torch names what has none there.
+DETERMINISTIC = {
+    "nll_loss2d": "cross_entropy over [B * T, C] in place of [B, C, T]",
+    "adaptive_avg_pool2d": "AvgPool2d in place of AdaptiveAvgPool2d",
+    "max_unpool": "interpolate in place of MaxUnpool",
+}
 
 
 def mend_of_chance(error: BaseException) -> str:
     """What to do where torch has no kernel with the same bits each time; nothing for any other error."""
-    if NOT_DETERMINISTIC not in str(error):
+    said = str(error)
+    if NOT_DETERMINISTIC not in said:
         return ""
-    return (
-        "its bits may vary, so use an operation that has one; on the CPU one thread (job.threads) will do, and on a "
-        "card cross_entropy over [B * T, C] in place of [B, C, T]"
-    )
+    known = next((f", such as {other}" for name, other in DETERMINISTIC.items() if said.startswith(name)), "")
+    return f"its bits may vary, so use an operation that has one{known}; or compute on the CPU with job.threads = 1"
 
 
 def returned_odd(layer: str, what: object) -> JobError:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from culm.examples.bamboo.vision import Pool
 from culm.oracle.plain_loop import run_plain
 from culm.pipeline.job import Job, job_to_toml, load_job, parse_job
 from culm.pipeline.user_code.check import check_job
@@ -71,6 +72,12 @@ def test_a_model_of_hugging_face_has_its_size(name: str, parameters: int) -> Non
 def test_pictures_are_of_the_size_that_the_model_is_for(name: str) -> None:
     picture, digit = ModelSource(job_of(name)).dataset()[13]
     assert (tuple(picture.shape), digit.item()) == ((3, 224, 224), 3)
+
+
+@pytest.mark.parametrize(("height", "width", "side"), [(7, 7, 7), (1, 1, 6), (13, 10, 6), (2, 9, 7)])
+def test_a_pool_takes_the_means_that_torchs_takes(height: int, width: int, side: int) -> None:
+    x = torch.randn(2, 3, height, width, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(Pool(side)(x), torch.nn.AdaptiveAvgPool2d(side)(x))
 
 
 @pytest.mark.parametrize("name", SMALL)
