@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from benchmarks.paced import WIDTH
 from benchmarks.processes import heap_in_use, memory, reset_peak
+from culm.pipeline.tensors.wire import BUFFERS
 
 LAYERS, PARAMETERS = 12, 1 << 20  # a multiple of 3 and of 4 layers: as many for each replica to add up
 MODEL_BYTES = LAYERS * PARAMETERS * 4
@@ -121,7 +122,8 @@ class Noting(LargeLayer):
     """The first layer. Its first forward begins to write down what memory the process has.
 
     ``notes/PID`` is what it had before: anonymous and resident bytes, and those of the heap in use. ``notes/PID.heap``
-    is the most of the heap that was in use since. The kernel's peak begins anew.
+    is the most of the heap that was in use since, with and without buffers that wait for the next tensor that arrives.
+    The kernel's peak begins anew.
     """
 
     def __init__(self, forward: float, backward: float, notes: str) -> None:
@@ -136,20 +138,21 @@ class Noting(LargeLayer):
 
 
 def note_heap(notes: Path) -> None:
-    own, before, in_use = notes / str(os.getpid()), memory(os.getpid()), heap_in_use()
+    own, before, heap = notes / str(os.getpid()), memory(os.getpid()), heap_in_use()
     peaks = own.with_suffix(".heap")
-    own.write_text(f"{before.anonymous} {before.resident} {in_use}")
-    peaks.write_text(str(in_use))
+    own.write_text(f"{before.anonymous} {before.resident} {heap}")
+    peaks.write_text(f"{heap} {heap}")
     reset_peak()
 
     def look() -> None:
-        most = in_use
+        most = counted = heap
         while True:
-            now = heap_in_use()
-            if now > most + NOTED:
-                most = now
+            waiting, now = BUFFERS.unused, heap_in_use()
+            waiting = min(waiting, BUFFERS.unused)
+            if now > most + NOTED or now - waiting > counted + NOTED:
+                most, counted = max(most, now), max(counted, now - waiting)
                 beside = peaks.with_suffix(".new")
-                beside.write_text(str(most))
+                beside.write_text(f"{most} {counted}")
                 beside.rename(peaks)
             time.sleep(LOOK_SECONDS)
 

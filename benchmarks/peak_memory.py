@@ -5,8 +5,9 @@ before its first step a node has its parameters. Later it has the optimizer's st
 What is left are gradients, and what messages take on their way.
 
 Resident memory is more than what a node has in use: the C library keeps what was freed (``compute/allocator.py``), so
-the heap in use is told beside it. That still counts buffers which wait for the next tensor
-(``pipeline/tensors/buffers.py``). Nodes of one machine also share memory for what is on its way.
+the heap in use is told beside it. That still has buffers which wait for the next tensor, up to 512 MB whatever the
+model's size (``pipeline/tensors/buffers.py``); "counted" is the heap in use without them. Nodes of one machine also
+share memory for what is on its way.
 """
 
 import tempfile
@@ -36,6 +37,7 @@ class Peak(NamedTuple):
     resident: float  # as the kernel counts it: all that follows is part of it
     anonymous: float  # as it was looked at
     in_use: float  # of the heap
+    counted: float  # the same, without buffers that wait for the next tensor
     shared: float  # the most at once, with other nodes of the machine
 
 
@@ -58,9 +60,13 @@ class Watch:
         self._thread.join()
 
 
+def numbers(path: Path) -> list[int]:
+    return [int(word) for word in path.read_text().split()]
+
+
 def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
     """Of every node, the highest last; until the last commit, since giving away the final weights takes memory too."""
-    heaps: dict[int, int] = {}
+    heaps: dict[int, list[int]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         notes = folder / "notes"
@@ -80,7 +86,7 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
             refuse_lost(events)
             if status.phase == "done":
                 watch.end()
-                heaps.update({pid: int((notes / f"{pid}.heap").read_text()) for pid in pids})
+                heaps.update({pid: numbers(notes / f"{pid}.heap") for pid in pids})
 
         with LocalCluster(
             load_job(path), ROOT, replicas, folder=folder / "run", patience=PATIENCE, environments=where
@@ -91,7 +97,7 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
                 train(cluster, note)
             finally:
                 watch.end()
-        before = {pid: [int(word) for word in (notes / str(pid)).read_text().split()] for pid in pids}
+        before = {pid: numbers(notes / str(pid)) for pid in pids}
     found = []
     for pid in pids:
         anonymous, resident, in_use = before[pid]
@@ -100,7 +106,8 @@ def peaks(pipelines: int, replicas: int, apart: bool) -> list[Peak]:
             Peak(
                 resident=(most.peak - resident) / large_layers.MODEL_BYTES,
                 anonymous=(most.anonymous - anonymous) / large_layers.MODEL_BYTES,
-                in_use=(heaps[pid] - in_use) / large_layers.MODEL_BYTES,
+                in_use=(heaps[pid][0] - in_use) / large_layers.MODEL_BYTES,
+                counted=(heaps[pid][1] - in_use) / large_layers.MODEL_BYTES,
                 shared=most.shared / large_layers.MODEL_BYTES,
             )
         )
@@ -119,10 +126,11 @@ def peak_memory(_: int) -> list[Measure]:
             for kind, of_nodes in (
                 ("resident", [peak.resident - STATE_UNITS for peak in found]),
                 ("heap in use", [peak.in_use - STATE_UNITS for peak in found]),
+                ("counted", [peak.counted - STATE_UNITS for peak in found]),
             ):
                 name = f"a node's memory less its state, {kind}, {shape}"
                 aim = promised - 0.5
                 measures.append(Measure(name=name, unit="gradients", floor=promised, aim=aim, rounds=[max(of_nodes)]))
-            anonymous, shared = (max(values) for values in list(zip(*found, strict=True))[1::2])
+            anonymous, shared = max(peak.anonymous for peak in found), max(peak.shared for peak in found)
             print(f"    {shape}: at most {anonymous:.2f} anonymous with the state, {shared:.2f} shared", flush=True)
     return measures

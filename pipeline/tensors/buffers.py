@@ -39,6 +39,11 @@ class Buffers:
         weakref.finalize(array, self._give_back, memory).atexit = False
         return array
 
+    @property
+    def unused(self) -> int:
+        """Bytes that wait for the next tensor."""
+        return self._unused
+
     def _give_back(self, memory: Memory) -> None:
         # Takes no lock: this runs wherever the last reference goes, also in the middle of ``take``.
         if self._unused + len(memory) <= self._kept:
