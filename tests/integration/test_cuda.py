@@ -96,6 +96,21 @@ def test_a_language_model_on_a_card_changes_no_bit(settings: list[str], tmp_path
     assert outcome.sha256 == run_plain(job).sha256
 
 
+@needs_a_card
+def test_a_checkpoint_of_a_card_goes_on_in_another_shape(tmp_path: Path) -> None:
+    """From three stages to two; before that stage 1's owner and its standby are lost at once."""
+    url = (tmp_path / "ck").as_uri()
+    changes = ["job.device=cuda", "resilience.standby=host", f"checkpoint.url={url}", "checkpoint.every=2"]
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=6", "pipeline.stages=3"])
+    kills = [Kill("n0", 4, "1B1"), Kill("n1", 4, "1B1")]
+    with LocalCluster(job, EXAMPLES, 3, kills, folder=tmp_path / "first") as cluster:
+        train(cluster, lambda status, events, outcome: None)
+    job = load_job(EXAMPLES / "digits_mlp.toml", [*changes, "job.steps=10", "pipeline.stages=2"])
+    with LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "second", resume=url) as cluster:
+        outcome = train(cluster, lambda status, events, outcome: None)
+    assert outcome.sha256 == run_plain(job).sha256
+
+
 KILLS = [
     [],
     [Kill("n1", 5, "1B1")],
