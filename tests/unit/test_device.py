@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, load_job
 from culm.pipeline.tensors.values import Value
 from culm.pipeline.tree import Block
+from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.model import ModelSource
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.copying import try_copying
@@ -143,6 +145,19 @@ def job_on(tmp_path: Path, device: str) -> Job:
 
 def test_a_job_says_which_device_it_is(tmp_path: Path) -> None:
     assert device_for(job_on(tmp_path, "cpu")) is CPU
+
+
+def test_on_a_card_torch_takes_deterministic_kernels_or_raises(tmp_path: Path) -> None:
+    """Told to warn it takes an attention's backward that adds in the order in which threads come."""
+    deterministic: Any = torch.utils.deterministic
+    fills = deterministic.fill_uninitialized_memory
+    try:
+        settle(job_on(tmp_path, "cuda"))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        deterministic.fill_uninitialized_memory = fills
 
 
 @pytest.mark.parametrize("shown", ["", "-1"])
