@@ -12,6 +12,7 @@ from types import MappingProxyType, TracebackType
 from typing import Self
 
 from culm.local import nursery
+from culm.local.cards import card_for, cards_of
 from culm.local.kills import Kill
 from culm.local.processes import STOP_SECONDS, Child
 from culm.local.redis_server import EmbeddedRedis
@@ -82,6 +83,7 @@ class LocalCluster:
         self._environments = environments  # by name: variables of one process, beside the common ones
         self._children: dict[str, Child] = {}
         self._environment = self._make_environment(job_folder, patience)
+        self._cards = cards_of(self._environment) if job.job.device == "cuda" else []
         self._redis: EmbeddedRedis | None = None
         self._coordinator_failures = 0
         self._has_led = False  # whether a coordinator of this run has listened
@@ -239,7 +241,8 @@ class LocalCluster:
 
     def _start(self, name: str, words: list[str]) -> Child:
         log = self.folder / f"{name}.log"
-        environment = {**self._environment, **self._environments.get(name, {})}
+        card = card_for(self.names.index(name), self._cards) if name in self.names else {}
+        environment = {**self._environment, **card, **self._environments.get(name, {})}
         if name == "coordinator":
             environment |= {"CULM_REDIS_URL": "", "CULM_REDIS_URL_FILE": str(self._redis_url_file())}
         if words[0] == "stage" and self.job.job.device == "cpu":  # CUDA does not survive a fork

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from culm.local.cards import VISIBLE, card_for, cards_of
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train
@@ -139,3 +140,27 @@ def test_a_machine_without_an_accelerator_says_so() -> None:
     job = load_job(EXAMPLES / "digits_mlp.toml", ["job.device=cuda"])
     with pytest.raises(JobError, match=r"no CUDA device.*job\.device|job\.device.*no CUDA device"):
         device_of(job)
+
+
+@pytest.mark.parametrize(
+    ("shown", "cards"),
+    [("2,GPU-ab", ["2", "GPU-ab"]), (" 1 , 0 ", ["1", "0"]), ("", []), ("-1", []), ("0,-1,1", ["0"]), ("3,,1", ["3"])],
+)
+def test_nodes_of_one_machine_take_its_cards_in_turn(shown: str, cards: list[str]) -> None:
+    assert cards_of({VISIBLE: shown}) == cards
+    turns = [card_for(number, cards) for number in range(3)]
+    assert turns == [{VISIBLE: cards[number % len(cards)]} if cards else {} for number in range(3)]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a CUDA device")
+def test_each_node_is_shown_a_card_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here: a node names the variable that leaves it without one."""
+    monkeypatch.setenv(VISIBLE, "5,7")
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.device=cuda", "pipeline.stages=2"])
+    with (
+        LocalCluster(job, EXAMPLES, 2, folder=tmp_path / "run") as cluster,
+        pytest.raises(RunFailed, match=rf"{VISIBLE}='[57]' leaves this node no CUDA device"),
+    ):
+        train(cluster, lambda status, events, outcome: None)
+    for node, card in (("n0", 5), ("n1", 7)):
+        assert f"{VISIBLE}='{card}' leaves" in (tmp_path / "run" / f"{node}.log").read_text()
