@@ -35,8 +35,8 @@ ROOT = Path(__file__).parents[1]
 PIPELINES, REPLICAS, STAGES, MICROBATCHES, LAYERS = 8, 4, 2, 4, 12
 KILLED, STEPS = 14, 110  # the step in which the node is lost, and how many there are
 CALM_STEPS = 20
-# Seconds until the shape follows. Longer than from the start to the kill, which is some six of them: else eight replicas
-# of one stage come first.
+# Seconds until the shape follows. Longer than from the start to the kill, some six seconds: else eight replicas of one
+# stage come first.
 SETTLE = 9.0
 
 
