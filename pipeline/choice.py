@@ -2,9 +2,9 @@
 
 # In this order:
 #
-#     a forward      of the lowest pipeline and microbatch, as long as the stage keeps few enough graphs
+#     a forward      of the pipeline whose turn it is (``turns``), as long as the stage keeps few enough graphs
 #     a backward     later stages first: each one frees a graph, and a stage before waits for its result
-#     an evaluation  of the lowest pipeline and microbatch: it keeps no graph, and fills a bubble
+#     an evaluation  by turns as well: it keeps no graph, and fills a bubble
 #
 # A stage keeps lead * (stages after it) + 1 graphs at most, over all pipelines together. With one pipeline that is
 # 1F1B: forwards until the pipe is full, then one backward, one forward. With several the next pipeline's forwards fill
@@ -17,7 +17,7 @@
 # nobody waits for that one's. Second halves come last, before the next forward where a stage keeps as many graphs as
 # the first one does.
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from culm.pipeline.flow import stages_after, takes_samples
@@ -30,6 +30,7 @@ class Left:
     """The heads of what is left of a duty in a step: of each kind the next one, in order of microbatch."""
 
     duty: Duty
+    turn: int = 0  # the pipeline's
     forward: Instruction | None = None
     forward_ready: bool = False  # its input is here
     keeps_graph: bool = True  # its backward is to run as well
@@ -55,22 +56,23 @@ def choose(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction
 
 def _forward(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:
     kept = _kept(left)
-    found = [
-        x.forward
-        for x in left
-        if x.forward is not None and x.forward_ready and _has_room(x, kept[x.duty.stage], schedule, stages)
-    ]
-    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.duty.stage), default=None)
+    ready = (x for x in left if x.forward_ready and _has_room(x, kept[x.duty.stage], schedule, stages))
+    return _first((x.turn, x.forward) for x in ready)
 
 
 def _backward(left: Sequence[Left]) -> Instruction | None:
-    found = [x.backward for x in left if x.backward is not None and x.backward_ready]
-    return min(found, key=lambda i: (-i.duty.stage, i.duty.pipeline), default=None)
+    found = [(-x.duty.stage, x.turn, x.backward) for x in left if x.backward is not None and x.backward_ready]
+    return min(found)[-1] if found else None
 
 
 def _evaluation(left: Sequence[Left]) -> Instruction | None:
-    found = [x.evaluation for x in left if x.evaluation is not None and x.evaluation_ready]
-    return min(found, key=lambda i: (i.duty.pipeline, i.microbatch, -i.duty.stage), default=None)
+    return _first((x.turn, x.evaluation) for x in left if x.evaluation_ready)
+
+
+def _first(heads: Iterable[tuple[int, Instruction | None]]) -> Instruction | None:
+    """By turn, then of the lowest pipeline and microbatch; the latest stage of those."""
+    found = [(turn, i.duty.pipeline, i.microbatch, -i.duty.stage, i) for turn, i in heads if i is not None]
+    return min(found)[-1] if found else None
 
 
 def awaited(left: Sequence[Left], schedule: Schedule, stages: int) -> Instruction | None:

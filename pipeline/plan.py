@@ -13,6 +13,7 @@ from culm.pipeline.instruction import Duty
 from culm.pipeline.keys import BucketOfStage
 from culm.pipeline.origin import Origin
 from culm.pipeline.ties import Addend, Ties, addends
+from culm.pipeline.turns import turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,11 @@ class Plan:
     @property
     def pipelines(self) -> int:
         return len(self.stages[0].owners) if self.stages else 0
+
+    @cached_property
+    def turns(self) -> tuple[int, ...]:
+        """By pipeline, when its nodes run it in a step."""
+        return turns_of([stage.owners for stage in self.stages])
 
     def owners(self, pipeline: int) -> tuple[str, ...]:
         """Who runs each stage of a pipeline."""

@@ -59,7 +59,8 @@ class Runner(Generic[V]):
         self._arranging = arranging
         self._effects = effects
         self.duties: Duties[V] = Duties()
-        self._first: list[Duty] = []  # of those that are owned: the first stage's, which take samples
+        self._in_turn: list[Duty] = []  # those that are owned, as they are run
+        self._first: list[Duty] = []  # of these: the first stage's, which take samples
         self.summing: Summing[V] = Summing(position, self.duties, post)
         # Of the job, or of the newest plan that says so: see Redundancy.
         self.eager = False  # run forwards ahead for duties that this node stands by for
@@ -108,7 +109,8 @@ class Runner(Generic[V]):
                 if not anew:
                     self._take_over(duty, plan)
         self.duties.own(owned)
-        self._first = [duty for duty in owned if flow.takes_samples(duty.stage)]
+        self._in_turn = sorted(owned, key=lambda duty: (plan.turns[duty.pipeline], duty))
+        self._first = [duty for duty in self._in_turn if flow.takes_samples(duty.stage)]
         return tuple(duty for duty in fresh if duty in owned)
 
     def runs_ahead(self, plan: Plan) -> set[Duty]:
@@ -154,7 +156,7 @@ class Runner(Generic[V]):
         self.awaited = None
         plan = self._at.plan
         assert plan is not None
-        left = [self._left(duty, self._part(duty)) for duty in self.duties.owned]
+        left = [self._left(duty, self._part(duty)) for duty in self._in_turn]
         instruction = choose(left, self._at.schedule, len(plan.stages))
         if instruction is None:
             waits = awaited(left, self._at.schedule, len(plan.stages))
@@ -166,6 +168,7 @@ class Runner(Generic[V]):
         """The heads of what is left of a duty, with what is known here of them."""
         if part is not None and not part:
             return Left(duty=duty)
+        assert self._at.plan is not None
         step, most = self.duties[duty], self._at.microbatches
         forward, backward = step.next_of(duty, "F", most, part), step.next_over_graph(duty, "B", most, part)
         evaluation = step.next_of(duty, "E", self._at.evaluated, part) if self._at.evaluated else None
@@ -173,6 +176,7 @@ class Runner(Generic[V]):
         weights = step.next_over_graph(duty, "W", most, part) if splits else None
         return Left(
             duty=duty,
+            turn=self._at.plan.turns[duty.pipeline],
             forward=forward,
             forward_ready=forward is not None and self._post.has_input(forward),
             keeps_graph=part is None or (forward is not None and Instruction(duty, "B", forward.microbatch) in part),
