@@ -35,6 +35,9 @@ Stolen is the share of the cores' time that the machine's host gave to others, i
 a hundredth are done again, up to three times as many in all, and the quietest count. A loop of the lowest priority
 keeps every core from halting: a host that gives halted cores to others takes a while to give them back.
 
+All rows but those of the grid were measured while nodes of one machine still passed small tensors through pipes. Now
+these streams are sockets, and paced steps take 1.2 to 1.6 % more than the rows say (paired, seven rounds).
+
 | measure | value | spread | floor | aim | holds | stolen |
 | --- | --- | --- | --- | --- | --- | --- |
 """
@@ -80,7 +83,7 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
 - Data parallel: one stage on four nodes, 50 MB of parameters, 0.2 s of paced compute a step; CPU of all processes.
   "Of the exchange": less what torch takes when nothing is exchanged.
 - Memory: what a node has in a run of one stage beside parameters and optimizer, in gradients of the stage. The C
-  library keeps what was freed, so the heap in use is told beside it.
+  library keeps what was freed, so the heap in use is told beside it; "counted" is without buffers that wait.
 - GPT-2 small (124 million parameters, tied, AdamW, clipping; `python -m benchmarks.gpt2`), 8 samples of 256 tokens a
   step, four nodes on two cores: a step took 10.6 and 11.0 s with lazy redundancy, 9.4 and 9.7 s without it, 9.7 and
   10.1 s in the plain loop with two threads. 432 MB of gradients were shipped a step; a node's memory was 2.3 to 3.4 GB
