@@ -41,7 +41,7 @@ class HandingOn:
         self._worker.runner.note(work)
         self._follow(result.copied, lambda: self._worker.runner.hand_on(work, result.value, result.accumulated))
 
-    def follow_layer(self, work: Reduce, layer: int, values: Values, copied: Event) -> None:
+    def follow_layer(self, work: Reduce[Value], layer: int, values: Values, copied: Event) -> None:
         """The same of a layer that leaves while the last backward of its block runs."""
         self._worker.runner.summing.leaves(work, layer)
         self._follow(copied, lambda: self._worker.has_left(work, values))

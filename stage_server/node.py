@@ -168,7 +168,7 @@ class Node:
         plan = self._worker.plan
         return Known(self._worker.at.bookmark, plan.origin) if plan is not None else Known()
 
-    def _leave(self, work: Reduce, layer: int, values: Values, copied: Event) -> None:
+    def _leave(self, work: Reduce[Value], layer: int, values: Values, copied: Event) -> None:
         """A layer's gradient goes on its way while the backward that completed it runs on. On the compute thread."""
         with self._changed:
             if copied is not PASSED:

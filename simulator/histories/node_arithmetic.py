@@ -62,8 +62,8 @@ class Arithmetic:
         self._totals: dict[tuple[int, int], int] = {}  # by pipeline and layer: the parameter gradient so far
         self._buffers: dict[tuple[int, int], int] = {}  # by pipeline and layer: changed by forwards of the step
         self._addends: dict[int, Sequence[Addend]] = {}  # of each layer held
-        # By block of pipelines and layer: what was merged, by addend.
-        self._blocks: dict[tuple[Block, int], tuple[Number, ...]] = {}
+        # By block of pipelines and layer: what was merged, by addend; nothing where it has left.
+        self._blocks: dict[tuple[Block, int], dict[Addend, Number]] = {}
         self._trained: dict[tuple[int, int], tuple[float, ...]] = {}  # by pipeline and microbatch: what each has told
         self._evaluated: dict[tuple[Duty, int], tuple[float, float]] = {}  # of the step, by microbatch
 
@@ -193,39 +193,55 @@ class Arithmetic:
         return tuple(chain.from_iterable(self._trained[duty.pipeline, m] for m in range(microbatches)))
 
     def merge(
-        self, duties: Sequence[Duty], block: Block, layer: int, last: bool, microbatches: int, evaluated: int = 0
+        self,
+        *,
+        duties: Sequence[Duty],
+        block: Block,
+        layer: int,
+        last: bool,
+        microbatches: int,
+        evaluated: int,
+        leaves: bool,
+        given: Sequence[tuple[Addend, Block, Number]],
     ) -> tuple[tuple[Addend, Number], ...]:
         """A layer's gradient over the block's duties of one stage, by addend. What was merged is taken as it is.
 
         ``last``: the stage is the model's last one, with whose last layer the losses ride. ``microbatches``: that each
         duty has trained on in the step, none in the closing one; ``evaluated``: those that it has evaluated.
+        ``leaves``: nothing is kept of it. ``given``: what has left in smaller blocks, of the addends that are wanted.
         """
-        pieces = {b: x for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
+        pieces = {b: dict(x) for (b, of), x in self._blocks.items() if of == layer and block.holds(b)}
         missing = [p for p in block.pipelines if not any(p in b.pipelines for b in pieces)]
+        for addend, piece, value in given:
+            if addend in self._addends[layer]:
+                pieces[piece][addend] = value
         pieces |= {tree.one(p): self._taken(p, layer, bool(microbatches)) for p in missing}
         rides = last and layer == self.ranges[duties[0]].stop - 1
         told: list[float] = []
         for duty in duties if rides else ():
             told += self._told(duty, microbatches)
             told += [number for m in range(evaluated) for number in self._evaluated[duty, m]]
-        numbers = self._addends[layer]
-        first, *others = (self.added_up({b: x[i] for b, x in pieces.items()}, block) for i in range(len(numbers)))
+        wanted = [a for a in self._addends[layer] if all(a in x for x in pieces.values())]
+        values = {a: self.added_up({b: x[a] for b, x in pieces.items()}, block) for a in wanted}
+        if (first := self._addends[layer][0]) in values:
+            values[first] = replace(values[first], tallies=tuple(told))
         self._blocks = {k: x for k, x in self._blocks.items() if k[1] != layer or not block.holds(k[0])}
-        self._blocks[block, layer] = values = (replace(first, tallies=tuple(told)), *others)
-        return tuple(zip(numbers, values, strict=True))
+        self._blocks[block, layer] = {} if leaves else values
+        return tuple(values.items())
 
     def added_up(self, pieces: Mapping[Block, Number], block: Block) -> Number:
         """The block's value (rule 19)."""
         return tree.merged(pieces, self._pipelines, added)[block]
 
-    def _taken(self, pipeline: int, layer: int, trained: bool) -> tuple[Number, ...]:
+    def _taken(self, pipeline: int, layer: int, trained: bool) -> dict[Addend, Number]:
         """What a pipeline has accumulated, by addend; its buffer rides with the first."""
         if not trained:
-            return tuple(Number(0) for _ in self._addends[layer])
+            return {addend: Number(0) for addend in self._addends[layer]}
         buffer = self._buffers.get(self.buffer_key(0, layer)) if pipeline == 0 and self.has_buffers else None
         total, of = self._totals.pop((pipeline, layer)), sum(not x.use for x in self._addends[layer])
         given = [used(total, x.bucket) if x.use else part_of(total, i, of) for i, x in enumerate(self._addends[layer])]
-        return tuple(Number(number, buffer=buffer if i == 0 else None) for i, number in enumerate(given))
+        numbers = (Number(number, buffer=buffer if i == 0 else None) for i, number in enumerate(given))
+        return dict(zip(self._addends[layer], numbers, strict=True))
 
     def is_shared(self, layer: int, addend: Addend) -> bool:
         """Whether several layers add to the bucket."""

@@ -70,7 +70,7 @@ class SimulatedCompute:
             return Computed(self._pass(work, splits), accumulated=self._accumulated(work))
         return Computed()
 
-    def leave(self, run: Run[Number], work: Reduce, layer: int) -> tuple[tuple[Addend, Number], ...] | None:
+    def leave(self, run: Run[Number], work: Reduce[Number], layer: int) -> tuple[tuple[Addend, Number], ...] | None:
         """The backward that completes the block comes past this layer, which leaves. None: nothing is computed."""
         duty, m = run.instruction.duty, run.instruction.microbatch
         if not self._has_all(work):
@@ -80,14 +80,23 @@ class SimulatedCompute:
         self.arithmetic.accumulate(duty, m)
         return self._merged(work, layer)
 
-    def _has_all(self, work: Reduce) -> bool:
+    def _has_all(self, work: Reduce[Number]) -> bool:
         return all(duty in self.arithmetic.ranges for duty, _ in work.tenures)
 
-    def _merged(self, work: Reduce, layer: int) -> tuple[tuple[Addend, Number], ...]:
+    def _merged(self, work: Reduce[Number], layer: int) -> tuple[tuple[Addend, Number], ...]:
         duties, whole = [duty for duty, _ in work.tenures], work.block == Block(0, self._pipelines)
         arithmetic = self.arithmetic
         (_, trained), (_, evaluated) = self._forwards_in(work.step)
-        values = arithmetic.merge(duties, work.block, layer, self._is_last(duties[0]), trained, evaluated)
+        values = arithmetic.merge(
+            duties=duties,
+            block=work.block,
+            layer=layer,
+            last=self._is_last(duties[0]),
+            microbatches=trained,
+            evaluated=evaluated,
+            leaves=work.leaves,
+            given=work.given,
+        )
         return tuple((a, arithmetic.whole(x) if whole and not arithmetic.is_shared(layer, a) else x) for a, x in values)
 
     def _pass(self, work: Run[Number], splits: bool) -> Number | None:

@@ -123,7 +123,7 @@ class SimulatedNode:
                 self.world.clock.after(seconds, lambda: self._finish(work))
         carry_out(self.worker.drain(), self)
 
-    def _leave_by_layer(self, work: Run[Number], completes: Reduce, seconds: float) -> None:
+    def _leave_by_layer(self, work: Run[Number], completes: Reduce[Number], seconds: float) -> None:
         """Layers are through one by one while the backward runs: some together, and some only with its end."""
         plan = self.worker.plan
         assert plan is not None
@@ -133,7 +133,7 @@ class SimulatedNode:
             if moment < 1.0:
                 self.world.clock.after(moment * seconds, lambda layer=layer: self._leave(work, completes, layer))  # type: ignore[misc]
 
-    def _leave(self, work: Run[Number], completes: Reduce, layer: int) -> None:
+    def _leave(self, work: Run[Number], completes: Reduce[Number], layer: int) -> None:
         if not self.alive or self.deaf:
             return
         if self.frozen:

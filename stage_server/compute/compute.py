@@ -45,6 +45,7 @@ from culm.stage_server.compute.layer import HeldLayer, Values
 from culm.stage_server.compute.loading import Loading, Samples, Told
 from culm.stage_server.compute.loading_ahead import LoadingAhead
 from culm.stage_server.compute.loan import Loan
+from culm.stage_server.compute.merging import Given
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stage import Stage, merged, merged_layer
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
@@ -91,7 +92,7 @@ class Compute:
         self.loading: Callable[[], AbstractContextManager[None]] = nullcontext  # what is around every load
         # Called within a backward that completes a block, with a layer that is through, its values, and when
         # these are whole. None: layers leave with the Reduce that follows.
-        self.leaving: Callable[[Reduce, int, Values, Event], None] | None = None
+        self.leaving: Callable[[Reduce[Value], int, Values, Event], None] | None = None
 
     def warm_up(self) -> None:
         """Takes steps of the job's optimizer on nothing: torch imports a second's worth of code at the first one.
@@ -124,7 +125,8 @@ class Compute:
             return Result()
         if isinstance(work, Reduce):
             stages = [self._begin(duty, work.step) for duty, _ in work.tenures]
-            values = merged(stages, work.block, self._pipelines, work.left)
+            given = self._given_here(work)
+            values = merged(stages, work.block, self._pipelines, work.left, work.leaves, given)
             return Result(values=self._home(values.items()) if work.leaves else ())
         if isinstance(work, Sum):
             held = self._layers[work.layer]
@@ -256,7 +258,7 @@ class Compute:
     def _passed_on(self, output: Pytree, target: Pytree) -> Value:
         return value_home(self._device, Value.activation(output, mapped(torch.Tensor.detach, target)))
 
-    def _through(self, work: Reduce | None) -> Callable[[HeldLayer], None] | None:
+    def _through(self, work: Reduce[Value] | None) -> Callable[[HeldLayer], None] | None:
         """What becomes of a layer within the last backward of a block; None: nothing before the backward is done."""
         # A whole sum tells its norm. To have that from a card would be to wait for all that the card was given so far.
         waits = work is not None and work.block == Block(0, self._pipelines) and not self._device.in_host
@@ -266,12 +268,12 @@ class Compute:
 
     def _leave(
         self,
-        work: Reduce,
-        leaving: Callable[[Reduce, int, Values, Event], None],
+        work: Reduce[Value],
+        leaving: Callable[[Reduce[Value], int, Values, Event], None],
         stages: list[Stage],
         layer: HeldLayer,
     ) -> None:
-        values = merged_layer(stages, layer, work.block, self._pipelines)
+        values = merged_layer(stages, layer, work.block, self._pipelines, given=self._given_here(work))
         home = tuple((addend, value_home(self._device, value)) for addend, value in values)
         leaving(work, layer.index, home, self._device.copied())
 
@@ -286,6 +288,10 @@ class Compute:
             copied.wait()
             copied = PASSED
         return Result(value=value, copied=copied, kept_bytes=kept_bytes, accumulated=accumulated)
+
+    def _given_here(self, work: Reduce[Value]) -> Given:
+        """What has left in smaller blocks, where it is to be added up."""
+        return [(addend, block, value_here(self._device, value)) for addend, block, value in work.given]
 
     def _home(self, values: Iterable[tuple[Addend, Value]]) -> Values:
         """Values, whole in the host's memory."""

@@ -49,16 +49,17 @@ class GradientCut:
         own = sum(not addend.use for addend in addends)
         if own != len(self._cut):
             self._cut = cut(self._sizes, own)
-        self._addends = addends
+        self.addends = addends
 
-    def is_shared(self, place: int) -> bool:
-        """Whether several layers add to the bucket of the addend at this place."""
+    def is_shared(self, addend: Addend) -> bool:
+        """Whether several layers add to the bucket."""
+        place = self.addends.index(addend)
         return place >= len(self._cut) or place in self._shared_places
 
     def pieces(self, value: Value) -> tuple[tuple[Addend, Value], ...]:
         """A block's gradient of the layer, by addend."""
         if not self._shared:
-            return tuple(zip(self._addends, blocks.in_buckets(value, self._names, self._cut), strict=True))
+            return tuple(zip(self.addends, blocks.in_buckets(value, self._names, self._cut), strict=True))
         given = dict(value.tensors)
         lent = []
         for each in self._shared:
@@ -70,7 +71,7 @@ class GradientCut:
             for own in names.values():
                 given.pop(f"grad.{own}", None)
         mine = blocks.in_buckets(replace(value, tensors=tuple(given.items())), self._names, self._cut)
-        return tuple(zip(self._addends, (*mine, *lent), strict=True))
+        return tuple(zip(self.addends, (*mine, *lent), strict=True))
 
     def joined(self, values: Sequence[Value]) -> Value:
         """The layer's reduced gradient, of the sums of its addends' buckets; flat where there are several."""

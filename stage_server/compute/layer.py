@@ -24,7 +24,6 @@ from functools import reduce
 import torch
 from torch import nn
 
-from culm.pipeline import tree
 from culm.pipeline.checkpoints.digest import hash_layer
 from culm.pipeline.checkpoints.layer_file import AVERAGE
 from culm.pipeline.clip import SKIPPED
@@ -47,6 +46,7 @@ from culm.stage_server.compute.changing import ChangingBuffers
 from culm.stage_server.compute.device import Device, value_home
 from culm.stage_server.compute.gradient_cut import GradientCut
 from culm.stage_server.compute.loan import Loan
+from culm.stage_server.compute.merging import Given, Merging
 from culm.stage_server.compute.misfit import misfit
 from culm.stage_server.compute.stepping import Stepping
 
@@ -96,8 +96,7 @@ class HeldLayer:
         # the other pipelines are set aside. Invariant: the one in place is not among them.
         self._in_place: int | None = None
         self._aside: dict[int, Workspace] = {}
-        # Of the running step: blocks of pipelines whose gradients are merged. Invariant: disjoint.
-        self._merged: dict[Block, Value] = {}
+        self._merging = Merging()
         self.cut = cut or GradientCut(index, module)
         self._buffer_places = places_of_buffers(module)
         self.changing = ChangingBuffers(index, module, self._buffer_places)
@@ -161,11 +160,11 @@ class HeldLayer:
 
     def begin_step(self, pipeline: int) -> None:
         """The pipeline begins the step: without gradients, and with the buffers of the step's beginning."""
-        if self._buffers_before is None:
-            self._buffers_before = self._own_buffers() or None
+        if self._buffers_before is None and self._buffer_places:
+            self._buffers_before = {name: buffer.clone() for name, buffer in self._buffers().items()}
         self.enter(pipeline)
         self._drop_gradients()
-        self._merged = {block: value for block, value in self._merged.items() if pipeline not in block.pipelines}
+        self._merging.drop(pipeline)
         self._restore(self._buffers_before or {})
 
     def enter(self, pipeline: int) -> None:
@@ -199,9 +198,6 @@ class HeldLayer:
         committed = self._buffers_before if self._in_place is not None and self._buffers_before else {}
         return Workspace([None] * len(self._parameters), {name: tensor.clone() for name, tensor in committed.items()})
 
-    def _own_buffers(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.clone() for name, buffer in self._buffers().items()} if self._buffer_places else {}
-
     def _buffers(self) -> dict[str, torch.Tensor]:
         """By name. Raises JobError where a forward has made or dropped one."""
         own = dict(self.module.named_buffers())
@@ -216,7 +212,7 @@ class HeldLayer:
         """Drops what every pipeline has of the step."""
         self._drop_gradients()
         self._aside.clear()
-        self._merged.clear()
+        self._merging.clear()
         self._in_place = self._buffers_before = None
 
     def _drop_gradients(self) -> None:
@@ -243,18 +239,27 @@ class HeldLayer:
                 raise self._changes_buffer(name)
         return [(name, buffer) for name, buffer in now.items() if not same_bits(buffer, before[name])]
 
-    def merge(self, block: Block, pipelines: int, tallies: tuple[float, ...] = ()) -> Value:
+    def merge(
+        self,
+        block: Block,
+        pipelines: int,
+        tallies: tuple[float, ...] = (),
+        norms: bool = False,
+        leaves: bool = True,
+        given: Given = (),
+    ) -> Values:
         """A block's gradient: what its pipelines accumulated, as the tree adds it, and pipeline 0's buffers (rule 21).
 
-        ``pipelines``: how many the tree is over; ``tallies``: those of the block, which ride with it. The value is
-        kept, to be merged into a larger block; what it was made of is not.
+        ``pipelines``: how many the tree is over; ``tallies``: those of the block, which ride with it; ``norms``: of all
+        pipelines, where it is the reduced gradient. ``leaves``: else it is kept, to be merged into a larger block.
+        ``given``: what has left in smaller blocks, of all layers. An addend of which that is missing is not merged.
         """
-        pieces = {piece: value for piece, value in self._merged.items() if block.holds(piece)}
-        merged_already = {p for piece in pieces for p in piece.pipelines}
-        pieces |= {tree.one(p): self._taken(p) for p in block.pipelines if p not in merged_already}
-        value = replace(blocks.merged(pieces, block, pipelines), tallies=tallies)
-        self._merged = {piece: x for piece, x in self._merged.items() if not block.holds(piece)} | {block: value}
-        return value
+        given = [each for each in given if each[0] in self.cut.addends]
+        found = self._merging.merge(block, pipelines, lambda p: dict(self.cut.pieces(self._taken(p))), leaves, given)
+        if (first := self.cut.addends[0]) in found:
+            found[first] = replace(found[first], tallies=tallies)
+        is_sum = block == Block(0, pipelines)
+        return tuple((a, self.whole(x, norms) if is_sum and not self.cut.is_shared(a) else x) for a, x in found.items())
 
     def _taken(self, pipeline: int) -> Value:
         """What a pipeline has accumulated; its next backward begins with nothing."""
@@ -272,12 +277,6 @@ class HeldLayer:
         if pipeline == BUFFERS_OF:
             tensors += [(f"buffer.{name}", buffer.clone()) for name, buffer in changed]
         return Value(tuple(tensors))
-
-    def by_addend(self, block: Block, pipelines: int, tallies: tuple[float, ...], norms: bool) -> Values:
-        """A block's gradient as ``merge`` gives it, by addend; over all pipelines it is the reduced gradient."""
-        pieces = enumerate(self.cut.pieces(self.merge(block, pipelines, tallies)))
-        is_sum = block == Block(0, pipelines)
-        return tuple((x, self.whole(v, norms) if is_sum and not self.cut.is_shared(i) else v) for i, (x, v) in pieces)
 
     def sum_up(self, uses: Iterable[Mapping[Block, Value]], pipelines: int, with_norm: bool) -> Value:
         """A bucket's reduced gradient, of blocks that cover all pipelines, for each layer that adds to it in order."""

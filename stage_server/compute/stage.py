@@ -39,6 +39,7 @@ from culm.pipeline.user_code.trial import refuse_loss
 from culm.stage_server.compute.by_layer import Boundary, backward_by_layer
 from culm.stage_server.compute.evaluation import StageEvaluation
 from culm.stage_server.compute.layer import HeldLayer, Values
+from culm.stage_server.compute.merging import Given
 from culm.stage_server.compute.split import SplitBackward
 from culm.stage_server.compute.untouched import Untouched
 
@@ -309,17 +310,25 @@ def _note(made: dict[int, torch.Tensor], place: int, gradient: torch.Tensor | No
 
 
 def merged(
-    stages: Sequence[Stage], block: Block, pipelines: int, left: Collection[int] = frozenset()
+    stages: Sequence[Stage],
+    block: Block,
+    pipelines: int,
+    left: Collection[int] = frozenset(),
+    leaves: bool = True,
+    given: Given = (),
 ) -> dict[Addend, Value]:
     """A block's gradient of one stage, by addend, but for layers that have left.
 
-    ``stages``: it in every pipeline of the block, in their order. Over all pipelines it is the reduced gradient.
+    ``stages``: it in every pipeline of the block, in their order. ``leaves``, ``given``: see ``HeldLayer.merge``.
+    Over all pipelines it is the reduced gradient.
     """
     layers = (layer for layer in stages[0].layers if layer.index not in left)
-    return {addend: value for x in layers for addend, value in merged_layer(stages, x, block, pipelines)}
+    return dict(pair for layer in layers for pair in merged_layer(stages, layer, block, pipelines, leaves, given))
 
 
-def merged_layer(stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int) -> Values:
+def merged_layer(
+    stages: Sequence[Stage], layer: HeldLayer, block: Block, pipelines: int, leaves: bool = True, given: Given = ()
+) -> Values:
     """The same of one layer; the tallies ride with the model's last layer."""
     tallies = tuple(number for stage in stages for number in stage.tallies()) if layer is stages[0].layers[-1] else ()
-    return layer.by_addend(block, pipelines, tallies, stages[0].clips)
+    return layer.merge(block, pipelines, tallies, stages[0].clips, leaves, given)

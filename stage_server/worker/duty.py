@@ -56,8 +56,9 @@ class DutyStep(Generic[V]):
     # not merged yet.
     block: Block | None = None
     sent: bool = False  # the block was put out. Invariant: False where there is none
-    # Layers of which the block was put out while its last backward ran. Invariant: empty where there is no block.
-    left: frozenset[int] = frozenset()
+    # By layer, the largest block that was put out with its gradient: of that compute keeps nothing. Invariant: empty
+    # where there is no block.
+    left: dict[int, Block] = field(default_factory=dict)
 
     def note(self, instruction: Instruction) -> None:
         """It has run."""
@@ -111,13 +112,15 @@ class DutyStep(Generic[V]):
         self.ahead.clear()
         self.adopted = self.inherited = 0
         self.spoilt, self.sums = True, True
-        self.block, self.sent, self.left = None, False, frozenset()
+        self.block, self.sent = None, False
+        self.left.clear()
 
     def give_up(self) -> None:
         """The duty is another node's. What was run ahead for it stays, if this node goes on standing by."""
         self.tenure = self.takeover = self.block = None
         self.inherited = self.adopted = 0
-        self.sums, self.sent, self.left = True, False, frozenset()
+        self.sums, self.sent = True, False
+        self.left.clear()
         self.done.clear()
         self.count.clear()
 

@@ -23,6 +23,10 @@
 # This holds for the first stage alone, whose backward gives nothing that somebody waits for. It is the last one to end
 # its step; the gradients of the other stages travel meanwhile.
 #
+# What has left is this node's still: the outbox has it until the whole sum is here (``Mailbox``), and compute keeps no
+# second copy. Where a duty comes here later in the step, a larger block is merged from what has left, which the outbox
+# gives back, and from the new gradient.
+#
 # A reducer that was named within a step, in place of a lost one, may not simply add up: the lost one may have sent its
 # sum to some holders. On equal hardware it would be the same sum; on other hardware holders would differ from then on.
 # So it waits until every holder has said, under the present plan, that it has none. One that has passes it on instead.
@@ -69,14 +73,14 @@ class Summing(Generic[V]):
 
     # ---- what leaves this node --------------------------------------------------------------------------------------
 
-    def next_reduce(self) -> Reduce | None:
+    def next_reduce(self) -> Reduce[V] | None:
         """A block of pipelines whose backwards are done at a stage, and which is not merged or not sent yet."""
         for mine in self._duties.owned_at.values():
             if (work := self._next_reduce(mine)) is not None:
                 return self._begin(work)
         return None
 
-    def completed_by(self, instruction: Instruction) -> Reduce | None:
+    def completed_by(self, instruction: Instruction) -> Reduce[V] | None:
         """The block that is whole once this is done, where it leaves then and its layers may leave before that."""
         at, plan, duty = self._at, self._at.plan, instruction.duty
         last = instruction.op == "B" and instruction.microbatch + 1 == at.microbatches
@@ -89,7 +93,7 @@ class Summing(Generic[V]):
         leaves = work is not None and work.leaves and duty.pipeline in work.block.pipelines
         return self._begin(work) if work is not None and leaves else None
 
-    def _next_reduce(self, mine: list[Duty], completed: Duty | None = None) -> Reduce | None:
+    def _next_reduce(self, mine: list[Duty], completed: Duty | None = None) -> Reduce[V] | None:
         """Of a stage; ``mine``: the duties of it that this node runs; ``completed``: one that counts as done."""
         done = {duty.pipeline for duty in mine if duty == completed or self._is_complete(duty)}
         if not done or self._post.holds_whole(stage := mine[0].stage):
@@ -105,16 +109,44 @@ class Summing(Generic[V]):
             return None
         block, leaves = found
         duties = [Duty(p, stage) for p in block.pipelines]
-        left = steps[block.first].left if steps[block.first].block == block else frozenset[int]()
-        tenures = tuple((duty, self._tenure(duty)) for duty in duties)
-        return Reduce(stage=stage, step=self._at.version, block=block, leaves=leaves, tenures=tenures, left=left)
+        if (given := self._left_before(block, duties)) is None:
+            return None
+        return Reduce(
+            stage=stage,
+            step=self._at.version,
+            block=block,
+            leaves=leaves,
+            tenures=tuple((duty, self._tenure(duty)) for duty in duties),
+            left=frozenset(layer for layer, last in steps[block.first].left.items() if last == block),
+            given=given,
+        )
 
-    def _begin(self, work: Reduce) -> Reduce:
+    def _left_before(self, block: Block, duties: list[Duty]) -> tuple[tuple[Addend, Block, V], ...] | None:
+        """What has left in smaller blocks, of addends whose whole sum is not here; None: some of it is still to come.
+
+        From a card the values of a layer come after it has left.
+        """
+        plan, found = self._at.plan, list[tuple[Addend, Block, V]]()
+        assert plan is not None
+        for duty in duties:
+            for layer, piece in self._duties[duty].left.items():
+                if piece == block or piece.first != duty.pipeline:
+                    continue
+                for addend in plan.addends[layer]:
+                    if self._at.reduced(addend.bucket) in self._post.mailbox:
+                        continue
+                    value = self._post.outbox.get(self._at.partial(addend, piece))
+                    if value is None:
+                        return None
+                    found.append((addend, piece, value))
+        return tuple(found)
+
+    def _begin(self, work: Reduce[V]) -> Reduce[V]:
         """Its duties are in one block from now on: a plan that takes one of them finds them so, while the work runs."""
         for duty, _ in work.tenures:
             step = self._duties[duty]
             if step.block != work.block:
-                step.block, step.sent, step.left = work.block, False, frozenset()
+                step.block, step.sent = work.block, False
         return work
 
     def _is_complete(self, duty: Duty, last: Instruction | None = None) -> bool:
@@ -127,31 +159,34 @@ class Summing(Generic[V]):
         """Whether the duty's gradient is going to be whole here, as far as is known."""
         return self._duties[duty].takeover is None or self.is_lacking(duty) is not False
 
-    def leaves(self, work: Reduce, layer: int) -> None:
+    def leaves(self, work: Reduce[V], layer: int) -> None:
         """A layer of the block is merged while the last backward runs. Its values come to ``has_left``, maybe later."""
         if self._is_current(work):
             for duty, _ in work.tenures:
-                self._duties[duty].left |= {layer}
+                self._duties[duty].left[layer] = work.block
 
-    def has_left(self, work: Reduce, values: Iterable[tuple[Addend, V]]) -> None:
+    def has_left(self, work: Reduce[V], values: Iterable[tuple[Addend, V]]) -> None:
         """The values of such a layer."""
         if self._is_current(work):
             for addend, value in values:
                 self._put(work, addend, value)
 
-    def reduced(self, work: Reduce, values: Iterable[tuple[Addend, V]]) -> None:
+    def reduced(self, work: Reduce[V], values: Iterable[tuple[Addend, V]]) -> None:
         """Takes a block's gradient, a value an addend. Of duties that are no longer this node's it is dropped."""
         if not self._is_current(work):
             return
+        assert self._at.plan is not None
+        layers = self._at.plan.stages[work.stage].layers if work.leaves else range(0)
         for duty, _ in work.tenures:
             self._duties[duty].sent = work.leaves
+            self._duties[duty].left = dict.fromkeys(layers, work.block)
         for addend, value in values:
             self._put(work, addend, value)
 
-    def _is_current(self, work: Reduce) -> bool:
+    def _is_current(self, work: Reduce[V]) -> bool:
         return work.step == self._at.version and all(self._duties.is_current(*each) for each in work.tenures)
 
-    def _put(self, work: Reduce, addend: Addend, value: V) -> None:
+    def _put(self, work: Reduce[V], addend: Addend, value: V) -> None:
         assert self._at.plan is not None
         is_sum = work.block == Block(0, self._pipelines) and not self._at.plan.is_shared(addend.bucket)
         if is_sum and self._may_sum(addend.bucket):

@@ -40,15 +40,19 @@ class Arrange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduce:
+class Reduce(Generic[V]):
     """Every backward of these pipelines is done at the stage: merge their gradients into the block's."""
 
     stage: int
     step: int
     block: Block
-    leaves: bool  # give the block's gradient, a value an addend; else it stays, to be merged into a larger one
+    # Give the block's gradient, a value an addend, and keep nothing of it; else keep it for a larger one.
+    leaves: bool
     tenures: tuple[tuple[Duty, int], ...]  # of the block's duties, ascending; see Run
     left: frozenset[int] = frozenset()  # layers that were merged and given while the last backward ran
+    # What has left in smaller blocks of these pipelines. Of an addend whose whole sum is here it is not among these,
+    # and nothing is merged.
+    given: tuple[tuple[Addend, Block, V], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,7 @@ class Run(Generic[V]):
     ships: int = 0  # after so many microbatches give what the parameter gradients have come to
     # The block that leaves once this backward is done. Its layers may be given before that, one by one, as the backward
     # comes to the layers before them: see ``Summing``.
-    completes: Reduce | None = None
+    completes: Reduce[V] | None = None
 
     @property
     def redundant(self) -> bool:
@@ -140,4 +144,4 @@ class Load(NamedTuple):
         return f"loading microbatch {self.microbatch}{' of the evaluation' if self.evaluated else ''}"
 
 
-Work = Arrange | Run[V] | Resume[V] | Reduce | Sum[V] | Apply[V] | Install[V] | Save
+Work = Arrange | Run[V] | Resume[V] | Reduce[V] | Sum[V] | Apply[V] | Install[V] | Save

@@ -351,7 +351,7 @@ class Worker(Generic[V]):
             self._applied(at.commits.popleft(), work)
         self.facts.progress()
 
-    def has_left(self, work: Reduce, values: Iterable[tuple[Addend, V]]) -> None:
+    def has_left(self, work: Reduce[V], values: Iterable[tuple[Addend, V]]) -> None:
         """Takes what a layer gave that left while the last backward of its block runs."""
         self.runner.summing.has_left(work, values)
         self.facts.progress()

@@ -213,7 +213,7 @@ class WorkerPlay:
         self.worker.finish(work, result, values)
         self._after()
 
-    def _merged(self, work: Reduce) -> list[int]:
+    def _merged(self, work: Reduce[Number]) -> list[int]:
         first = work.stage * self._width
         return sorted({*range(first, first + self._width)} - work.left)
 
@@ -290,6 +290,8 @@ def _said(work: Work[Number]) -> str:
         case Reduce():
             of = f" over pipelines {work.block}" if work.block.end > 1 else ""
             of += f", but for {layers_of(sorted(work.left))}" if work.left else ""
+            again = {str(block): None for _, block, _ in work.given}
+            of += f", upon {' and '.join(again)}, which has left" if again else ""
             return f"adds up the gradient of stage {work.stage} of step {work.step}{of}"
         case Sum():
             return f"adds up layer {work.layer} of step {work.step} over all pipelines"

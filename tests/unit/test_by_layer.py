@@ -131,12 +131,12 @@ def blocks_of(job: Job, device: Device, by_layer: bool) -> dict[Addend, Value]:
     ranges = tuple((duty, range(6)) for duty in duties)
     compute.do(Arrange(layers=tuple(range(6)), duties=ranges, stages=1, step=0, anew=True))
 
-    def leaving(work: Reduce, layer: int, given: Values, copied: Event) -> None:
+    def leaving(work: Reduce[Value], layer: int, given: Values, copied: Event) -> None:
         copied.wait()
         values.update(given)
 
     compute.leaving = leaving
-    work = Reduce(stage=0, step=0, block=Block(0, 2), leaves=True, tenures=tenures)
+    work: Reduce[Value] = Reduce(stage=0, step=0, block=Block(0, 2), leaves=True, tenures=tenures)
     for duty in duties:
         for instruction in job.schedule.order(duty, 1):
             completes = work if by_layer and instruction == Instruction(duties[1], "B", 1) else None

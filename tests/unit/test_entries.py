@@ -106,7 +106,8 @@ def trained(kind: str) -> HeldLayer:
     y = layer.module(torch.randn(4, 8))
     layer.changing.end_forward(y)
     y.square().sum().backward()
-    layer.apply(layer.whole(layer.merge(Block(0, 1), 1), False), 1.0, 0)
+    ((_, gradient),) = layer.merge(Block(0, 1), 1)
+    layer.apply(gradient, 1.0, 0)
     return layer
 
 

@@ -30,7 +30,8 @@ def trained() -> HeldLayer:
 def step(held: HeldLayer) -> None:
     held.begin_step(0)
     held.module(torch.randn(8, 5)).sum().backward()
-    held.apply(held.merge(Block(0, 1), 1), 1.0, 0)
+    ((_, gradient),) = held.merge(Block(0, 1), 1)
+    held.apply(gradient, 1.0, 0)
 
 
 def read(loan: Loan, meanwhile: dict[int, partial[None]]) -> Value:
