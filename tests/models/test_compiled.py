@@ -10,10 +10,13 @@ from torch.utils.data import Dataset
 
 from culm.pipeline.job import Job, with_values
 from culm.pipeline.user_code.hardware import hardware_of
-from tests.models.test_matrix import hugging_face, job_of, survives_and_ends_exact
+from tests.models.test_matrix import DEVICE, hugging_face, job_of, survives_and_ends_exact
 
 HERE = "tests.models.test_compiled"
-pytestmark = pytest.mark.usefixtures("nothing_compiled")
+pytestmark = [
+    pytest.mark.usefixtures("nothing_compiled"),
+    pytest.mark.skipif(DEVICE != "cpu", reason="train.compile is for the CPU"),
+]
 
 
 @pytest.fixture
