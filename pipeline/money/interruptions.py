@@ -1,4 +1,4 @@
-"""What lost nodes and rollbacks cost: how much longer their step took than a calm one."""
+"""What lost nodes, rollbacks and lost coordinators cost: how much longer their step took than a calm one."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ INTERRUPTIONS_KEPT = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Time in which nothing new was trained, because of a lost node or a rollback."""
+    """Time in which nothing new was trained, because of a lost node, a rollback or a lost coordinator."""
 
-    kind: str  # "lost" or "rollback"
+    kind: str  # "lost", "rollback", or "coordinator": one was gone, and another took over
     time: float
     step: int
-    node: str  # empty: a rollback
+    node: str  # of a lost one; else empty
     seconds: float
     dollars: float
 

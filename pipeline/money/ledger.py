@@ -20,6 +20,7 @@ from culm.pipeline.money.kinds import (
     Priced,
     RolledBack,
     Tariff,
+    TookOver,
     Used,
 )
 from culm.pipeline.money.lives import Life, Lives
@@ -40,7 +41,9 @@ __all__ = ["USES", "Ledger"]
 #     tariff                     what runs beside the nodes, from the first tariff on     fixed, here
 #     usage                      where machines' time went; bytes between zones           usage
 #     plan, commit, rollback     the steps that count; when the one that runs began       trained_steps
-#     lost, rollback, commit     what went wrong, charged at the commit that follows      interruptions
+#     lost, rollback,            what went wrong, charged at the commit that follows      interruptions
+#       recovered_coordinator,
+#       commit
 #     joined, lost, ...          how many nodes there were, for the comparison            counterfactual
 #     done                       nothing counts any more: nodes that stay are not paid
 #
@@ -84,6 +87,9 @@ class Ledger:
                 self._commit(at, event.step)
             case RolledBack():
                 self._rolled_back(at, event.step)
+            case TookOver():
+                if self._steps.begun is not None:
+                    self._interruptions.happen("coordinator", at, entry.step, "")
             case Done():
                 self._done = at
             case Lost():

@@ -175,6 +175,21 @@ def test_a_rollback_is_charged_with_all_since_its_checkpoint_and_nothing_twice()
     assert (cost.samples, cost.useful_seconds) == (40, 50.0)
 
 
+def test_the_time_without_a_coordinator_is_lost() -> None:
+    """It was stopped for seven seconds, and the goodput was told as 99.98 %."""
+    log = Log()
+    log.joins(0, "n0")
+    log.plan(0)
+    for step in range(4):
+        log.commits(float(step + 1), step)
+    log.happens(11.0, "recovered_coordinator", 4)
+    log.commits(12.0, 4)
+    cost = log.figures(12)
+    (stop,) = cost.interruptions
+    assert (stop.kind, stop.node, stop.seconds) == ("coordinator", "", 7.0)
+    assert cost.useful_seconds == 5.0
+
+
 def test_a_price_that_changes_counts_from_then_on() -> None:
     log = Log()
     log.joins(0, "n0", 3.6)
