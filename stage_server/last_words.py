@@ -3,6 +3,7 @@
 from culm.pipeline.errors import JobError
 from culm.pipeline.plan import Plan
 from culm.pipeline.tensors.values import Value
+from culm.pipeline.user_code.imports import place_of
 from culm.pipeline.user_code.refusals import mend_of_chance
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Save, Sum, Work
@@ -17,7 +18,9 @@ def reason_of(error: BaseException) -> str:
     first = str(error).strip().partition("\n")[0]
     if mend := mend_of_chance(error):  # torch goes on to advise what would let the bits vary
         return f"{type(error).__name__}: {first.partition(', but you set')[0]}; {mend}"
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    beside = [*getattr(error, "__notes__", ()), place_of(error)]
+    return f"{said} ({', '.join(filter(None, beside))})" if any(beside) else said
 
 
 def work_of(work: Work[Value] | Load, plan: Plan, building: int | None) -> pb.FailedWork:

@@ -12,7 +12,7 @@ from culm.pipeline.job import Job
 from culm.pipeline.tensors.pytrees import Pytree
 from culm.pipeline.user_code.devices import settle
 from culm.pipeline.user_code.forwards import cast_inputs
-from culm.pipeline.user_code.imports import RAISED, called, described, load_callable
+from culm.pipeline.user_code.imports import RAISED, called, described, load_callable, note
 from culm.pipeline.user_code.iterable import check_iterable, is_iterable, reader_of
 from culm.pipeline.user_code.permutation import place_of
 from culm.pipeline.user_code.streams import epoch_seed, sample_seed, seed_all
@@ -82,6 +82,14 @@ def _collate_of(job: Job) -> Callable[..., Any]:
     return load_callable(job.data.collate, "data.collate") if job.data.collate else default_collate
 
 
+def _sample(dataset: Any, index: int) -> Any:
+    try:
+        return dataset[index]
+    except RAISED as error:
+        note(error, f"sample {index}")
+        raise
+
+
 class EvaluatedMicrobatches:
     """Those of an evaluation, which are the same ones each time. Random numbers are drawn alike, too."""
 
@@ -97,7 +105,7 @@ class EvaluatedMicrobatches:
         samples = evaluations.samples_of(pipeline, index) or evaluations.samples_of(0, 0)
         # Step 0 evaluates nothing, and trains on the microbatches before these.
         seed_all(sample_seed(self._job.job.seed, 0, pipeline, self._job.pipeline.microbatches + index))
-        inputs, targets = self._collate([self._dataset[i] for i in samples])
+        inputs, targets = self._collate([_sample(self._dataset, i) for i in samples])
         return cast_inputs(self._job, inputs), targets
 
 
@@ -143,7 +151,7 @@ class Microbatches:
         """``(input, target)``, samples stacked along the first dimension, or as the job's ``collate`` gives them."""
         seed_all(sample_seed(self._seed, step, pipeline, index))
         first = step * self._per_step + (pipeline * self._microbatches + index) * self._size
-        inputs, targets = self._collate([self._dataset[self._sample(first + i)] for i in range(self._size)])
+        inputs, targets = self._collate([_sample(self._dataset, self._sample(first + i)) for i in range(self._size)])
         return cast_inputs(self._job, inputs), targets
 
     def _sample(self, position: int) -> int:

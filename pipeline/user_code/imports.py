@@ -2,10 +2,12 @@
 
 import importlib
 import pkgutil
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 from culm.pipeline.errors import JobError
@@ -13,6 +15,8 @@ from culm.pipeline.text import closest
 
 # What user code may raise. SystemExit too: it would end the process without a word, and with exit code 0.
 RAISED = (Exception, SystemExit)
+# Where code lies that is not the job's: Python's own, and Culm's.
+_OTHERS = (f"{sysconfig.get_paths()['stdlib']}/", f"{Path(__file__).parents[2]}/")
 
 _importing: ContextVar[str] = ContextVar("importing", default="")  # the module of the user's that is being imported
 
@@ -92,6 +96,23 @@ def called(factory: Callable[..., Any], arguments: dict[str, Any], where: str) -
     except RAISED as error:
         what = f"{getattr(factory, '__name__', type(factory).__name__)} raised {described(error)}"
         raise JobError(what, where, "correct the code or its arguments") from error
+
+
+def note(error: BaseException, text: str) -> None:
+    """Says beside the error where it came from; once, though the same error be raised again."""
+    if text not in getattr(error, "__notes__", ()):
+        error.add_note(text)
+
+
+def place_of(error: BaseException) -> str:
+    """The last line of the job's own code that an error came through: ``model.py, line 7``. Empty: through none."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    return f"{frames[-1].filename.rpartition('/')[2]}, line {frames[-1].lineno}" if frames else ""
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is the job's: of no package that is installed, nor of Culm or Python itself."""
+    return not filename.startswith(("<", *_OTHERS)) and "site-packages" not in filename
 
 
 def described(error: BaseException) -> str:

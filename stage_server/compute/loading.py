@@ -29,7 +29,7 @@ from culm.pipeline.user_code.data import (
     name_of,
     sections_of,
 )
-from culm.pipeline.user_code.imports import RAISED, described
+from culm.pipeline.user_code.imports import RAISED, described, note
 from culm.pipeline.user_code.samples import LASTING, samples_of
 from culm.stage_server.worker.work import Load
 
@@ -120,7 +120,11 @@ class Loading:
             )
         take = partial(self._opened[section].microbatch, load.step, load.pipeline, load.microbatch)
         with self._around():
-            return patiently(take, f"microbatch {load.microbatch}")
+            try:
+                return patiently(take, f"microbatch {load.microbatch}")
+            except RAISED as error:
+                note(error, f"{section}.dataset, {name_of(self._job, section)}")
+                raise
 
     def take_bookmark(self) -> Bookmark | None:
         """Of an iterable dataset, where a step's samples have all been read since the last call."""
