@@ -44,7 +44,7 @@ def numbers_of(state: State) -> StepNumbers:
         loss = state.last_commit.loss if state.last_commit is not None else math.nan
         return StepNumbers(scale=SKIPPED, loss=loss, evaluated=means, best_so_far=best, early_stop=stop)
     form = settings.tally
-    fault = fault_in(state.norms, tally.losses(trained, form))
+    fault = fault_in(state.norms, tally.losses(trained, form), settings.pipelines)
     count = tally.counted(trained, form, settings.pipelines)
     skipped = fault or ("" if count else "nothing counts in any of its microbatches")
     norms = [state.norms[layer] for layer in sorted(state.norms)]

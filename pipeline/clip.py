@@ -38,15 +38,17 @@ def clip_scale(squared_norms: Sequence[float], clip_norm: float | None, count: f
     return min(1.0, clip_norm / (norm + 1e-6)) / count or math.ulp(0.0)
 
 
-def fault_in(squared_norms: Mapping[int, float], losses: Sequence[float]) -> str:
+def fault_in(squared_norms: Mapping[int, float], losses: Sequence[float], pipelines: int = 1) -> str:
     """The first number of a step that is not finite, in words: a loss, else a layer's gradient. Empty: all are finite.
 
-    ``squared_norms`` by layer: one is NaN where its layer's gradient is not finite, also in a job that clips nothing.
+    ``losses``: of each microbatch, pipeline by pipeline. ``squared_norms`` by layer: one is NaN where its layer's
+    gradient is not finite, also in a job that clips nothing.
     """
     # Each number is asked by itself: comparisons with NaN are false, so ``min`` and ``max`` would let it pass.
-    for microbatch, loss in enumerate(losses):
+    for place, loss in enumerate(losses):
         if not math.isfinite(loss):
-            return f"the loss of microbatch {microbatch} is {loss}"
+            pipeline, microbatch = divmod(place, len(losses) // pipelines)
+            return f"the loss of microbatch {microbatch}{f' of pipeline {pipeline}' if pipelines > 1 else ''} is {loss}"
     total = 0.0
     for layer in sorted(squared_norms):
         if not math.isfinite(squared_norms[layer]):

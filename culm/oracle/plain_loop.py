@@ -137,7 +137,7 @@ def run_plain(job: Job, on_step: Callable[[int, float], None] | None = None, tra
         clips = job.train.clip_norm is not None
         # A job that clips nothing needs no norms, only whether they are finite: as on the nodes.
         squared = [_squared_norm(layer) if clips else 0.0 if _is_finite(layer) else math.nan for layer in model]
-        fault = fault_in(dict(enumerate(squared)), of_step)
+        fault = fault_in(dict(enumerate(squared)), of_step, job.pipeline.pipelines)
         if fault and job.train.nonfinite != "skip":
             raise Stopped(stop_in_words(step, fault))
         count = _tree(counts) if sums_up else 1.0

@@ -33,6 +33,11 @@ def test_the_first_number_that_is_not_finite_is_named(
     assert bool(said) == bool(fault_in(norms, losses))
 
 
+def test_of_several_pipelines_the_microbatch_is_named_as_everywhere_else() -> None:
+    """Two pipelines of three microbatches: it was called microbatch 4."""
+    assert fault_in({}, (0.0, 0.0, 0.0, 0.0, NAN, 0.0), 2) == "the loss of microbatch 1 of pipeline 1 is nan"
+
+
 def test_no_scale_is_taken_for_a_step_that_is_skipped() -> None:
     assert clip_scale([1e300], 5e-324) != SKIPPED
     assert clip_scale([], None) != SKIPPED
