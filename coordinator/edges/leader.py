@@ -24,6 +24,7 @@ from culm.coordinator.edges.origins import (
     left_behind,
     numbers_of,
     origin_of,
+    refuse_nothing,
     refuse_other_job,
     resumable,
     to_resume,
@@ -208,8 +209,7 @@ class Leader:
         except OSError as error:
             mend = "check the address, the network and your credentials"
             raise refusal(error, f"it cannot be read ({in_a_line(error)})", f"--resume {url}", mend) from error
-        if not whole:
-            raise JobError("there is no whole checkpoint", f"--resume {url}", "see culm checkpoint ls")
+        refuse_nothing(url, whole)
         newest = whole[-1]
         assert newest.manifest is not None
         agreed = resumable(newest, newest.manifest, self.settings)

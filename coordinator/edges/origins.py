@@ -15,6 +15,7 @@ from culm.coordinator.agreement import Agreement
 from culm.coordinator.edges.coordinator_settings import CoordinatorSettings
 from culm.coordinator.reports import Whole
 from culm.coordinator.state import State
+from culm.pipeline.checkpoints import storage
 from culm.pipeline.checkpoints.manifest import (
     Found,
     Manifest,
@@ -99,6 +100,13 @@ def to_resume(url: str) -> list[Found]:
     for found in there[: there.index(whole[0])] if whole else there:
         log.warning("the checkpoint of step %d is passed over: %s", found.step, found.problem)
     return [found for found in whole if _is_of_one_run(found, whole[0])][::-1]
+
+
+def refuse_nothing(url: str, whole: Sequence[Found]) -> None:
+    """Raises JobError where there is no whole checkpoint to go on from, or not even a folder."""
+    if not whole:
+        what = "there is no whole checkpoint" if storage.names(url) else "nothing is there"
+        raise JobError(what, f"--resume {shown_url(url)}", "name a folder that culm checkpoint ls finds something in")
 
 
 def _is_of_one_run(one: Found, other: Found) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from culm.coordinator.edges.tracking import refuse_missing
@@ -81,10 +82,11 @@ def try_out(job: Job) -> None:
     from culm.pipeline.user_code.model import ModelSource
     from culm.stage_server.compute.copying import try_copying
     from culm.stage_server.compute.device import CPU
+    from culm.terminal.slow_trial import told_while_slow
 
     torch.set_num_threads(job.job.threads)
     try:
-        with caught():
+        with caught(), told_while_slow("the job is tried on two microbatches", partial(print, file=sys.stderr)):
             check_job(job)
             source = ModelSource(job)
             try_copying(source.optimizer, source.parameters_like(), job.train.optimizer, CPU)
@@ -92,6 +94,21 @@ def try_out(job: Job) -> None:
         raise JobError(str(error), f"model.layers, {job.model.layers}", "raise an exception instead") from error
     if job.checkpoint is not None:
         check_url(job.checkpoint.url)
+
+
+def refuse_to_resume_nothing(resume: str) -> None:
+    """Raises JobError where there is no whole checkpoint to go on from."""
+    if not resume:
+        return
+    from culm.coordinator.edges.archive import in_a_line
+    from culm.coordinator.edges.origins import refuse_nothing, to_resume
+    from culm.pipeline.text import shown_url
+
+    try:
+        refuse_nothing(resume, to_resume(resume))
+    except OSError as error:
+        mend = "check the address, the network and your credentials"
+        raise JobError(f"it cannot be read ({in_a_line(error)})", f"--resume {shown_url(resume)}", mend) from error
 
 
 def refuse_to_write_over(job: Job, resume: str, new_run: bool) -> None:
@@ -155,6 +172,7 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
+    refuse_to_resume_nothing(arguments.resume)
     nursery.warm_up()
     try_out(job)
     refuse_to_write_over(job, arguments.resume, arguments.new_run)

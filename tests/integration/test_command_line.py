@@ -98,7 +98,7 @@ def test_a_checkpoint_that_cannot_be_resumed_starts_no_run(tmp_path: Path) -> No
     assert listed[0]["step"] == 6, "the last checkpoint is whole when the run has ended"
     assert listed[0]["whole"]
     refused = culm(*words, "--set", "job.steps=9", "--resume", "nothing", "--new-run", folder=tmp_path)
-    assert "--resume nothing: there is no whole checkpoint" in the_one_line(refused)
+    assert "--resume nothing: nothing is there" in the_one_line(refused)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
