@@ -186,7 +186,9 @@ def _validated(content: Mapping[str, Any], where: str) -> Job:
     try:
         job = Job.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
+        errors = error.errors()
+        # A section whose name is misspelt is missing, too: the name is what is to be mended.
+        first = next((x for x in errors if x["type"] == "extra_forbidden"), errors[0])
         location = [plain(str(part)) for part in first["loc"]]
         what, mend = _explained(first, location)
         raise JobError(what, f"{where}, {shortened('.'.join(location), 100)}", mend) from error

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -228,9 +229,19 @@ def drive(
             events = list(stub.ListEvents(pb.ListEventsRequest(from_sequence=1), timeout=10.0))
             step = stub.GetStatus(pb.GetStatusRequest(), timeout=10.0).step
     counted("")
+    if told := ended_before(step >= job.job.steps, now, seconds):
+        print(f"culm replay: {told}", file=sys.stderr)
     rollbacks, lost = (sum(event.kind == kind for event in events) for kind in ("rollback", "lost"))
     calm = _calm(events)
     return _happened(machines.account.row("measured"), step, rollbacks, lost, now, calm, job.samples_per_step)
+
+
+def ended_before(trained: bool, now: float, seconds: float) -> str:
+    """Says that the job was over before the trace, if it was: the two columns are not of the same time then."""
+    if not trained or now >= seconds:
+        return ""
+    after = "what the trace has after that is predicted, and did not happen"
+    return f"the job was over after {now:.0f} of {seconds:.0f} s: {after}; give it more steps with --set job.steps=N"
 
 
 def _aside(job: Job, folder: str) -> Job:

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from culm.commands.run import add_job_arguments, end_on_sigterm, node_count, read_job, try_out
@@ -126,6 +127,7 @@ def _verify_shapes(job: Job, arguments: argparse.Namespace) -> int:
     ]
     nursery.warm_up()
     try_out(job)
+    _refuse_too_many_stages(job, arguments.shapes)
     from culm.local.cluster import job_folder_of
     from culm.oracle.plain_loop import Stopped, run_plain
     from culm.oracle.verification import compare, train_on_cluster
@@ -150,6 +152,16 @@ def _verify_shapes(job: Job, arguments: argparse.Namespace) -> int:
         result = {"identical": not differing, "differences": differing, "weights_sha256": plain.sha256}
         print(json.dumps(result | {"shapes": list(differences)}))
     return 1 if differing else os.EX_OK
+
+
+def _refuse_too_many_stages(job: Job, shapes: Sequence[tuple[int, int]]) -> None:
+    from culm.pipeline.user_code.model import ModelSource
+
+    layers = ModelSource(job).layer_count
+    for replicas, stages in shapes:
+        if stages > layers:
+            mend = f"ask for {layers} stages or fewer"
+            raise JobError(f"the model has {layers} layers", f"--shapes {replicas}x{stages}", mend)
 
 
 def _stops_alike(job: Job, words: str) -> bool:

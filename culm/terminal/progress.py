@@ -27,6 +27,8 @@ SHOWN = {
     "hot",
     "rollback",
     "waiting",
+    "stalled",
+    "moving",
     "checkpoint_fault",
     "done",
     "failed",

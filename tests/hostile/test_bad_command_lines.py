@@ -92,6 +92,8 @@ OTHERS: dict[str, Case] = {
     "no shapes": ("verify JOB --shapes 2by3", "--shapes"),
     "a shape of no node": ("verify JOB --shapes 1x1,0x2", "--shapes"),
     "more replicas than pipelines": ("verify JOB --shapes 5x2", "--shapes"),
+    "more stages than layers": ("verify JOB --shapes 1x99", "--shapes 1x99"),
+    "no checkpoint": ("run JOB --resume nothing", "--resume nothing: nothing is there"),
     "kills on shapes": ("verify JOB --kills 1 --shapes 1x1", "--kills"),
     "kills -1": ("verify JOB --kills -1", "--kills"),
     "kills that do not fit": ("verify JOB --kills 2", "do not fit"),

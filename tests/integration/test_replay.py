@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from culm.__main__ import main
+from culm.commands.replay import ended_before
 from culm.simulator.markets.trace import Change, write_trace
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "digits_mlp.toml")
@@ -65,3 +66,9 @@ def test_bad_words_are_told_in_a_line(
     told = capsys.readouterr().err
     assert says in told
     assert told.count("\n") == 1
+
+
+def test_a_job_that_is_over_before_the_trace_is_told() -> None:
+    """Its idle rest looked like a prediction that was wrong by 18,000 %."""
+    assert "after 3 of 18 s: what the trace has after that" in ended_before(True, 3.2, 18.0)
+    assert ended_before(False, 18.0, 18.0) == ended_before(True, 18.0, 18.0) == ""

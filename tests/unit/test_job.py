@@ -42,6 +42,13 @@ def test_what_is_wrong_is_said_in_one_line(change: str, said: list[str]) -> None
         assert words in str(error.value)
 
 
+def test_a_section_whose_name_is_misspelt_is_named() -> None:
+    """It was said to be missing, and the one that was there not mentioned."""
+    text = (EXAMPLES / "digits_mlp.toml").read_text().replace("[pipeline]", "[pipline]")
+    with pytest.raises(JobError, match=r"unknown key 'pipline'; did you mean pipeline\?"):
+        parse_job(text)
+
+
 def test_a_missing_file_and_bad_toml(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="cannot be read"):
         load_job(tmp_path / "none.toml")
