@@ -83,7 +83,8 @@ The dot is the median, the bar the spread of the rounds. Values far beyond floor
 - Data parallel: one stage on four nodes, 50 MB of parameters, 0.2 s of paced compute a step; CPU of all processes.
   "Of the exchange": less what torch takes when nothing is exchanged.
 - Memory: what a node has in a run of one stage beside parameters and optimizer, in gradients of the stage. The C
-  library keeps what was freed, so the heap in use is told beside it; "counted" is without buffers that wait.
+  library keeps what was freed, so the heap in use is told beside it; "counted" is without buffers that wait. What gRPC
+  has under way, between machines of their own, is part of all of them.
 - GPT-2 small (124 million parameters, tied, AdamW, clipping; `python -m benchmarks.gpt2`), 8 samples of 256 tokens a
   step, four nodes on two cores: a step took 10.6 and 11.0 s with lazy redundancy, 9.4 and 9.7 s without it, 9.7 and
   10.1 s in the plain loop with two threads. 432 MB of gradients were shipped a step; a node's memory was 2.3 to 3.4 GB

@@ -172,10 +172,10 @@ def run(arguments: argparse.Namespace) -> int:
     job = read_job(arguments.job, arguments.set)
     count = node_count(job, arguments.nodes, arguments.spares)
     kills = [parse_kill(text, count, job) for text in arguments.kill]
-    refuse_to_resume_nothing(arguments.resume)
     nursery.warm_up()
     try_out(job)
     refuse_to_write_over(job, arguments.resume, arguments.new_run)
+    refuse_to_resume_nothing(arguments.resume)
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 

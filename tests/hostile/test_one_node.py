@@ -16,6 +16,8 @@ from culm.pipeline.job import with_values
 from culm.terminal.outcome import RunFailed
 from tests.hostile.bad_nodes import ROOT, WHERE, Later, Seen, bad_job, run
 
+LINE = r"\(bad_nodes\.py, line \d+\)"  # where it was raised
+
 
 def test_a_spare_on_which_the_job_does_not_start_fails_nothing(tmp_path: Path) -> None:
     job, seen = bad_job(40), Seen()
@@ -47,19 +49,26 @@ def test_a_layer_that_raises_once_on_one_node_ends_that_node(tmp_path: Path) -> 
     assert outcome.sha256 == run_plain(job).sha256
     (lost,) = seen.texts("lost")
     assert re.search(
-        r"^n\d is lost: F\d of layers \d to \d in step \d+ raised an exception there: ValueError: out of luck$", lost
+        rf"^n\d is lost: F\d of layers \d to \d in step \d+ raised an exception there: ValueError: out of luck {LINE}$",
+        lost,
     )
 
 
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("raise", r"^F\d of layers \d to \d in step \d+ raised on n\d and n\d: ValueError: out of luck$"),
+        (
+            "raise",
+            rf"^F\d of layers \d to \d in step \d+ raised on n\d and n\d: ValueError: out of luck {LINE}$",
+        ),
         (
             "os._exit",
-            r"raised on n\d and n\d: ProcessEnded: the job's code tried to end the process with os\._exit\(0\)$",
+            rf"raised on n\d and n\d: ProcessEnded: the job's code tried to end the process with os\._exit\(0\) {LINE}$",
         ),
-        ("sys.exit", r"raised on n\d and n\d: ProcessEnded: the job's code tried to end the process with exit code 0$"),
+        (
+            "sys.exit",
+            r"raised on n\d and n\d: ProcessEnded: the job's code tried to end the process with exit code 0$",
+        ),
         ("exit in C", "^every node has ended; see their logs in "),
         pytest.param(
             "die",

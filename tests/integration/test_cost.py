@@ -41,7 +41,7 @@ def test_a_replayed_log_gives_the_live_figures(tmp_path: Path, capsys: pytest.Ca
     replayed = json.loads(capsys.readouterr().out)
     assert replayed == live
     assert live["samples"] == 80 * job.samples_per_step
-    assert [x["node"] for x in live["interruptions"]] == ["n1"]
+    assert [(x["kind"], x["node"]) for x in live["interruptions"]] == [("lost", "n1"), ("coordinator", "")]
     assert live["crossing_bytes"] > 0
     assert live["transfer_dollars"] == pytest.approx(live["crossing_bytes"] / 1e9 * 0.02)
     assert live["dollars"] == pytest.approx(sum(n["dollars"] for n in live["nodes"]) + live["transfer_dollars"])
