@@ -19,7 +19,8 @@ def reason_of(error: BaseException) -> str:
     if mend := mend_of_chance(error):  # torch goes on to advise what would let the bits vary
         return f"{type(error).__name__}: {first.partition(', but you set')[0]}; {mend}"
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    beside = [*getattr(error, "__notes__", ()), place_of(error)]
+    notes = (str(each).strip().partition("\n")[0] for each in getattr(error, "__notes__", ()))  # the job's own, too
+    beside = [*notes, place_of(error)]
     return f"{said} ({', '.join(filter(None, beside))})" if any(beside) else said
 
 

@@ -43,6 +43,13 @@ def test_an_error_of_torch_is_told_with_the_line_of_the_job_that_led_to_it() -> 
     assert "(test_last_words.py, line " in reason_of(caught.value)
 
 
+def test_a_note_of_several_lines_makes_no_second_one() -> None:
+    """Hypothesis and others add such notes."""
+    error = ValueError("no luck")
+    error.add_note("falsifying example\nx = 1")
+    assert reason_of(error) == "ValueError: no luck (falsifying example)"
+
+
 def test_an_error_that_is_raised_again_has_its_notes_once() -> None:
     error = ValueError("no luck")
     for _ in range(3):
