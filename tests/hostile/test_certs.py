@@ -11,7 +11,7 @@ import grpc
 import pytest
 from cryptography import x509
 
-from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.authority import INITIAL, issue, make_authority
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.roles import CertificateHolder, identity_in

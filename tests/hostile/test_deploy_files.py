@@ -15,7 +15,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.authority import INITIAL, issue, make_authority
 from culm.local.ports import free_port
 from culm.local.redis_binary import find_redis_server
 from culm.local.redis_server import EmbeddedRedis

@@ -9,7 +9,7 @@ import grpc
 import psutil
 import pytest
 
-from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.authority import INITIAL, issue, make_authority
 from culm.local.cluster import LocalCluster
 from culm.local.training import train
 from culm.oracle.plain_loop import run_plain

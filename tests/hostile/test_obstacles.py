@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from culm.commands.certs import issue, make_authority
+from culm.local.authority import issue, make_authority
 from culm.pipeline.rpc.probe import find_obstacle
 from culm.pipeline.rpc.tls import VARIABLE, add_port
 

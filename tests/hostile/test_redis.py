@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import AuthenticationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from culm.commands.certs import issue, make_authority
+from culm.local.authority import issue, make_authority
 from culm.local.ports import free_port
 from culm.local.redis_binary import Found, RedisUnavailable, candidates, choose
 from culm.local.redis_server import DISABLED, EmbeddedRedis

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from culm.commands.certs import INITIAL, issue, make_authority
+from culm.local.authority import INITIAL, issue, make_authority
 from culm.local.cluster import LocalCluster
 from culm.local.kills import Kill
 from culm.local.training import train

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from culm.__main__ import MODULES, make_parser
-from culm.commands.certs import SERVERS
+from culm.local.authority import SERVERS
 from culm.pipeline.job import load_job
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from culm.commands.certs import issue, make_authority
+from culm.local.authority import issue, make_authority
 from culm.pipeline.patience import Patience
 from culm.pipeline.rpc.tls import add_port
 from culm.protos import coordinator_pb2 as pb
