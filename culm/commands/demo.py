@@ -5,8 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from culm.commands.run import end_on_sigterm, read_job, try_out
+from culm.commands.run import read_job, try_out
 from culm.local.kills import Kill
+from culm.terminal import interrupts
 
 JOB = Path("examples/stdlib_gpt.toml")
 OVERRIDES = (
@@ -44,7 +45,7 @@ def demo(arguments: argparse.Namespace) -> int:
     from culm.oracle.verification import train_on_cluster
 
     nodes = job.pipeline.stages
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     print(f"A GPT learns Python from the standard library, {job.job.steps} steps on {nodes} nodes, undisturbed:")
     try:
         calm = train_on_cluster(job, job_folder_of(JOB), nodes, [], "undisturbed", False)

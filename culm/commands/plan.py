@@ -14,7 +14,7 @@ from functools import partial
 from itertools import product
 from multiprocessing import active_children, get_context, resource_tracker
 
-from culm.commands.run import end_on_sigterm, read_job
+from culm.commands.run import read_job
 from culm.pipeline.errors import JobError
 from culm.simulator.markets.account import Row
 from culm.simulator.markets.advice import (
@@ -32,7 +32,7 @@ from culm.simulator.markets.advice import (
     why,
 )
 from culm.simulator.markets.job_profile import Cluster, Profile, of_job, read_profile
-from culm.terminal import flags
+from culm.terminal import flags, interrupts
 from culm.terminal.market_flags import add_market_arguments, read_market, read_prices
 from culm.terminal.progress import counted
 
@@ -91,7 +91,7 @@ def plan(arguments: argparse.Namespace) -> int:
         raise JobError(f"no number of machines can run it: {where}", "--nodes", "ask for other numbers")
     seconds = longest(profile, cluster, tried)
     draw = read_market(arguments, prices, max(machines), seconds)
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     one = partial(_one, profile, cluster, draw, seconds)
     found = _all(one, tried, arguments.seeds, profile.steps, arguments.deadline)
     listed = [x for x in found if x.markets == arguments.seeds]

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import grpc
 
-from culm.commands.run import end_on_sigterm, read_job, try_out
+from culm.commands.run import read_job, try_out
 from culm.local.cluster import LocalCluster, job_folder_of
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
@@ -27,7 +27,7 @@ from culm.simulator.markets.run_setup import Choice
 from culm.simulator.markets.trace import Change, hastened, read_trace
 from culm.simulator.markets.workload import SPOT
 from culm.simulator.network import Clock
-from culm.terminal import flags
+from culm.terminal import flags, interrupts
 from culm.terminal.client import connect
 from culm.terminal.progress import counted
 
@@ -114,7 +114,7 @@ def replay(arguments: argparse.Namespace) -> int:
     if begins_with < job.pipeline.stages:
         what = f"the trace begins with {begins_with} machines, too few for {job.pipeline.stages} stages"
         raise JobError(what, arguments.trace, "take another trace, or fewer stages with --set pipeline.stages=N")
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     profile = _profile(job, arguments.profile)
     cluster = replace(
         LOCAL,

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -147,21 +146,6 @@ def node_count(job: Job, nodes: int | None, spares: int) -> int:
     return count
 
 
-def end_on_sigterm() -> None:
-    """From now on SIGTERM and SIGHUP (the terminal closes) do what Ctrl-C does: this process first ends all it started.
-
-    Before, either signal ends it at once. The kernel then ends the process that forks: see ``culm.local.preloaded``.
-    """
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
-        signal.signal(signal.SIGHUP, interrupt)
-    interrupts.interrupt()
-
-
 def run(arguments: argparse.Namespace) -> int:
     from culm.local import nursery
     from culm.local.cluster import USUAL_ADDRESS, LocalCluster, job_folder_of
@@ -179,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
     from culm.local.training import train
     from culm.pipeline.checkpoints.digest import save_weights
 
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     cluster = LocalCluster(
         job,
         job_folder_of(arguments.job),

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from culm.commands.run import add_job_arguments, end_on_sigterm, node_count, read_job, try_out
+from culm.commands.run import add_job_arguments, node_count, read_job, try_out
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job
-from culm.terminal import flags
+from culm.terminal import flags, interrupts
 
 KILLS = 3
 SPACING = 3  # steps between two kills, in which redundancy is repaired
@@ -62,7 +62,7 @@ def verify(arguments: argparse.Namespace) -> int:
     from culm.oracle.plain_loop import Stopped, run_plain
     from culm.oracle.verification import Killer, compare, train_on_cluster
 
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     try:
         folder = job_folder_of(arguments.job)
         calm = train_on_cluster(job, folder, nodes, [], "calm", arguments.json)
@@ -132,7 +132,7 @@ def _verify_shapes(job: Job, arguments: argparse.Namespace) -> int:
     from culm.oracle.plain_loop import Stopped, run_plain
     from culm.oracle.verification import compare, train_on_cluster
 
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     try:
         plain = run_plain(job)
         differences = {}

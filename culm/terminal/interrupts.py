@@ -30,3 +30,18 @@ def interrupt() -> None:
     """From now on Ctrl-C raises KeyboardInterrupt, so that the command can end what it started."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM and SIGHUP (the terminal closes) do what Ctrl-C does: this process first ends all it started.
+
+    Before, either signal ends it at once. The kernel then ends the process that forks: see ``culm.local.preloaded``.
+    """
+
+    def raise_it(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, raise_it)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, raise_it)
+    interrupt()
