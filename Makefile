@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests style types models notebook trackers wan compose hostile browser bench soak lint format protos clean
+.PHONY: help install demo test tests style types models notebook trackers wan slurm ray compose hostile browser bench soak lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -32,7 +32,7 @@ test: install style ## all checks: style, then types, imports and tests at once
 	@$(MAKE) --no-print-directory -j 2 types tests
 
 tests: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests --ignore tests/wan --ignore tests/compose --ignore tests/browser --ignore tests/models --ignore tests/notebook --ignore tests/engines
 
 models: install ## 80 models and 50 ways of training them, each on a grid that loses two nodes: the same bits?
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytorch_optimizer
@@ -49,6 +49,14 @@ trackers: install ## TensorBoard, trackio, Weights & Biases and MLflow: is every
 # Root makes network namespaces; CULM_WAN names the relay between them (tests/wan/network.py says what it is).
 wan: install ## nodes that are 20 ms apart, and cut off from each other; as root: CULM_WAN=RELAY make wan
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/wan
+
+# Needs Debian's slurmctld, slurmd and munge, and root: the test starts them on loopback, and ends them.
+slurm: install ## culm up --on slurm: a real Slurm takes a machine, another one is lost; the same bits
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/engines/test_slurm.py
+
+ray: install ## culm up --on ray: a real Ray drains a machine, another one is lost; the same bits
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -rs tests/engines/test_ray.py
 
 compose: install ## build the images and try docker compose on a real engine: kills, a stopped Redis, the same bits
 	docker compose build coordinator stage ui

@@ -18,6 +18,7 @@ MODULES = {
     "demo": "demo",
     "up": "up",
     "down": "down",
+    "logs": "logs",
     "status": "status",
     "events": "events",
     "cost": "cost",
@@ -83,6 +84,10 @@ def main(argv: list[str] | None = None) -> int:
             return arguments
         if command != "stage" or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
             sys.path.insert(0, "")  # the current folder is importable, as the job file says
+        if getattr(arguments, "cluster", ""):
+            from culm.local.named_cluster import enter
+
+            arguments.coordinator = enter(arguments.cluster)
         code: int = arguments.command(arguments)
         sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:

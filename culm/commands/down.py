@@ -2,8 +2,9 @@
 
 import argparse
 
+from culm.engines.engine import find
 from culm.local import clusters
-from culm.pipeline.errors import JobError
+from culm.local.named_cluster import only_one
 from culm.terminal import flags
 
 
@@ -11,7 +12,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "down",
         help="end a cluster that culm up started",
-        description="Ends every process of the cluster. Its logs stay until a cluster of the same name comes up.",
+        description="Ends every process of the cluster, wherever it runs. Its logs stay until a cluster of the same "
+        "name comes up.",
         epilog="examples:\n  culm down\n  culm down digits-mlp",
     )
     parser.add_argument(
@@ -26,22 +28,16 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def down(arguments: argparse.Namespace) -> int:
-    name = arguments.name or only_one(clusters.running_clusters())
+    name = arguments.name or only_one()
     if not name:
         print("no cluster is up")
         return 0
     folder = clusters.folder_of(name)
-    ended = clusters.end(folder)
+    record = clusters.read(folder)
+    ended = find(record.engine).down(folder, record) if record is not None else []
     if ended:
         print(f"{name} is down: {', '.join(ended)} ended; logs: {folder}")
     else:
         others = ", ".join(clusters.running_clusters()) or "none"
         print(f"{name} is not up; clusters that are: {others}")
     return 0
-
-
-def only_one(names: list[str]) -> str:
-    """The cluster that is meant when no name is given. Raises JobError if several are up."""
-    if len(names) > 1:
-        raise JobError(f"several clusters are up: {', '.join(names)}", "NAME", "name the one to end")
-    return names[0] if names else ""

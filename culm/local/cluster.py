@@ -62,10 +62,12 @@ class LocalCluster:
         allow: str = "",
         environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         waits_for: int | None = None,
+        has_led: bool = False,
     ) -> None:
         """``job_folder``: where nodes look for modules, after the current folder; None: where this process does.
 
         ``nodes``: how many are started here. ``waits_for``: how many training waits for, these by default.
+        ``has_led``: a coordinator of this run has listened before, started by another one of these.
         """
         self.job = job
         self.names = [f"n{i}" for i in range(nodes)]
@@ -86,7 +88,7 @@ class LocalCluster:
         self._cards = cards_of(self._environment) if job.job.device == "cuda" else []
         self._redis: EmbeddedRedis | None = None
         self._coordinator_failures = 0
-        self._has_led = False  # whether a coordinator of this run has listened
+        self._has_led = has_led  # whether a coordinator of this run has listened
 
     def __enter__(self) -> Self:
         if self._wanted:

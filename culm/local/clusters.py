@@ -20,6 +20,7 @@ from culm.pipeline.text import check_name
 
 RECORD = "cluster.json"
 KEEPER = "keeper"  # the process that starts all others and ends them
+LOCAL = "local"  # the engine of clusters of processes of this machine
 CLOCK_SECONDS = 1.0  # by how much a start time may change when the clock is set
 ASK_SECONDS = 20.0  # for the keeper, which first ends its own processes
 KILL_SECONDS = 5.0
@@ -53,13 +54,25 @@ class Process:
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of a cluster. ``address`` is empty until its coordinator listens, ``ui`` until its UI answers."""
+    """What is known of a cluster. ``address`` is empty until its coordinator listens, ``ui`` until its UI answers.
+
+    ``engine``: what it runs on. ``processes``: of a local one. ``handles``: of any other one, by what its engine calls
+    its parts; empty once it is down. ``certificates``: the folder of those that it asks for, empty without TLS.
+    """
 
     name: str
     job: str = ""
     address: str = ""
     ui: str = ""
     processes: Mapping[str, Process] = field(default_factory=dict)
+    engine: str = LOCAL
+    handles: Mapping[str, str] = field(default_factory=dict)
+    certificates: str = ""
+
+    @property
+    def is_up(self) -> bool:
+        """What an engine keeps is up until ``culm down``; a local cluster as long as a process of it runs."""
+        return bool(self.handles) or bool(self.running())
 
     def running(self) -> dict[str, psutil.Process]:
         """Those of its processes that still run, by name."""
@@ -93,10 +106,10 @@ def read(folder: Path) -> Record | None:
 
 
 def running_clusters() -> list[str]:
-    """The names of the clusters of which a process runs."""
+    """The names of the clusters that are up."""
     folders = sorted(clusters_folder().glob("*/"))
     records = [read(folder) for folder in folders]
-    return [record.name for record in records if record is not None and record.running()]
+    return [record.name for record in records if record is not None and record.is_up]
 
 
 def make_folder(name: str) -> Path:
@@ -106,7 +119,7 @@ def make_folder(name: str) -> Path:
     """
     folder = folder_of(name)
     before = read(folder)
-    if before is not None and before.running():
+    if before is not None and before.is_up:
         where = f" at {before.address}" if before.address else ""
         mend = f"end it with culm down {name}, or give this one another --name"
         raise JobError(f"a cluster of that name is up{where}", f"--name {name}", mend)

@@ -67,6 +67,11 @@ class Child:
             self._signal(signal.SIGINT)
             self._signal(signal.SIGCONT)  # a frozen process cannot hear it otherwise
 
+    def terminate(self) -> None:
+        """SIGTERM: a node hands over first."""
+        if self.returncode is None:
+            self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """kill -9."""
         if self.returncode is None:

@@ -132,10 +132,13 @@ def default_coordinator() -> str:
     return from_environment("CULM_COORDINATOR", default_ports.COORDINATOR)
 
 
-def add_coordinator(parser: argparse.ArgumentParser) -> None:
-    """The coordinator that the command asks."""
+def add_coordinator(parser: argparse.ArgumentParser, named: bool = True) -> None:
+    """The coordinator that the command asks. ``named``: a cluster's name may say which (``local.named_cluster``)."""
     what = f"the run's coordinator; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}"
     parser.add_argument("--coordinator", type=address, default=default_coordinator(), metavar="HOST:PORT", help=what)
+    if named:
+        cluster = "that of a cluster which culm up started, with its certificate"
+        parser.add_argument("--cluster", type=optional(name), default="", metavar="NAME", help=cluster)
 
 
 def optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:

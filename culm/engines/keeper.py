@@ -3,6 +3,7 @@
 It is the parent of all the others. So they end with it, on Linux also when it is killed with -9.
 """
 
+import importlib.util
 import json
 import os
 import sys
@@ -10,8 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from culm.commands.run import end_on_sigterm
-from culm.commands.ui import installed
 from culm.local import clusters
 from culm.local.cluster import USUAL_ADDRESS, LocalCluster
 from culm.local.clusters import KEEPER, Process, Record
@@ -20,6 +19,7 @@ from culm.local.processes import Child
 from culm.local.redis_binary import RedisUnavailable
 from culm.pipeline.default_ports import UI_PORT
 from culm.pipeline.job import load_job
+from culm.terminal import interrupts
 from culm.terminal.outcome import RunFailed
 
 POLL_SECONDS = 0.2
@@ -27,7 +27,7 @@ POLL_SECONDS = 0.2
 
 def ui_command() -> list[str]:
     """What starts the UI, or nothing where it is not installed."""
-    return [sys.executable, "-m", "culm", "ui"] if installed() else []
+    return [sys.executable, "-m", "culm", "ui"] if importlib.util.find_spec("streamlit") is not None else []
 
 
 class Ui:
@@ -48,7 +48,7 @@ class Ui:
 
 def keep(folder: Path) -> int:
     """Runs the cluster that ``culm up`` has described in the folder, until SIGTERM."""
-    end_on_sigterm()
+    interrupts.end_on_sigterm()
     record = clusters.read(folder)
     if record is None:
         return 2

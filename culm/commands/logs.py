@@ -1,0 +1,83 @@
+"""``culm logs``: what the processes of a cluster say, wherever it runs."""
+
+import argparse
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+from culm.engines.engine import find
+from culm.local import clusters
+from culm.local.named_cluster import only_one
+from culm.pipeline.errors import JobError
+from culm.pipeline.text import closest, plain
+from culm.terminal import flags, interrupts
+
+POLL_SECONDS = 0.5
+
+
+def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "logs",
+        help="what the processes of a cluster say",
+        description="Prints the logs of a cluster that culm up started: of all its parts, or of one.",
+        epilog="examples:\n  culm logs\n  culm logs gpt --part coordinator --follow",
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        type=flags.optional(flags.name),
+        default="",
+        metavar="NAME",
+        help="the cluster; default: the only one that is up",
+    )
+    parser.add_argument("--part", default="", metavar="PART", help="a node's name, coordinator, ...; default: all")
+    parser.add_argument("--tail", type=flags.whole(1), metavar="N", help="the last N lines of each; default: all lines")
+    parser.add_argument("--follow", action="store_true", help="print new lines as they come, until Ctrl-C")
+    parser.set_defaults(command=logs)
+
+
+def logs(arguments: argparse.Namespace) -> int:
+    interrupts.interrupt()
+    name = arguments.name or only_one()
+    if not name:
+        raise JobError("no cluster is up", "NAME", "name one that was: its logs stay")
+    folder = clusters.folder_of(name)
+    record = clusters.read(folder)
+    if record is None:
+        raise JobError("there is no cluster of that name", name, "see culm up")
+    engine = find(record.engine)
+    seen: dict[str, int] = {}
+    try:
+        while True:
+            sources = _chosen(engine.logs(folder, record), arguments.part)
+            for part, lines in sources.items():
+                tail = arguments.tail if part not in seen else None
+                seen[part] = _print_new(part, lines, seen.get(part, 0), tail, len(sources) > 1)
+            if not arguments.follow:
+                return 0
+            time.sleep(POLL_SECONDS)
+    except KeyboardInterrupt:
+        return 0
+
+
+def _chosen(sources: Mapping[str, Callable[[], Iterator[str]]], part: str) -> Mapping[str, Callable[[], Iterator[str]]]:
+    if not part:
+        return sources
+    if part not in sources:
+        raise JobError(f"there is no log of {part!r}", "--part", closest(part, sources))
+    return {part: sources[part]}
+
+
+def _print_new(part: str, lines: Callable[[], Iterator[str]], seen: int, tail: int | None, named: bool) -> int:
+    """Prints the lines after those that were seen, and returns how many there are by now."""
+    count = seen
+    kept: deque[str] = deque(maxlen=tail)
+    for line in itertools.islice(lines(), seen, None):
+        count += 1
+        kept.append(f"{part}: {plain(line)}" if named else plain(line))
+    for line in kept:
+        print(line)
+    sys.stdout.flush()
+    return count

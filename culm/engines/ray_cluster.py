@@ -1,0 +1,172 @@
+"""Ray: the coordinator is a detached actor beside Ray's head, the stage servers are actors spread over the machines.
+
+    culm up ──► Coordinator (actor, runs a coordinator and its Redis)
+            └─► Stage 0 .. N-1 (actors, each runs a stage server and asks Coordinator where it listens)
+
+Ray starts an actor again whose machine or process is gone (``max_restarts=-1``), as soon as a machine has room for it:
+it comes back as a node that holds nothing. What is under ``engines.ray_actors`` runs there.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from culm.engines.engine import Tell, Wish
+from culm.engines.local import lines_of
+from culm.engines.services import await_coordinator, make_kit, packed
+from culm.local import clusters
+from culm.local.clusters import Record
+from culm.pipeline import private
+from culm.pipeline.errors import JobError
+
+WHERE = "--on ray"
+NAMESPACE = "culm"
+COORDINATOR = "coordinator"
+QUIET = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": "ERROR"}
+ANSWER_SECONDS = 20.0  # for an actor that runs; one that waits for a machine answers nothing
+
+
+class RayCluster:
+    options: Mapping[str, str] = {
+        "address": "of Ray's head, HOST:PORT or auto; default: RAY_ADDRESS, else auto",
+        "cpus": "of a stage server; default: the job's threads",
+        "gpus": "of a stage server; default: 1 with device = cuda, else 0",
+        "memory_gb": "of a stage server, for Ray to reserve; default: none",
+        "resources": "other resources of Ray that a stage server needs, such as spot=1",
+        "working_dir": "a folder that Ray brings to the machines, with your modules; default: none",
+        "pip": "packages that Ray installs for them, separated by commas; default: none",
+    }
+
+    def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
+        from culm.engines.ray_actors import Coordinator, Stage
+        from culm.pipeline.job import load_job
+
+        ray = _connected(wish.options.get("address", ""))
+        make_kit(folder, wish)
+        record = Record(wish.name, wish.job, engine="ray", certificates=str(folder / "certs" / "operator"))
+        job = load_job(folder / "job.toml", [])
+        environment = _runtime_environment(wish.options)
+        common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, "runtime_env": environment}
+        names = {COORDINATOR: f"{wish.name}-{COORDINATOR}"}
+        names |= {f"n{i}": f"{wish.name}-n{i}" for i in range(wish.nodes)}
+        where = wish.options.get("address", "") or os.environ.get("RAY_ADDRESS", "") or "auto"
+        record = replace(record, handles={**names, "address": where})
+        clusters.write(folder, record)
+        head = {"name": names[COORDINATOR], "num_cpus": 0, "scheduling_strategy": _beside_head(ray)}
+        coordinator = ray.remote(Coordinator).options(**common, **head).remote(packed(folder, COORDINATOR))
+        needs = _needs(wish.options, job.job.threads, job.job.device)
+        for number in range(wish.nodes):
+            made = ray.remote(Stage).options(name=names[f"n{number}"], scheduling_strategy="SPREAD", **common, **needs)
+            made.remote(packed(folder, "stage"), number, names[COORDINATOR])
+
+        def address() -> str:
+            with suppress(ray.exceptions.GetTimeoutError):
+                return str(ray.get(coordinator.address.remote(), timeout=ANSWER_SECONDS))
+            return ""
+
+        waited = f"waiting for Ray to start the coordinator and {wish.nodes} stage servers"
+        record = replace(record, address=await_coordinator(address, lambda: waited, tell))
+        clusters.write(folder, record)
+        return record
+
+    def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
+        ray = _connected(record.handles.get("address", ""))
+        return {part: _state(ray, name) for part, name in _actors(record).items()}
+
+    def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
+        if not record.handles:
+            return {file.stem: partial(lines_of, file) for file in sorted(folder.glob("*.log"))}
+        ray = _connected(record.handles["address"])
+        return {part: partial(_lines, ray, name) for part, name in _actors(record).items()}
+
+    def down(self, folder: Path, record: Record) -> list[str]:
+        if not record.handles:
+            return []
+        ray = _connected(record.handles["address"])
+        actors = {}
+        for part, name in _actors(record).items():
+            with suppress(ValueError):  # no actor has this name
+                actors[part] = ray.get_actor(name, NAMESPACE)
+                private.write_text(folder / f"{part}.log", "".join(f"{line}\n" for line in _lines(ray, name)))
+        stopping = [actor.stop.remote() for actor in actors.values()]
+        ray.wait(stopping, num_returns=len(stopping), timeout=ANSWER_SECONDS)
+        for actor in actors.values():
+            ray.kill(actor, no_restart=True)
+        clusters.write(folder, replace(record, handles={}))
+        return list(actors)
+
+
+def _connected(address: str) -> Any:
+    """The module ``ray``, connected to its cluster. Raises JobError."""
+    try:
+        import ray
+    except ImportError as error:
+        raise JobError("Ray is not installed", WHERE, "pip install 'culm[ray]'") from error
+    if not ray.is_initialized():
+        try:
+            ray.init(address or os.environ.get("RAY_ADDRESS", "") or "auto", **QUIET)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            first = str(error).strip().partition("\n")[0]
+            raise JobError(
+                f"Ray does not answer ({first})", WHERE, "name its head: --with address=HOST:PORT"
+            ) from error
+    return ray
+
+
+def _runtime_environment(options: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if folder := options.get("working_dir"):
+        found["working_dir"] = folder
+    if packages := options.get("pip"):
+        found["pip"] = [each.strip() for each in packages.split(",")]
+    return found
+
+
+def _needs(options: Mapping[str, str], threads: int, device: str) -> dict[str, Any]:
+    """What Ray reserves for a stage server. Raises JobError."""
+    try:
+        needs: dict[str, Any] = {
+            "num_cpus": float(options.get("cpus", threads)),
+            "num_gpus": float(options.get("gpus", 1 if device == "cuda" else 0)),
+        }
+        if gigabytes := options.get("memory_gb"):
+            needs["memory"] = float(gigabytes) * 1e9
+        pairs = (each.partition("=") for each in options.get("resources", "").split(",") if each.strip())
+        if resources := {name.strip(): float(amount or 1) for name, _, amount in pairs}:
+            needs["resources"] = resources
+    except ValueError as error:
+        raise JobError(f"an amount is not a number ({error})", "--with", "write cpus=2, or resources=spot=1") from error
+    return needs
+
+
+def _beside_head(ray: Any) -> Any:
+    """On the machine of Ray's head, which is the one that has to stay; elsewhere where that has no room."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    heads = [node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"]]
+    return NodeAffinitySchedulingStrategy(heads[0]["NodeID"], soft=True) if heads else "DEFAULT"
+
+
+def _actors(record: Record) -> dict[str, str]:
+    return {part: name for part, name in record.handles.items() if part != "address"}
+
+
+def _state(ray: Any, name: str) -> str:
+    try:
+        actor = ray.get_actor(name, NAMESPACE)
+        return str(ray.get(actor.state.remote(), timeout=ANSWER_SECONDS))
+    except ValueError:
+        return "ended"
+    except ray.exceptions.GetTimeoutError:
+        return "waiting for a machine"
+    except ray.exceptions.RayError as error:
+        return f"restarting ({type(error).__name__})"
+
+
+def _lines(ray: Any, name: str) -> Iterator[str]:
+    with suppress(ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+        yield from ray.get(ray.get_actor(name, NAMESPACE).lines.remote(), timeout=ANSWER_SECONDS)

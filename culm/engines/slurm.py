@@ -1,0 +1,150 @@
+"""Slurm: the coordinator is a job on a partition that stays, the stage servers are an array on one that may preempt.
+
+    culm up ──sbatch──► coordinator ──address──► the cluster's folder ◄── stage servers, one a task of the array
+                                                  (on a file system that all machines of the Slurm cluster share)
+
+Slurm requeues a task whose machine it takes or loses (``--requeue``), so it comes back as a node that holds nothing. It
+tells the task by SIGTERM, as long before the end as the partition's GraceTime says; the task hands the seconds that are
+left to its stage server as a notice (``engines.slurm_task``).
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from culm.engines.engine import Tell, Wish
+from culm.engines.local import lines_of
+from culm.engines.services import await_coordinator, make_kit, read_address
+from culm.local import clusters
+from culm.local.clusters import Record
+from culm.pipeline import private
+from culm.pipeline.errors import JobError
+
+WHERE = "--on slurm"
+DOWN = "down"  # a file of the cluster's folder: whoever finds it ends for good, and hands over nothing
+DOWN_SECONDS = 120.0  # Slurm kills what has not ended after its KillWait, 30 s unless it is set otherwise
+POLL_SECONDS = 0.5
+COORDINATOR, STAGES = "coordinator", "stages"
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "OUT_OF_MEMORY", "BOOT_FAIL"}
+
+
+class Slurm:
+    options: Mapping[str, str] = {
+        "partition": "where the stage servers run; default: the cluster's default",
+        "coordinator_partition": "where the coordinator runs, which should not preempt; default: that of the stages",
+        "sbatch": "more words for the sbatch of the stage servers, such as '--gres=gpu:1 --cpus-per-task=8'",
+        "coordinator_sbatch": "the same for the coordinator's",
+        "coordinator_host": "under which name the machines reach the coordinator's; default: its own host name",
+        "python": "the interpreter on the machines; default: the path of this one",
+    }
+
+    def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
+        if shutil.which("sbatch") is None:
+            mend = "run this on a machine from which jobs are submitted to Slurm"
+            raise JobError("there is no sbatch here", WHERE, mend)
+        make_kit(folder, wish)
+        record = Record(wish.name, wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
+        options = wish.options
+        stays = options.get("coordinator_partition", options.get("partition", ""))
+        task = [options.get("python", sys.executable), "-m", "culm.engines.slurm_task"]
+        here = str(folder.resolve())
+        for part, partition, words, more in (
+            (COORDINATOR, stays, [here, options.get("coordinator_host", "")], options.get("coordinator_sbatch", "")),
+            (STAGES, options.get("partition", ""), [here], _array(wish.nodes, options)),
+        ):
+            job = _submit(folder, wish.name, part, partition, [*task, part, *words], shlex.split(more))
+            record = replace(record, handles={**record.handles, part: job})
+            clusters.write(folder, record)
+        jobs = record.handles
+
+        def state() -> str:
+            states = _states(jobs.values())
+            if all(each.partition(" ")[0] in ENDED for each in states.get(COORDINATOR, ["ENDED"])):
+                said = [*lines_of(folder / f"slurm-{COORDINATOR}.out")] or ["it said nothing"]
+                raise JobError(f"the coordinator's job {jobs[COORDINATOR]} ended: {said[-1]}", WHERE, f"see {folder}")
+            words = ", ".join(f"{part} {_counted(each)}" for part, each in states.items())
+            return f"jobs {jobs[COORDINATOR]} and {jobs[STAGES]} are submitted: {words}"
+
+        record = replace(record, address=await_coordinator(lambda: read_address(folder), state, tell))
+        clusters.write(folder, record)
+        return record
+
+    def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
+        return {part: _counted(each) for part, each in _states(record.handles.values()).items()}
+
+    def logs(self, folder: Path, record: Record) -> Mapping[str, Callable[[], Iterator[str]]]:
+        files = [*sorted(folder.glob("*.log")), *sorted(folder.glob("slurm-*.out"))]
+        return {file.stem: partial(lines_of, file) for file in files if file.stat().st_size}
+
+    def down(self, folder: Path, record: Record) -> list[str]:
+        private.write_text(folder / DOWN, "")
+        jobs = list(record.handles.values())
+        ran = list(_states(jobs))
+        if jobs:
+            _run(["scancel", *jobs])
+        deadline = time.monotonic() + DOWN_SECONDS
+        while left := _states(jobs):
+            if time.monotonic() > deadline:
+                words = ", ".join(f"{part}: {_counted(each)}" for part, each in left.items())
+                raise JobError(f"Slurm has not ended {words}", record.name, "see squeue, and try again")
+            time.sleep(POLL_SECONDS)
+        clusters.write(folder, replace(record, handles={}))
+        return ran
+
+
+def _array(nodes: int, options: Mapping[str, str]) -> str:
+    return f"--array=0-{nodes - 1} {options.get('sbatch', '')}"
+
+
+def _submit(folder: Path, name: str, part: str, partition: str, words: list[str], more: list[str]) -> str:
+    """Submits one job, which runs these words, and returns its number."""
+    script = folder / f"{part}.sh"
+    private.write_text(script, f"#!/bin/sh\nexec {shlex.join(words)}\n")
+    output = "slurm-%a.out" if part == STAGES else f"slurm-{part}.out"
+    given = [f"--job-name=culm-{name}-{part}", f"--output={folder.resolve() / output}", "--open-mode=append"]
+    given += ["--requeue", *([f"--partition={partition}"] if partition else []), *more]
+    return _run(["sbatch", "--parsable", *given, str(script)]).strip().partition(";")[0]
+
+
+def _counted(states: list[str]) -> str:
+    """``3 RUNNING, 1 PENDING (BeginTime)``."""
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
+
+
+def _states(jobs: Iterable[str]) -> dict[str, list[str]]:
+    """By part, in Slurm's words, those of its jobs that it still knows: one word for each task of the array."""
+    numbers = ",".join(jobs)
+    if not numbers:
+        return {}
+    listed = _run(["squeue", "--noheader", "--array", "--jobs", numbers, "--format", "%j|%T|%r"], allowed="Invalid job")
+    found: dict[str, list[str]] = {}
+    for line in listed.splitlines():
+        name, state, reason = line.split("|")
+        part = COORDINATOR if name.endswith(f"-{COORDINATOR}") else STAGES
+        found.setdefault(part, []).append(state if reason == "None" else f"{state} ({reason})")
+    return found
+
+
+def _run(words: list[str], allowed: str = "") -> str:
+    """What Slurm's command prints. Raises JobError with what it says instead, unless ``allowed`` is part of it."""
+    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=DOWN_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(
+            f"{words[0]} does not work ({error})", WHERE, "see whether Slurm's controller answers"
+        ) from error
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.strip().splitlines() or [f"code {done.returncode}"]
+    if allowed and allowed in done.stderr:
+        return ""
+    raise JobError(f"{words[0]} refuses: {said[-1]}", WHERE, "mend what it says")

@@ -1,0 +1,48 @@
+"""``culm up --on ray`` on a real Ray: it drains a machine and loses another; the bits stay."""
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.example import JOB, Run, calm_weights, changed, culm
+from tests.engines.ray_cluster import RayCluster, ray_cluster
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: culm[ray]")
+NODES = 4
+DRAIN_SECONDS = 20.0
+
+
+@pytest.fixture
+def ray() -> Iterator[RayCluster]:
+    # Ray's sockets lie there, and their paths may not be long.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name, ray_cluster(Path(name), NODES) as cluster:
+        yield cluster
+
+
+def test_machines_are_drained_and_lost_and_others_come(ray: RayCluster, tmp_path: Path) -> None:
+    environment = {**ray.environment, "CULM_HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path)}
+    options = ["--with", f"address={ray.address}", "--with", "cpus=2"]
+    culm("up", JOB, *changed(), "--on", "ray", "--nodes", str(NODES), *options, environment=environment)
+    run = Run("stdlib-gpt", environment)
+    run.until("it trains", lambda: run.status()["step"] > 5)
+    first = run.names()
+    assert len(first) == NODES
+
+    ray.drain(1, DRAIN_SECONDS)
+    run.until("a node hands over", lambda: len(run.events("left")) == 1)
+    assert "s are left" in run.events("draining")[0]["text"]
+    ray.lose_machine(1)
+    ray.start_machine()
+    run.until("it comes back elsewhere", lambda: run.names() == first)
+
+    ray.lose_machine(2)
+    run.until("a node is lost", lambda: len(run.events("lost")) == 1)
+    ray.start_machine()
+    run.until("it comes back too", lambda: run.names() == first)
+
+    run.until("it is done", lambda: run.status()["phase"] == "done")
+    assert run.weights() == calm_weights(environment)
+    assert "ended" in culm("down", environment=environment)

@@ -1,0 +1,120 @@
+"""What engines have in common: options, kits of files, a stage server that is kept running, a cluster by its name."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from culm.engines.engine import ENGINES, Wish, find, options_of
+from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
+from culm.engines.slurm_task import grace_seconds
+from culm.local import clusters
+from culm.local.clusters import Record
+from culm.local.named_cluster import enter, only_one
+from culm.pipeline.errors import JobError
+
+WITHOUT_CLIENTS = [name for name in ENGINES if name != "ray"]  # Ray's own module wants Ray only when it is used
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CULM_HOME", str(tmp_path))
+    monkeypatch.setenv("CULM_TLS_DIR", "")  # so that it is put back
+    return tmp_path
+
+
+def wish() -> Wish:
+    return Wish(name="gpt", job="gpt.toml", job_folder=Path("/somewhere"), nodes=3, options={})
+
+
+def kit(folder: Path) -> Path:
+    (folder / "job.toml").write_text("[job]\n")
+    make_kit(folder, wish())
+    return folder
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_option_of_an_engine_says_what_it_means(name: str) -> None:
+    assert all(meaning for meaning in find(name).options.values())
+
+
+def test_a_misspelt_engine_or_option_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(JobError, match="did you mean slurm"):
+        find("slrum")
+    slurm = find("slurm")
+    assert options_of(["partition=spot", "sbatch=--gres=gpu:1"], slurm, "slurm") == {
+        "partition": "spot",
+        "sbatch": "--gres=gpu:1",
+    }
+    with pytest.raises(JobError, match=r"has no option 'partitoin'.*did you mean partition"):
+        options_of(["partitoin=spot"], slurm, "slurm")
+    with pytest.raises(JobError, match="write KEY=VALUE"):
+        options_of(["partition"], slurm, "slurm")
+    with pytest.raises(JobError, match=r"has no option 'partition'.*leave it out"):
+        options_of(["partition=spot"], find("local"), "local")
+
+
+def test_where_there_is_no_slurm_it_says_so(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    with pytest.raises(JobError, match=r"there is no sbatch here.*run this on a machine from which jobs are submitted"):
+        find("slurm").up(home, wish(), print)
+    assert grace_seconds() is None
+
+
+def test_a_kit_travels_with_what_its_role_needs_and_no_other_key(tmp_path: Path) -> None:
+    files = packed(kit(tmp_path), "stage")
+    assert set(files) == {"settings.json", "job.toml", *(f"certs/stage/{n}" for n in ("ca.crt", "tls.crt", "tls.key"))}
+    there = tmp_path / "there"
+    unpacked(files, there)
+    assert read_settings(there) == read_settings(tmp_path)
+    assert read_settings(there).run.startswith("gpt-")
+    key = there / "certs" / "stage" / "tls.key"
+    assert key.read_bytes() == files["certs/stage/tls.key"]
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+
+
+def test_a_stage_server_is_started_again_until_it_is_no_longer_needed(tmp_path: Path) -> None:
+    """Nobody listens at the address: each start ends with code 2, and the next one is tried."""
+    asked: list[str] = []
+    log = tmp_path / "stage.log"
+
+    def address() -> str:
+        asked.append("127.0.0.1:1")
+        return "" if len(asked) == 1 else "127.0.0.1:1"
+
+    os.environ["CULM_CONNECT_TIMEOUT"] = "0.1"
+    try:
+        server = StageServer(kit(tmp_path), "n0", log, address, is_down=lambda: len(asked) > 2)
+        running = threading.Thread(target=server.run)
+        running.start()
+        running.join(timeout=120)
+    finally:
+        del os.environ["CULM_CONNECT_TIMEOUT"]
+    assert not running.is_alive()
+    assert len(asked) >= 3
+    assert log.read_text()
+
+
+def test_a_notice_to_a_stage_server_that_does_not_run_ends_it(tmp_path: Path) -> None:
+    server = StageServer(kit(tmp_path), "n0", tmp_path / "stage.log", lambda: "")
+    assert not server.told
+    server.notice(12.0)
+    assert server.told
+    server.run()
+    assert (tmp_path / "n0.notice").read_text() == "12.0"
+
+
+def test_a_cluster_is_entered_by_its_name(home: Path) -> None:
+    record = Record("gpt", address="10.0.0.1:7070", engine="slurm", handles={"coordinator": "12"}, certificates="/c")
+    clusters.write(clusters.make_folder("gpt"), record)
+    assert clusters.read(clusters.folder_of("gpt")) == record
+    assert only_one() == "gpt"
+    assert enter("gpt") == "10.0.0.1:7070"
+    assert os.environ["CULM_TLS_DIR"] == "/c"
+    with pytest.raises(JobError, match=r"a cluster of that name is up at 10\.0\.0\.1:7070"):
+        clusters.make_folder("gpt")
+    with pytest.raises(JobError, match=r"no cluster of that name is up.*name one that is: gpt"):
+        enter("gtp")
