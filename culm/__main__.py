@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
         if command != "stage" or not os.environ.get("PYTHONSAFEPATH"):  # so a script's nodes look where it looks
             sys.path.insert(0, "")  # the current folder is importable, as the job file says
         if getattr(arguments, "cluster", ""):
-            from culm.local.named_cluster import enter
+            from culm.engines.named_cluster import enter
 
             arguments.coordinator = enter(arguments.cluster)
         code: int = arguments.command(arguments)

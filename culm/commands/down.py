@@ -3,8 +3,8 @@
 import argparse
 
 from culm.engines.engine import find
+from culm.engines.named_cluster import only_one
 from culm.local import clusters
-from culm.local.named_cluster import only_one
 from culm.terminal import flags
 
 

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from culm.engines.engine import find
+from culm.engines.named_cluster import only_one
 from culm.local import clusters
-from culm.local.named_cluster import only_one
 from culm.pipeline.errors import JobError
 from culm.pipeline.text import closest, plain
 from culm.terminal import flags, interrupts

@@ -41,6 +41,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--on", type=engines, default=LOCAL, metavar="ENGINE", help=on)
     option = "an option of the engine; --with help lists them"
     parser.add_argument("--with", dest="options", action="append", default=[], metavar="KEY=VALUE", help=option)
+    dry = "print what the cluster would be told, and start nothing"
+    parser.add_argument("--dry-run", action="store_true", help=dry)
     add_cluster_arguments(parser)
     parser.add_argument("--no-ui", action="store_true", help="do not start the dashboard")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -58,9 +60,10 @@ def up(arguments: argparse.Namespace) -> int:
     options = options_of(arguments.options, engine, arguments.on)
     job = read_job(arguments.job, arguments.set)
     nodes = node_count(job, arguments.nodes, arguments.spares)
-    try_out(job)
-    refuse_to_write_over(job, arguments.resume, arguments.new_run)
-    refuse_to_resume_nothing(arguments.resume)
+    if not arguments.dry_run:
+        try_out(job)
+        refuse_to_write_over(job, arguments.resume, arguments.new_run)
+        refuse_to_resume_nothing(arguments.resume)
     name = arguments.name or job.job.name
     folder = clusters.make_folder(name)
     private.write_text(folder / "job.toml", job_to_toml(job))
@@ -75,6 +78,9 @@ def up(arguments: argparse.Namespace) -> int:
         ui=not arguments.no_ui,
         options=options,
     )
+    if arguments.dry_run:
+        print(engine.plan(folder, wish), end="")
+        return 0
     interrupts.end_on_sigterm()
     try:
         record = engine.up(folder, wish, lambda line: print(line, file=sys.stderr, flush=True))

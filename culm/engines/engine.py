@@ -22,6 +22,7 @@ ENGINES = {
     LOCAL: "culm.engines.local:Local",
     "slurm": "culm.engines.slurm:Slurm",
     "ray": "culm.engines.ray_cluster:RayCluster",
+    "kubernetes": "culm.engines.kubernetes:Kubernetes",
 }
 
 
@@ -50,6 +51,14 @@ class Engine(Protocol):
 
     def up(self, folder: Path, wish: Wish, tell: Tell) -> Record:
         """Starts everything; returns once the coordinator listens. The record is written before anything runs."""
+        ...
+
+    def plan(self, folder: Path, wish: Wish) -> str:
+        """What ``up`` would hand to the cluster, as text. Starts nothing."""
+        ...
+
+    def reach(self, folder: Path, record: Record) -> str:
+        """The coordinator's address for this process, as long as it runs."""
         ...
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:

@@ -37,6 +37,13 @@ class Local:
         keeper = _start_keeper(folder, Record(wish.name, wish.job))
         return _await_ui(folder, _await_address(folder, keeper))
 
+    def plan(self, folder: Path, wish: Wish) -> str:
+        nodes = ", ".join(f"n{number}" for number in range(wish.nodes))
+        return f"processes of this machine: redis, coordinator, {nodes}{', ui' if wish.ui else ''}\n"
+
+    def reach(self, folder: Path, record: Record) -> str:
+        return record.address
+
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         running = record.running()
         return {name: "running" if name in running else "ended" for name in record.processes}

@@ -7,6 +7,7 @@ Ray starts an actor again whose machine or process is gone (``max_restarts=-1``)
 it comes back as a node that holds nothing. What is under ``engines.ray_actors`` runs there.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -51,8 +52,7 @@ class RayCluster:
         job = load_job(folder / "job.toml", [])
         environment = _runtime_environment(wish.options)
         common = {"namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, "runtime_env": environment}
-        names = {COORDINATOR: f"{wish.name}-{COORDINATOR}"}
-        names |= {f"n{i}": f"{wish.name}-n{i}" for i in range(wish.nodes)}
+        names = _names(wish)
         where = wish.options.get("address", "") or os.environ.get("RAY_ADDRESS", "") or "auto"
         record = replace(record, handles={**names, "address": where})
         clusters.write(folder, record)
@@ -72,6 +72,18 @@ class RayCluster:
         record = replace(record, address=await_coordinator(address, lambda: waited, tell))
         clusters.write(folder, record)
         return record
+
+    def plan(self, folder: Path, wish: Wish) -> str:
+        from culm.pipeline.job import load_job
+
+        job = load_job(folder / "job.toml", [])
+        needs = json.dumps(_needs(wish.options, job.job.threads, job.job.device))
+        environment = json.dumps(_runtime_environment(wish.options))
+        lines = [f"actor {name} {'' if part == COORDINATOR else needs}" for part, name in _names(wish).items()]
+        return "\n".join([*lines, f"runtime_env {environment}", ""])
+
+    def reach(self, folder: Path, record: Record) -> str:
+        return record.address
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         ray = _connected(record.handles.get("address", ""))
@@ -98,6 +110,11 @@ class RayCluster:
             ray.kill(actor, no_restart=True)
         clusters.write(folder, replace(record, handles={}))
         return list(actors)
+
+
+def _names(wish: Wish) -> dict[str, str]:
+    """Of the actors, by part."""
+    return {part: f"{wish.name}-{part}" for part in (COORDINATOR, *(f"n{i}" for i in range(wish.nodes)))}
 
 
 def _connected(address: str) -> Any:

@@ -52,15 +52,9 @@ class Slurm:
             raise JobError("there is no sbatch here", WHERE, mend)
         make_kit(folder, wish)
         record = Record(wish.name, wish.job, engine="slurm", certificates=str(folder / "certs" / "operator"))
-        options = wish.options
-        stays = options.get("coordinator_partition", options.get("partition", ""))
-        task = [options.get("python", sys.executable), "-m", "culm.engines.slurm_task"]
-        here = str(folder.resolve())
-        for part, partition, words, more in (
-            (COORDINATOR, stays, [here, options.get("coordinator_host", "")], options.get("coordinator_sbatch", "")),
-            (STAGES, options.get("partition", ""), [here], _array(wish.nodes, options)),
-        ):
-            job = _submit(folder, wish.name, part, partition, [*task, part, *words], shlex.split(more))
+        for part, (words, script) in _jobs(folder, wish).items():
+            private.write_text(folder / f"{part}.sh", script)
+            job = _run([*words, str(folder / f"{part}.sh")]).strip().partition(";")[0]
             record = replace(record, handles={**record.handles, part: job})
             clusters.write(folder, record)
         jobs = record.handles
@@ -76,6 +70,13 @@ class Slurm:
         record = replace(record, address=await_coordinator(lambda: read_address(folder), state, tell))
         clusters.write(folder, record)
         return record
+
+    def plan(self, folder: Path, wish: Wish) -> str:
+        jobs = _jobs(folder, wish).items()
+        return "\n".join(f"{shlex.join(words)} {part}.sh\n{script}" for part, (words, script) in jobs)
+
+    def reach(self, folder: Path, record: Record) -> str:
+        return record.address
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         return {part: _counted(each) for part, each in _states(record.handles.values()).items()}
@@ -100,18 +101,23 @@ class Slurm:
         return ran
 
 
-def _array(nodes: int, options: Mapping[str, str]) -> str:
-    return f"--array=0-{nodes - 1} {options.get('sbatch', '')}"
-
-
-def _submit(folder: Path, name: str, part: str, partition: str, words: list[str], more: list[str]) -> str:
-    """Submits one job, which runs these words, and returns its number."""
-    script = folder / f"{part}.sh"
-    private.write_text(script, f"#!/bin/sh\nexec {shlex.join(words)}\n")
-    output = "slurm-%a.out" if part == STAGES else f"slurm-{part}.out"
-    given = [f"--job-name=culm-{name}-{part}", f"--output={folder.resolve() / output}", "--open-mode=append"]
-    given += ["--requeue", *([f"--partition={partition}"] if partition else []), *more]
-    return _run(["sbatch", "--parsable", *given, str(script)]).strip().partition(";")[0]
+def _jobs(folder: Path, wish: Wish) -> dict[str, tuple[list[str], str]]:
+    """By part, how it is submitted, and the script that it runs."""
+    options, here = wish.options, str(folder.resolve())
+    stages = options.get("partition", "")
+    stays = options.get("coordinator_partition", stages)
+    array = f"--array=0-{wish.nodes - 1} {options.get('sbatch', '')}"
+    found = {}
+    for part, partition, output, more, words in (
+        (COORDINATOR, stays, "", options.get("coordinator_sbatch", ""), [options.get("coordinator_host", "")]),
+        (STAGES, stages, "-%a", array, []),
+    ):
+        submit = ["sbatch", "--parsable", f"--job-name=culm-{wish.name}-{part}"]
+        submit += [f"--output={here}/slurm-{part}{output}.out", "--open-mode=append", "--requeue"]
+        submit += [*([f"--partition={partition}"] if partition else []), *shlex.split(more)]
+        task = [options.get("python", sys.executable), "-m", "culm.engines.slurm_task", part, here, *words]
+        found[part] = submit, f"#!/bin/sh\nexec {shlex.join(task)}\n"
+    return found
 
 
 def _counted(states: list[str]) -> str:

@@ -1,11 +1,10 @@
 """A real Ray on this machine: a head, and several raylets as machines of their own."""
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -21,9 +20,9 @@ class RayCluster:
 
     def __init__(self, folder: Path) -> None:
         self.address = f"127.0.0.1:{free_port()}"
+        # Of everything that runs here, and so what it is known by.
         self.environment = {"RAY_TMPDIR": str(folder), "RAY_memory_monitor_refresh_ms": "0"}
         self.machines: list[psutil.Process] = []
-        self._started: set[psutil.Process] = set()
 
     def start_head(self) -> None:
         port = self.address.rpartition(":")[2]
@@ -39,22 +38,12 @@ class RayCluster:
         """kill -9; what the raylet ran dies with it."""
         self.machines[number].kill()
 
-    def drain(self, number: int, seconds: float) -> None:
+    def drain(self, number: int, seconds: int) -> None:
         """As Ray's autoscaler does once a cloud says that it takes the machine."""
         node = next(word for word in self.machines[number].cmdline() if word.startswith("--node_id="))
-        self.ray(
-            "drain-node",
-            "--address",
-            self.address,
-            "--node-id",
-            node.partition("=")[2],
-            "--reason",
-            "DRAIN_NODE_REASON_PREEMPTION",
-            "--reason-message",
-            "spot",
-            "--deadline-remaining-seconds",
-            f"{seconds:.0f}",
-        )
+        why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        words = ["--address", self.address, "--node-id", node.partition("=")[2], *why]
+        self.ray("drain-node", *words, "--deadline-remaining-seconds", str(seconds))
 
     def ray(self, *words: str) -> str:
         environment = {**os.environ, **self.environment}
@@ -65,39 +54,25 @@ class RayCluster:
         return done.stdout
 
     def stop(self) -> None:
-        for process in self._started:
-            for each in [*_tree(process), process]:
-                if each.is_running():
-                    each.send_signal(signal.SIGKILL)
+        for process in self._running():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def _start(self, *words: str) -> None:
-        before = _mine()
-        try:
-            self.ray(
-                "start", *words, "--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory", MEMORY
-            )
-        finally:
-            self._started |= _mine() - before
+        here = ["--disable-usage-stats", "--node-ip-address=127.0.0.1", "--object-store-memory", MEMORY]
+        self.ray("start", *words, *here)
 
     def _raylets(self) -> set[psutil.Process]:
-        return {process for process in self._started if process.is_running() and process.name() == "raylet"}
+        return {process for process in self._running() if process.name() == "raylet"}
 
-
-def _mine() -> set[psutil.Process]:
-    """Processes that ``ray start`` leaves behind are nobody's children: known by coming into being meanwhile."""
-    names = ("raylet", "gcs_server", "ray", "python", "python3")
-    found = set()
-    for process in psutil.process_iter(["name", "cmdline"]):
-        if (process.info["name"] or "") in names and any("/ray/" in word for word in process.info["cmdline"] or ()):
-            found.add(process)
-    return found
-
-
-def _tree(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+    def _running(self) -> set[psutil.Process]:
+        """What ``ray start`` leaves behind is nobody's child."""
+        found = set()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("RAY_TMPDIR") == self.environment["RAY_TMPDIR"]:
+                    found.add(process)
+        return found - {psutil.Process()}
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tests.engines.ray_cluster import RayCluster, ray_cluster
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed: culm[ray]")
 NODES = 4
-DRAIN_SECONDS = 20.0
+DRAIN_SECONDS = 20
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from culm.engines.engine import ENGINES, Wish, find, options_of
+from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
 from culm.engines.slurm_task import grace_seconds
 from culm.local import clusters
 from culm.local.clusters import Record
-from culm.local.named_cluster import enter, only_one
 from culm.pipeline.errors import JobError
 
 WITHOUT_CLIENTS = [name for name in ENGINES if name != "ray"]  # Ray's own module wants Ray only when it is used

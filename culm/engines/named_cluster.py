@@ -2,6 +2,7 @@
 
 import os
 
+from culm.engines.engine import find
 from culm.local import clusters
 from culm.pipeline.errors import JobError
 from culm.pipeline.rpc.tls import VARIABLE
@@ -23,4 +24,4 @@ def enter(name: str) -> str:
         raise JobError("no cluster of that name is up", f"--cluster {name}", f"name one that is: {up}")
     if record.certificates:
         os.environ[VARIABLE] = record.certificates
-    return record.address
+    return find(record.engine).reach(clusters.folder_of(name), record)
