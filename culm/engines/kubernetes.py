@@ -26,6 +26,7 @@ from typing import Any
 
 import culm
 from culm.engines.engine import Tell, Wish
+from culm.engines.local import lines_of
 from culm.engines.services import DAYS, make_kit, read_settings
 from culm.local import clusters
 from culm.local.authority import issue
@@ -39,6 +40,7 @@ ROLES = ("coordinator", "stage", "operator", "redis")
 ASK_SECONDS = 60.0
 FORWARD_SECONDS = 20.0
 POLL_SECONDS = 1.0
+FORWARD_POLL_SECONDS = 0.05
 FORWARDED = re.compile(r"Forwarding from (127\.0\.0\.1:\d+)")
 
 
@@ -74,17 +76,21 @@ class Kubernetes:
 
     def reach(self, folder: Path, record: Record) -> str:
         words = [*_words(record), "port-forward", "service/culm-coordinator", ":7070"]
-        forward = subprocess.Popen(tied(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert forward.stdout is not None
-        deadline, said = time.monotonic() + FORWARD_SECONDS, ""
-        for line in forward.stdout:
-            said = line.strip()
-            if found := FORWARDED.search(line):
+        log = folder / "port-forward.log"
+        # Into a file: a pipe would end where ``culm ui`` becomes another program, and kubectl with it.
+        with open(log, "wb", opener=private.opener) as output:
+            forward = subprocess.Popen(tied(words), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        deadline = time.monotonic() + FORWARD_SECONDS
+        while time.monotonic() < deadline:
+            ended = forward.poll() is not None
+            if found := FORWARDED.search(log.read_text(errors="replace")):
                 return found[1]
-            if time.monotonic() > deadline:
+            if ended:
                 break
+            time.sleep(FORWARD_POLL_SECONDS)
         forward.kill()
-        raise JobError(f"kubectl forwards no port: {said}", WHERE, "see culm logs, and kubectl get pods")
+        said = [*lines_of(log)] or ["it said nothing"]
+        raise JobError(f"kubectl forwards no port: {said[-1]}", WHERE, "see culm logs, and kubectl get pods")
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         return {pod["metadata"]["name"]: _state(pod) for pod in _pods(record)}
