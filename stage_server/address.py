@@ -2,6 +2,8 @@
 
 import socket
 
+from culm.pipeline.rpc.located import located
+
 WILDCARDS = {"", "0.0.0.0", "[::]", "::"}  # listening on all interfaces is no address to be reached at
 
 
@@ -16,7 +18,7 @@ def advertised(listen_host: str, port: int, advertise: str, coordinator: str) ->
         return advertise if colon and said.isdigit() else f"{advertise}:{port}"
     if listen_host not in WILDCARDS:
         return f"{listen_host}:{port}"
-    own = _towards(coordinator) or _of_the_host()
+    own = _towards(located(coordinator)) or _of_the_host()
     if not own:
         raise OSError("cannot tell where others reach this node; say it with --advertise HOST")
     return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"

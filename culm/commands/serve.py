@@ -108,7 +108,7 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         description="Serves one node: it joins the coordinator and runs the stages that it is given.",
         epilog="example: culm stage --coordinator 127.0.0.1:7070 --name n0",
     )
-    flags.add_coordinator(stage, named=False)
+    flags.add_own_coordinator(stage)
     stage.add_argument(
         "--listen",
         type=listen,

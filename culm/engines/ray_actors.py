@@ -84,7 +84,6 @@ class Stage:
         with suppress(ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
             actor = ray.get_actor(self._coordinator, NAMESPACE)
             return str(ray.get(actor.address.remote(), timeout=ASK_SECONDS))
-        time.sleep(POLL_SECONDS)
         return ""
 
     def _run(self) -> None:

@@ -83,6 +83,11 @@ class RayCluster:
         return "\n".join([*lines, f"runtime_env {environment}", ""])
 
     def reach(self, folder: Path, record: Record) -> str:
+        """Its actor knows: Ray may have started it again elsewhere."""
+        ray = _connected(record.handles.get("address", ""))
+        with suppress(ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            actor = ray.get_actor(record.handles[COORDINATOR], NAMESPACE)
+            return str(ray.get(actor.address.remote(), timeout=ANSWER_SECONDS)) or record.address
         return record.address
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:

@@ -28,6 +28,7 @@ from culm.local.cluster import LocalCluster
 from culm.local.processes import Child
 from culm.pipeline import private
 from culm.pipeline.job import load_job
+from culm.pipeline.rpc.located import located
 from culm.pipeline.text import LONGEST_NAME
 
 ROLES = ("coordinator", "stage", "operator")
@@ -35,6 +36,7 @@ DAYS = 90.0
 DRAIN_SECONDS = 25.0  # where nobody knows how long a machine stays after SIGTERM
 POLL_SECONDS = 0.2
 ATTEMPTS = 5
+ASK_AGAIN_SECONDS = 5.0  # where the coordinator is
 FIRST_PAUSE, MOST_PAUSE = 1.0, 30.0  # seconds between a service's end and its next start, doubled up to the most
 RAN_WELL_SECONDS = 60.0  # after which the next pause is the first one again
 
@@ -83,10 +85,7 @@ def read_settings(folder: Path) -> Settings:
 
 def read_address(folder: Path) -> str:
     """Where the coordinator listens; empty while it does not."""
-    try:
-        return (folder / "address").read_text().strip()
-    except OSError:
-        return ""
+    return located(f"file:{folder / 'address'}")
 
 
 def keep_coordinator(folder: Path, host: str = "", stop: threading.Event | None = None) -> None:
@@ -132,7 +131,7 @@ class StageServer:
         is_down: Callable[[], bool] = lambda: False,
         drain_seconds: float = DRAIN_SECONDS,
     ) -> None:
-        """``address``: of the coordinator, asked for before each start; empty while nobody knows.
+        """``address``: of the coordinator, asked for again and again; empty while nobody knows.
 
         ``is_down``: whether the cluster was taken down, and this server is to end without handing over.
         ``drain_seconds``: how long the machine stays after SIGTERM.
@@ -144,6 +143,8 @@ class StageServer:
         self._drain_seconds = drain_seconds
         self._notice = private.make_folder(folder) / f"{name}.notice"
         self._notice.unlink(missing_ok=True)
+        self._known = folder / f"{name}.coordinator"  # where the coordinator was last, for the stage server
+        self._asked = 0.0
         self._environment = _environment(folder, read_settings(folder))
         self._stop = threading.Event()
         self._child: Child | None = None
@@ -169,11 +170,12 @@ class StageServer:
         """On the thread that calls it, which the process is tied to."""
         pause = FIRST_PAUSE
         while not self._stop.is_set():
-            if not (address := self._address()):
+            if not self._is_located():
                 self._stop.wait(POLL_SECONDS)
                 continue
-            child = self._child = Child.start(self._words(address), self._log, self._environment)
+            child = self._child = Child.start(self._words(), self._log, self._environment)
             while not child.wait(POLL_SECONDS):
+                self._is_located()
                 if self._is_down():
                     self.stop()
             if child.returncode == 0 or self.told:
@@ -182,8 +184,17 @@ class StageServer:
             print(f"{self._name} ended with code {child.returncode}: {child.last_line()}", file=sys.stderr, flush=True)
             self._stop.wait(pause)
 
-    def _words(self, address: str) -> list[str]:
-        words = [sys.executable, "-m", "culm", "stage", "--coordinator", address, "--name", self._name]
+    def _is_located(self) -> bool:
+        """Whether the coordinator's address is known. Puts a new one where the stage server looks for it."""
+        if time.monotonic() - self._asked > ASK_AGAIN_SECONDS or not self._known.exists():
+            self._asked = time.monotonic()
+            address = self._address()
+            if address and address != located(f"file:{self._known}"):
+                private.write_text(self._known, address)
+        return self._known.exists()
+
+    def _words(self) -> list[str]:
+        words = [sys.executable, "-m", "culm", "stage", "--coordinator", f"file:{self._known}", "--name", self._name]
         words += ["--listen", "0.0.0.0:0", "--notices", f"auto,file:{self._notice}"]
         return [*words, "--drain-seconds", f"{self._drain_seconds:g}"]
 

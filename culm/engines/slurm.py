@@ -76,7 +76,8 @@ class Slurm:
         return "\n".join(f"{shlex.join(words)} {part}.sh\n{script}" for part, (words, script) in jobs)
 
     def reach(self, folder: Path, record: Record) -> str:
-        return record.address
+        """Its job writes it down: Slurm may have started it again elsewhere."""
+        return read_address(folder) or record.address
 
     def parts(self, folder: Path, record: Record) -> Mapping[str, str]:
         return {part: _counted(each) for part, each in _states(record.handles.values()).items()}

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
 from culm.pipeline.identity_parts import PARTS, parse_allowed
+from culm.pipeline.rpc.located import FILE
 from culm.pipeline.text import LONGEST_NAME, check_name, closest, plain, refuse_secrets, shortened, shown_url
 
 MOST_NODES = 256  # processes of a local cluster
@@ -132,13 +133,27 @@ def default_coordinator() -> str:
     return from_environment("CULM_COORDINATOR", default_ports.COORDINATOR)
 
 
-def add_coordinator(parser: argparse.ArgumentParser, named: bool = True) -> None:
-    """The coordinator that the command asks. ``named``: a cluster's name may say which (``local.named_cluster``)."""
+def add_coordinator(parser: argparse.ArgumentParser) -> None:
+    """The coordinator that the command asks: by its address, or by the name of its cluster (``engines``)."""
     what = f"the run's coordinator; default: CULM_COORDINATOR, else {default_ports.COORDINATOR}"
     parser.add_argument("--coordinator", type=address, default=default_coordinator(), metavar="HOST:PORT", help=what)
-    if named:
-        cluster = "that of a cluster which culm up started, with its certificate"
-        parser.add_argument("--cluster", type=optional(name), default="", metavar="NAME", help=cluster)
+    cluster = "that of a cluster which culm up started, with its certificate"
+    parser.add_argument("--cluster", type=optional(name), default="", metavar="NAME", help=cluster)
+
+
+def add_own_coordinator(parser: argparse.ArgumentParser) -> None:
+    """The coordinator that a node attends."""
+    what = (
+        f"the run's coordinator, or file:PATH with its address, where it may move; default: CULM_COORDINATOR, "
+        f"else {default_ports.COORDINATOR}"
+    )
+    default = default_coordinator()
+    parser.add_argument("--coordinator", type=address_or_file, default=default, metavar="HOST:PORT", help=what)
+
+
+def address_or_file(text: str) -> str:
+    """HOST:PORT, or file:PATH of a file that has it, or will."""
+    return str(text) if text.startswith(FILE) and len(text) > len(FILE) else address(text)
 
 
 def optional(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -47,6 +47,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.patience import Patience
 from culm.pipeline.plan_codec import OtherPlan, whole
 from culm.pipeline.rpc.channel import details
+from culm.pipeline.rpc.located import located
 from culm.pipeline.rpc.seldom import Seldom
 from culm.pipeline.rpc.tls import open_channel, why_silent
 from culm.protos import coordinator_pb2 as pb
@@ -142,7 +143,7 @@ class Orders:
         # with a Join of the same incarnation, which takes the old stream's place at the coordinator.
         said = iter([pb.AttendRequest(join=self._listener.join()), request])
         unheard = contextlib.suppress(grpc.RpcError, JobError)
-        with unheard, open_channel(self._coordinator, "coordinator", self._patience) as channel:
+        with unheard, open_channel(located(self._coordinator), "coordinator", self._patience) as channel:
             for _ in CoordinatorStub(channel).Attend(said, timeout=LAST_WORDS):
                 pass
 
@@ -190,8 +191,12 @@ class Orders:
 
     def _attempt(self) -> str:
         """Attends until the stream ends. Gives why no later attempt will do better, or nothing."""
+        wait = min(1.0, self._connect_timeout)
+        if not (address := located(self._coordinator)):
+            self._closed.wait(wait)
+            return self._unreached(wait)
         try:
-            opened = open_channel(self._coordinator, "coordinator", self._patience)
+            opened = open_channel(address, "coordinator", self._patience)
         except JobError as error:
             if self._left_at is None:
                 return str(error)
@@ -199,7 +204,6 @@ class Orders:
             self._warn_once(f"cannot connect to the coordinator at {self._coordinator}, trying again: {error}")
             return ""
         with opened as channel:
-            wait = min(1.0, self._connect_timeout)
             try:
                 grpc.channel_ready_future(channel).result(timeout=wait)
                 self._left_at = self._left_at or time.monotonic()
@@ -243,7 +247,8 @@ class Orders:
 
     def _silent(self) -> str:
         waited = f"no coordinator at {self._coordinator} within {self._connect_timeout:g} s"
-        why = why_silent(self._coordinator, "coordinator")
+        address = located(self._coordinator)
+        why = why_silent(address, "coordinator") if address else "the file says no address"
         return f"{waited}: {why or 'it answers by now: start this node again'}"
 
     def _stream(self, stub: CoordinatorStub) -> None:

@@ -55,6 +55,12 @@ def test_machines_are_taken_and_lost_and_come_back(slurm: SlurmCluster, tmp_path
     slurm.start_machine("node4")
     run.until("it comes back too", lambda: run.names() == first)
 
+    # The coordinator's machine: its job is queued again, on the same Redis, and the nodes wait for it.
+    term = run.status()["term"]
+    slurm.lose_machine("node1")
+    slurm.start_machine("node1")
+    run.until("the next coordinator leads", lambda: run.status()["term"] > term)
+
     run.until("it is done", lambda: run.status()["phase"] == "done")
     assert run.weights() == calm_weights(environment)
     assert "ended" in culm("down", environment=environment)
