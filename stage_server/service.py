@@ -23,14 +23,12 @@
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 
 import grpc
 import torch
@@ -48,7 +46,7 @@ from culm.pipeline.rpc.roles import RoleInterceptor
 from culm.pipeline.rpc.rpc_metrics import Interceptor, RpcMetrics
 from culm.pipeline.rpc.tls import add_port
 from culm.pipeline.tensors.values import Value
-from culm.pipeline.text import as_name, told
+from culm.pipeline.text import told
 from culm.pipeline.user_code.exits import caught
 from culm.pipeline.user_code.model import ModelSource
 from culm.pipeline.version import PROTOCOL_VERSION
@@ -65,6 +63,7 @@ from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
 from culm.stage_server.notices import Notice, NoticeWatcher, make_sources
 from culm.stage_server.one_machine.local_streams import LocalServer, listen
+from culm.stage_server.own_name import own_name
 from culm.stage_server.signals import on_signals
 from culm.stage_server.stage_settings import StageSettings
 from culm.stage_server.streams.guard import run_of
@@ -85,18 +84,12 @@ POLL_SECONDS = 0.1  # between two looks at whether the node was let go
 GRACE = 1.0  # seconds for streams to end when the server stops
 
 
-def _alone_in_container() -> bool:
-    """Whether the host's name is this process's own: it is PID 1, or the one child of the engine's init."""
-    return os.getpid() == 1 or (os.getppid() == 1 and Path("/.dockerenv").exists())
-
-
 class StageServer:
     """One incarnation of a node, from joining to leaving. ``run`` gives the process's exit code."""
 
     def __init__(self, settings: StageSettings) -> None:
         self._settings = settings
-        host, pid = socket.gethostname(), os.getpid()
-        self._name = settings.name or (as_name(host) if _alone_in_container() else f"{as_name(host)[:50]}-{pid}")
+        self._name = settings.name or own_name()
         self._incarnation = time.time_ns() // 1000  # microseconds: higher than that of any process of this name before
         self._exposition = Exposition(settings.metrics) if settings.metrics else None
         interceptors: list[grpc.ServerInterceptor] = [RoleInterceptor(settings.run), AdmissionInterceptor()]
