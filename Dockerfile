@@ -19,7 +19,11 @@ ARG STORAGE=
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/coordinator.txt ${STORAGE}
 
 FROM packages AS ui-venv
-RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt
+# Without what no page needs: tests of libraries, installers, and Arrow's ways to servers and object stores.
+RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt \
+    && cd /venv/lib/python3*/site-packages \
+    && find . -type d -name tests -prune -exec rm -rf {} + \
+    && rm -rf pip setuptools pkg_resources pyarrow/include pyarrow/*flight* pyarrow/*substrait* pyarrow/*s3*
 
 FROM packages AS stage-venv
 ARG STORAGE=
@@ -38,6 +42,7 @@ COPY simulator/ simulator/
 COPY culm/ culm/
 COPY ui/ ui/
 COPY examples/ examples/
+COPY deploy/kubernetes/ deploy/kubernetes/
 RUN /venv/bin/pip install --no-deps --target /culm .
 
 FROM ${PYTHON_IMAGE} AS base

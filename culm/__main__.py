@@ -18,6 +18,7 @@ MODULES = {
     "demo": "demo",
     "up": "up",
     "down": "down",
+    "clusters": "clusters",
     "logs": "logs",
     "status": "status",
     "events": "events",

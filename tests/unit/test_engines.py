@@ -1,5 +1,6 @@
 """What engines have in common: options, kits of files, a stage server that is kept running, a cluster by its name."""
 
+import json
 import os
 import stat
 import threading
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from culm.__main__ import main
 from culm.engines.engine import ENGINES, Wish, find, options_of
 from culm.engines.named_cluster import enter, only_one
 from culm.engines.services import StageServer, make_kit, packed, read_settings, unpacked
@@ -100,14 +102,17 @@ def test_a_stage_server_is_started_again_until_it_is_no_longer_needed(tmp_path: 
 
 def test_a_notice_to_a_stage_server_that_does_not_run_ends_it(tmp_path: Path) -> None:
     server = StageServer(kit(tmp_path), "n0", tmp_path / "stage.log", lambda: "")
-    assert not server.told
+    before = server.told
     server.notice(12.0)
-    assert server.told
+    assert (before, server.told) == (False, True)
     server.run()
     assert (tmp_path / "n0.notice").read_text() == "12.0"
 
 
-def test_a_cluster_is_entered_by_its_name(home: Path) -> None:
+def test_a_cluster_is_listed_and_entered_by_its_name(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(home))
     record = Record("gpt", address="10.0.0.1:7070", engine="slurm", handles={"coordinator": "12"}, certificates="/c")
     clusters.write(clusters.make_folder("gpt"), record)
     assert clusters.read(clusters.folder_of("gpt")) == record
@@ -116,5 +121,9 @@ def test_a_cluster_is_entered_by_its_name(home: Path) -> None:
     assert os.environ["CULM_TLS_DIR"] == "/c"
     with pytest.raises(JobError, match=r"a cluster of that name is up at 10\.0\.0\.1:7070"):
         clusters.make_folder("gpt")
+    assert main(["clusters", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["gpt"]
+    assert told["engine"] == "slurm"
+    assert "squeue" in told["parts"]["slurm"]  # which is not here
     with pytest.raises(JobError, match=r"no cluster of that name is up.*name one that is: gpt"):
         enter("gtp")
