@@ -23,7 +23,7 @@ FROM packages AS ui-venv
 RUN /venv/bin/pip install -c constraints.txt -r deploy/docker/ui.txt \
     && cd /venv/lib/python3*/site-packages \
     && find . -type d -name tests -prune -exec rm -rf {} + \
-    && rm -rf pip setuptools pkg_resources pyarrow/include pyarrow/*flight* pyarrow/*substrait* pyarrow/*s3*
+    && rm -rf pip setuptools pkg_resources pyarrow/include pyarrow/*flight* pyarrow/*s3* pydeck/nbextension/static
 
 FROM packages AS stage-venv
 ARG STORAGE=
