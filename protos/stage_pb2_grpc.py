@@ -45,6 +45,11 @@ class StageStub(object):
                 request_serializer=culm_dot_protos_dot_stage__pb2.FetchRequest.SerializeToString,
                 response_deserializer=culm_dot_protos_dot_stage__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.GetTimetable = channel.unary_stream(
+                '/culm.v1.Stage/GetTimetable',
+                request_serializer=culm_dot_protos_dot_stage__pb2.GetTimetableRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_stage__pb2.GetTimetableResponse.FromString,
+                _registered_method=True)
 
 
 class StageServicer(object):
@@ -65,6 +70,13 @@ class StageServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimetable(self, request, context):
+        """What the node did in one step that is over there, and when: for people who look at the run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StageServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_StageServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=culm_dot_protos_dot_stage__pb2.FetchRequest.FromString,
                     response_serializer=culm_dot_protos_dot_stage__pb2.FetchResponse.SerializeToString,
+            ),
+            'GetTimetable': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTimetable,
+                    request_deserializer=culm_dot_protos_dot_stage__pb2.GetTimetableRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_stage__pb2.GetTimetableResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Stage(object):
             '/culm.v1.Stage/Fetch',
             culm_dot_protos_dot_stage__pb2.FetchRequest.SerializeToString,
             culm_dot_protos_dot_stage__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimetable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/culm.v1.Stage/GetTimetable',
+            culm_dot_protos_dot_stage__pb2.GetTimetableRequest.SerializeToString,
+            culm_dot_protos_dot_stage__pb2.GetTimetableResponse.FromString,
             options,
             channel_credentials,
             insecure,

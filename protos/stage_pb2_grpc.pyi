@@ -37,6 +37,8 @@ class StageStub:
     """One long-lived stream per ordered pair of nodes; the producer dials. Tensors go up, acknowledgements come down."""
     Fetch: _grpc.UnaryStreamMultiCallable[_stage_pb2.FetchRequest, _stage_pb2.FetchResponse]
     """Streams the state of the asked layers, each at the version this holder has."""
+    GetTimetable: _grpc.UnaryStreamMultiCallable[_stage_pb2.GetTimetableRequest, _stage_pb2.GetTimetableResponse]
+    """What the node did in one step that is over there, and when: for people who look at the run."""
 
 @_typing.type_check_only
 class StageAsyncStub(StageStub):
@@ -47,6 +49,8 @@ class StageAsyncStub(StageStub):
     """One long-lived stream per ordered pair of nodes; the producer dials. Tensors go up, acknowledgements come down."""
     Fetch: _aio.UnaryStreamMultiCallable[_stage_pb2.FetchRequest, _stage_pb2.FetchResponse]  # type: ignore[assignment]
     """Streams the state of the asked layers, each at the version this holder has."""
+    GetTimetable: _aio.UnaryStreamMultiCallable[_stage_pb2.GetTimetableRequest, _stage_pb2.GetTimetableResponse]  # type: ignore[assignment]
+    """What the node did in one step that is over there, and when: for people who look at the run."""
 
 class StageServicer(metaclass=_abc_1.ABCMeta):
     """The data plane of a node: tensors between stages, state to nodes being seeded."""
@@ -66,5 +70,13 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_stage_pb2.FetchResponse], _abc.AsyncIterator[_stage_pb2.FetchResponse]]:
         """Streams the state of the asked layers, each at the version this holder has."""
+
+    @_abc_1.abstractmethod
+    def GetTimetable(
+        self,
+        request: _stage_pb2.GetTimetableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.GetTimetableResponse], _abc.AsyncIterator[_stage_pb2.GetTimetableResponse]]:
+        """What the node did in one step that is over there, and when: for people who look at the run."""
 
 def add_StageServicer_to_server(servicer: StageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,164 @@
+"""What the compute thread did and waited for in its last steps, and when: the node's part of a timetable."""
+
+# The compute thread notes each piece of work when it ends, and each wait when it is over: a tuple into a ring. Nothing
+# is formatted, and no clock is read that ``Activity`` does not read anyhow. Who asks takes a copy under the node's lock
+# and makes sense of it without.
+#
+# A ring keeps the newest entries. So the oldest step in a full one may lack its beginning, and is not told. After a
+# rollback steps are there twice: what is told of a step is what ran last.
+#
+# Nothing that is kept holds a tensor: of a piece of work its name is kept, as ``what_of`` gives it.
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from culm.pipeline.instruction import Duty, Instruction
+from culm.pipeline.keys import Key
+from culm.pipeline.timetable import Arrival, Doing, Lane, TimedSpan
+from culm.stage_server.worker.work import Apply, Arrange, Install, Load, Reduce, Resume, Run, Sum, V, Work
+
+# Spans, and arrivals: some megabytes. A calm step of eight microbatches has about fifty of a node, so that is some
+# hundreds of steps.
+MOST = 20_000
+
+
+class Other(NamedTuple):
+    """What is no instruction of the node's own duties."""
+
+    doing: Doing
+    stage: int = 0
+    index: int = 0
+    instruction: Instruction | None = None
+
+
+What = Instruction | Load | Key | Other
+Entry = tuple[int, What, float, float]  # the step that ran, and from when to when; seconds of the node's clock
+
+COMMIT, IDLE, APPLY = Other(Doing.COMMIT), Other(Doing.IDLE), Other(Doing.APPLY)
+ARRANGE, SAVE, RESUME = Other(Doing.ARRANGE), Other(Doing.SAVE), Other(Doing.RESUME)
+_DOING = {"F": Doing.FORWARD, "E": Doing.FORWARD, "B": Doing.BACKWARD, "W": Doing.WEIGHTS}
+
+
+def what_of(work: Work[V] | Load) -> What:
+    """The work's name, without its tensors."""
+    if isinstance(work, Run):
+        return work.instruction if work.tenure >= 0 else Other(Doing.REDUNDANT, instruction=work.instruction)
+    if isinstance(work, Load):
+        return work
+    if isinstance(work, Apply):
+        return APPLY
+    if isinstance(work, Reduce):
+        return Other(Doing.REDUCE, work.stage)
+    if isinstance(work, Sum):
+        return Other(Doing.SUM, work.stage, work.bucket)
+    if isinstance(work, Install):
+        return Other(Doing.INSTALL, index=work.layer)
+    return ARRANGE if isinstance(work, Arrange) else RESUME if isinstance(work, Resume) else SAVE
+
+
+class Kept(NamedTuple):
+    """A copy of all that is kept, which does not change any more."""
+
+    spans: Sequence[Entry]
+    arrivals: Sequence[tuple[Key, float]]
+    ready: Sequence[tuple[int, int, float]]
+    commits: Sequence[tuple[int, float]]
+    is_full: bool  # what was before the first span is gone
+    running: int  # the step that runs
+    offset: float  # from the node's clock to unix seconds
+
+
+class Spans:
+    """Times are seconds of one clock. One lock guards it, its node's."""
+
+    def __init__(self, most: int = MOST) -> None:
+        self._spans: deque[Entry] = deque(maxlen=most)
+        self._arrivals: deque[tuple[Key, float]] = deque(maxlen=most)
+        self._ready: deque[tuple[int, int, float]] = deque(maxlen=most)  # a step, a stage, and when it was reported
+        self._commits: deque[tuple[int, float]] = deque(maxlen=most)
+        self._wait: tuple[int, What, float] | None = None  # a wait that goes on
+
+    def did(self, step: int, what: What, began: float, now: float) -> None:
+        """A piece of work is over."""
+        self._spans.append((step, what, began, now))
+
+    def waits(self, step: int, what: What, now: float) -> None:
+        """There is nothing to do until this is there."""
+        if self._wait is not None:
+            if self._wait[1] == what:
+                return
+            self.goes_on(now)
+        self._wait = step, what, now
+
+    def goes_on(self, now: float) -> None:
+        """A piece of work begins."""
+        if self._wait is not None:
+            (step, what, since), self._wait = self._wait, None
+            self._spans.append((step, what, since, now))
+
+    def arrived(self, key: Key, now: float) -> None:
+        """A whole tensor is here."""
+        self._arrivals.append((key, now))
+
+    def told_ready(self, step: int, stage: int, now: float) -> None:
+        """The coordinator was told that the stage's whole gradient is here."""
+        self._ready.append((step, stage, now))
+
+    def heard_commit(self, step: int, now: float) -> None:
+        self._commits.append((step, now))
+
+    def copy(self, running: int, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> Kept:
+        """``running``: the step that runs. Called with the node's lock held; it takes some ten microseconds."""
+        full = len(self._spans) == self._spans.maxlen
+        lists = list(self._spans), list(self._arrivals), list(self._ready), list(self._commits)
+        return Kept(*lists, full, running, wall() - clock())
+
+
+def steps_kept(kept: Kept) -> range:
+    """The steps that are whole."""
+    oldest = end = kept.running
+    for step, *_ in reversed(kept.spans):
+        # From here back it is of before a rollback, or of before commits that this node has missed.
+        if step > oldest or step < oldest - 1:
+            return range(min(oldest, end), end)
+        oldest = step
+    return range(min(oldest + 1 if kept.is_full else oldest, end), end)
+
+
+def lane_of(kept: Kept, node: str, step: int) -> Lane:
+    """The node's part of the step, by unix time. The step is one of ``steps_kept``."""
+    entries: list[Entry] = []
+    for entry in reversed(kept.spans):
+        if entry[0] < step:
+            break
+        if entry[0] == step:
+            entries.append(entry)
+    entries.reverse()
+    offset = kept.offset
+    begin = entries[0][2] if entries else 0.0
+    # A tensor may come before the step has begun here, and may be there from before a rollback: then the later counts.
+    came = {key: at for key, at in kept.arrivals if key.step == step}
+    newest = max((key.era for key in came), default=0)
+    arrivals = sorted((at, key) for key, at in came.items() if key.era == newest)
+    heard = [at for of, at in kept.commits if of == step and at >= begin]
+    return Lane(
+        node=node,
+        spans=tuple(_timed(what, since + offset, until + offset) for _, what, since, until in entries),
+        arrivals=tuple(Arrival(key, at + offset) for at, key in arrivals),
+        ready=tuple((stage, at + offset) for of, stage, at in kept.ready if of == step and at >= begin),
+        committed=heard[-1] + offset if heard else None,
+    )
+
+
+def _timed(what: What, begin: float, end: float) -> TimedSpan:
+    if isinstance(what, Instruction):
+        return TimedSpan(doing=_DOING[what.op], begin=begin, end=end, instruction=what)
+    if isinstance(what, Load):
+        forward = Instruction(Duty(what.pipeline, 0), "E" if what.evaluated else "F", what.microbatch)
+        return TimedSpan(doing=Doing.LOAD, begin=begin, end=end, instruction=forward)
+    if isinstance(what, Key):
+        return TimedSpan(doing=Doing.BUBBLE, begin=begin, end=end, awaited=what)
+    doing, stage, index, instruction = what
+    return TimedSpan(doing=doing, begin=begin, end=end, stage=stage, index=index, instruction=instruction)
