@@ -1,4 +1,4 @@
-"""What a step waited for, from its end back to its begin: the chain of work and ways that took all of its time. Pure."""
+"""What a step waited for, from its end back to its begin: the chain of work and ways that took its time. Pure."""
 
 # Each piece of work began when the last thing that it needed was there: the piece of work before it on its node, or a
 # result of another node. Going back along the later of the two leads from the last Apply to the first forward. The legs
@@ -89,8 +89,8 @@ class _Index:
 def _gives_gradient(span: TimedSpan, stage: int) -> bool:
     if span.doing in (Doing.REDUCE, Doing.SUM):
         return span.stage == stage
-    runs_backwards = span.doing in (Doing.BACKWARD, Doing.WEIGHTS) and span.instruction is not None
-    return runs_backwards and span.instruction.stage == stage
+    runs_backwards = span.doing in (Doing.BACKWARD, Doing.WEIGHTS)
+    return span.instruction is not None and runs_backwards and span.instruction.stage == stage
 
 
 def critical_path(timetable: Timetable) -> tuple[Leg, ...]:

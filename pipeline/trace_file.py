@@ -56,7 +56,8 @@ def _name(what: str, pid: int, tid: int, name: str) -> Event:
 def _whole(name: str, use: str, begin: float, end: float, zero: float, pid: int, tid: int, args: Event) -> Event:
     """An event with a begin and an end; a thread's do not overlap."""
     dur = max(0.0, (end - begin) * 1e6)
-    return {"ph": "X", "name": name, "cat": use, "ts": _us(begin - zero), "dur": dur, "pid": pid, "tid": tid, "args": args}
+    where: Event = {"pid": pid, "tid": tid}
+    return {"ph": "X", "name": name, "cat": use, "ts": _us(begin - zero), "dur": dur, **where, "args": args}
 
 
 def _us(seconds: float) -> float:
@@ -73,8 +74,8 @@ def _lane(timetable: Timetable, lane: Lane, pid: int, zero: float) -> Iterator[E
     moments = [(f"ready: stage {stage}", at) for stage, at in lane.ready]
     moments += [("commit", lane.committed)] if lane.committed is not None else []
     for name, at in moments:
-        where = {"pid": pid, "tid": COMPUTE, "s": "t"}
-        yield {"ph": "i", "name": name, "cat": "commit", "ts": _us(at - zero), **where, "args": {"step": timetable.step}}
+        where: Event = {"pid": pid, "tid": COMPUTE, "s": "t", "args": {"step": timetable.step}}
+        yield {"ph": "i", "name": name, "cat": "commit", "ts": _us(at - zero), **where}
 
 
 def _made(timetable: Timetable) -> dict[str, float]:
