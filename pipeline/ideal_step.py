@@ -1,8 +1,8 @@
 """The ideal of a measured step: the same work, every result at its taker at once, and the commit takes no time."""
 
 # Every node does what ``choice`` says, as a real one does. Each forward or backward takes the mean of what it took on
-# that node in that step. Tensors take no time to travel, and nothing else is done. So what a step took beyond its
-# ideal went into sending, waiting for a processor, adding up gradients, the commit, and unevenness between microbatches.
+# that node in that step. Tensors take no time to travel, and nothing else is done. So what a step took beyond its ideal
+# went into sending, waiting for a processor, adding up gradients, the commit, and unevenness between microbatches.
 #
 # That is the best that this order of work allows, and no bound for other orders. The bound for any order is what the
 # busiest node has to do.

@@ -15,7 +15,7 @@ from culm.pipeline.timetable import Timetable
 from culm.pipeline.timetable_codec import Told, Untrue, from_proto
 from culm.protos import coordinator_pb2 as pb
 from culm.protos import stage_pb2
-from culm.protos.stage_pb2_grpc import StageStub
+from culm.protos.stage_pb2_grpc import TimetablesStub
 
 ANSWER_SECONDS = 5.0  # for a node's answer
 AT_ONCE = 16  # nodes that are asked at the same time
@@ -63,7 +63,7 @@ class Nodes:
 
     def _ask(self, name: str, step: int | None) -> Told | str:
         try:
-            pieces = StageStub(self._channels[name]).GetTimetable(
+            pieces = TimetablesStub(self._channels[name]).GetTimetable(
                 stage_pb2.GetTimetableRequest(step=step), timeout=ANSWER_SECONDS
             )
             return from_proto(name, iter(pieces))

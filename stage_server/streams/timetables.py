@@ -1,7 +1,6 @@
 """Tells whoever looks at the run what this node did in one of its last steps."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 
@@ -10,14 +9,14 @@ from culm.pipeline.schedule import Schedule
 from culm.pipeline.timetable import Lane
 from culm.pipeline.timetable_codec import Told, to_proto
 from culm.protos import stage_pb2
+from culm.protos.stage_pb2_grpc import TimetablesServicer, add_TimetablesServicer_to_server
 from culm.stage_server.streams.incoming import SELDOM
-from culm.stage_server.streams.plane import SERVICE
 from culm.stage_server.streams.stream_bounds import timetable_problem
 from culm.stage_server.watching.spans import Kept, lane_of, steps_kept
 
 
-class Timetables:
-    """Translates one method of the Stage service. Each call has a thread of the server's pool."""
+class Timetables(TimetablesServicer):
+    """Translates the service. Each call has a thread of the server's pool."""
 
     def __init__(self, node: str, schedule: Schedule, end: int, kept: Callable[[], Kept]) -> None:
         """``end``: the run's steps; ``kept``: gives a copy of what is kept."""
@@ -28,16 +27,9 @@ class Timetables:
 
     def serve(self, server: grpc.Server) -> None:
         """Has the server call this."""
-        handlers: dict[str, Any] = {
-            "GetTimetable": grpc.unary_stream_rpc_method_handler(
-                self._get,
-                stage_pb2.GetTimetableRequest.FromString,
-                stage_pb2.GetTimetableResponse.SerializeToString,
-            )
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        add_TimetablesServicer_to_server(self, server)
 
-    def _get(
+    def GetTimetable(  # noqa: N802
         self, request: stage_pb2.GetTimetableRequest, context: grpc.ServicerContext
     ) -> Iterator[stage_pb2.GetTimetableResponse]:
         if wrong := timetable_problem(request, self._end):
