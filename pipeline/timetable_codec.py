@@ -130,7 +130,8 @@ def _span_from_proto(said: stage_pb2.TimedSpan) -> TimedSpan:
 def _key(key: tensor_pb2.Key) -> tensor_pb2.Key:
     if key.kind not in _KINDS or key.step > MOST_STEPS:
         raise Untrue(f"a tensor of it is of kind {int(key.kind)}, and of step {key.step}")
-    if (key.kind == PARTIAL) != bool(key.end) or (key.kind == REDUCED and key.pipeline):
+    kind = int(key.kind)
+    if (kind == PARTIAL) != bool(key.end) or (kind == REDUCED and key.pipeline):
         raise Untrue("a tensor of it is of a block that does not exist")
     for number in (key.pipeline, key.index, key.end, key.use):
         _bounded(number, MOST_UNITS)

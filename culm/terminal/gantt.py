@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from culm.pipeline.critical_path import BETWEEN, WAYS
+from culm.pipeline.critical_path import WAYS
 from culm.pipeline.ideal_step import IdealStep
-from culm.pipeline.timetable import MEANING, USES, Lane, Timetable
+from culm.pipeline.timetable import BETWEEN, MEANING, USES, Lane, Timetable
 
 # What fills a column, and its colour on a terminal. What an instruction is stands at its begin, where there is room.
 FILL = {
@@ -35,6 +35,7 @@ WAY_MEANING = {
     "applied": "until the commit is applied",
 }
 Piece = tuple[str, str, float, float]  # use, name, begin, end
+NOTHING = -1
 
 
 def ms(seconds: float) -> str:
@@ -44,22 +45,22 @@ def ms(seconds: float) -> str:
 def row(pieces: Iterable[Piece], begin: float, seconds: float, width: int) -> Text:
     """Each column shows what took most of it; a piece of work that has columns enough shows its name."""
     spent: list[dict[int, float]] = [{} for _ in range(width)]
-    numbered = list(enumerate(pieces))
+    drawn = list(pieces)
     column = seconds / width if seconds else 1.0
-    for number, (_, _, since, until) in numbered:
+    for number, (_, _, since, until) in enumerate(drawn):
         first, last = int((since - begin) / column), int((until - begin) / column)
         for place in range(max(0, first), min(width, last + 1)):
             left = begin + place * column
             within = min(until, left + column) - max(since, left)
             spent[place][number] = max(0.0, within)
-    shown = [max(each, key=lambda n: each[n], default=None) if each else None for each in spent]
+    shown = [max(each, key=each.__getitem__, default=NOTHING) for each in spent]
     text = Text(no_wrap=True)
     place = 0
     while place < width:
         number, end = shown[place], place
         while end < width and shown[end] == number:
             end += 1
-        use, name = (numbered[number][1][0], numbered[number][1][1]) if number is not None else (BETWEEN, "")
+        use, name = drawn[number][:2] if number != NOTHING else (BETWEEN, "")
         fill, style = FILL[use]
         label = name if len(name) <= end - place and use in USES[:4] else ""
         text.append(label + fill * (end - place - len(label)), style)

@@ -70,8 +70,7 @@ class Nodes:
         except Untrue as error:
             return f"{name} tells what cannot be true: {error}"
         except grpc.RpcError as error:
-            code = error.code() if isinstance(error, grpc.Call) else None
-            if code is grpc.StatusCode.UNIMPLEMENTED:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return f"{name} runs a version of Culm that keeps no timetable; start it with this version"
             return f"{name} does not answer: {details(error)}"
 

@@ -29,7 +29,7 @@ class Other(NamedTuple):
 
     doing: Doing
     stage: int = 0
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # tuple.index goes, as in a key
     instruction: Instruction | None = None
 
 
