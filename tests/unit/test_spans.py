@@ -7,7 +7,7 @@ from culm.pipeline.timetable import Doing
 from culm.pipeline.tree import Block
 from culm.stage_server.watching import spans
 from culm.stage_server.watching.spans import Kept, Spans, lane_of, steps_kept, what_of
-from culm.stage_server.worker.work import Apply, Arrange, Load, Reduce, Run, Save, Sum
+from culm.stage_server.worker.work import Apply, Arrange, Load, Reduce, Run, Save, Sum, Work
 from tests.short import activation, gradient, unit
 
 OFFSET = 1000.0  # from the node's clock to unix seconds
@@ -98,9 +98,11 @@ def test_a_piece_of_work_is_kept_without_its_tensors() -> None:
     total: Sum[Value] = Sum(stage=1, layer=2, bucket=3, step=0, uses=((0, ((Block(0, 1), value),)),))
     apply: Apply[Value] = Apply(step=0, scale=1.0, gradients=((0, (value,)),))
     found = Spans()
-    works = (own, ahead, Load(0, 1, 3), Load(0, 0, 2, evaluated=True), reduce, total, apply)
-    others = (Arrange(layers=(), duties=(), stages=1, step=0, anew=False), Save(era=0, step=1, layers=(), loss=0.0))
-    for at, work in enumerate((*works, *others)):
+    arrange = Arrange(layers=(), duties=(), stages=1, step=0, anew=False)
+    save = Save(era=0, step=1, layers=(), loss=0.0)
+    loads = (Load(0, 1, 3), Load(0, 0, 2, evaluated=True))
+    works: list[Work[Value] | Load] = [own, ahead, *loads, reduce, total, apply, arrange, save]
+    for at, work in enumerate(works):
         found.did(0, what_of(work), at, at + 1)
     names = [(s.doing.value, s.name) for s in lane_of(kept(found, 1), "n0", 0).spans]
     assert names == [
