@@ -47,6 +47,7 @@ def gantt(timetable: Timetable, ideal: IdealStep | None) -> Spec:
     for bar in bars:
         bar["use"] = MEANING[bar["use"]]
     y = name("row", None, sort=None, scale={"domain": rows}, axis={"labelLimit": 220, "ticks": False})
+    until = max([1e-3, *(bar["end"] for bar in bars)])
     zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
     legend = {"orient": "top", "columns": 4, "labelLimit": 300}
     drawn: Spec = {
@@ -54,7 +55,7 @@ def gantt(timetable: Timetable, ideal: IdealStep | None) -> Spec:
         "params": [zoom],
         "mark": {"type": "bar", "clip": True, "tooltip": {"content": "data"}},
         "encoding": {
-            "x": number("begin", "milliseconds"),
+            "x": number("begin", "milliseconds", scale={"domain": [0.0, until], "nice": False}),
             "x2": {"field": "end"},
             "y": y,
             "color": name("use", scale=colour, legend=legend),
