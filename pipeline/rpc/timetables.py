@@ -84,7 +84,9 @@ def gather(
     """
     with Nodes(status, patience) as nodes:
         if not nodes.names:
-            raise JobError("no node holds a stage, so there is no timetable", "the run", "wait until it trains")
+            over = status.phase == "done"  # and the nodes were let go
+            mend = "ask while the nodes are there: [job] keep_after_done" if over else "wait until it trains"
+            raise JobError("no node holds a stage, so there is no timetable", "the run", mend)
         kept = _common(told.steps for told in nodes.ask(None).values())
         if len(nodes.silent) == len(nodes.names):
             mend = "ask from a machine that reaches the nodes' addresses, which culm status --json lists"

@@ -12,7 +12,7 @@ from culm.protos import stage_pb2
 from culm.protos.stage_pb2_grpc import TimetablesServicer, add_TimetablesServicer_to_server
 from culm.stage_server.streams.incoming import SELDOM
 from culm.stage_server.streams.stream_bounds import timetable_problem
-from culm.stage_server.watching.spans import Kept, lane_of, steps_kept
+from culm.stage_server.watching.spans import Kept, lane_of
 
 
 class Timetables(TimetablesServicer):
@@ -36,7 +36,7 @@ class Timetables(TimetablesServicer):
             SELDOM.say(peer_of(context), f"a GetTimetable is refused: {wrong}")
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
         kept = self._kept()
-        steps, lane = steps_kept(kept), Lane(node=self._node, spans=())
+        steps, lane = kept.steps, Lane(node=self._node, spans=())
         if request.HasField("step") and request.step in steps:
             lane = lane_of(kept, self._node, request.step)
         yield from to_proto(Told(steps=steps, schedule=self._schedule, lane=lane))

@@ -11,8 +11,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from typing import NamedTuple, TypeVar
 
 from culm.pipeline.instruction import Duty, Instruction
 from culm.pipeline.keys import Key
@@ -33,6 +34,7 @@ class Other(NamedTuple):
     instruction: Instruction | None = None
 
 
+T = TypeVar("T")
 What = Instruction | Load | Key | Other
 Entry = tuple[int, What, float, float]  # the step that ran, and from when to when; seconds of the node's clock
 
@@ -63,10 +65,9 @@ class Kept(NamedTuple):
 
     spans: Sequence[Entry]
     arrivals: Sequence[tuple[Key, float]]
-    ready: Sequence[tuple[int, int, float]]
+    ready: Sequence[tuple[tuple[int, int], float]]
     commits: Sequence[tuple[int, float]]
-    is_full: bool  # what was before the first span is gone
-    running: int  # the step that runs
+    steps: range  # that are whole
     offset: float  # from the node's clock to unix seconds
 
 
@@ -76,13 +77,25 @@ class Spans:
     def __init__(self, most: int = MOST) -> None:
         self._spans: deque[Entry] = deque(maxlen=most)
         self._arrivals: deque[tuple[Key, float]] = deque(maxlen=most)
-        self._ready: deque[tuple[int, int, float]] = deque(maxlen=most)  # a step, a stage, and when it was reported
+        self._ready: deque[tuple[tuple[int, int], float]] = deque(maxlen=most)  # a step and a stage, reported then
         self._commits: deque[tuple[int, float]] = deque(maxlen=most)
         self._wait: tuple[int, What, float] | None = None  # a wait that goes on
+        # Invariant: from the last span of a step before the first one on, steps follow each other without a gap. A
+        # rollback, or commits that were missed, begin anew.
+        self._first = 0
+        self._last = -1
 
     def did(self, step: int, what: What, began: float, now: float) -> None:
         """A piece of work is over."""
+        if step != self._last:
+            self._turn(step)
         self._spans.append((step, what, began, now))
+
+    def _turn(self, step: int) -> None:
+        """The first span of a step."""
+        if step != self._last + 1:
+            self._first = step
+        self._last = step
 
     def waits(self, step: int, what: What, now: float) -> None:
         """There is nothing to do until this is there."""
@@ -96,7 +109,7 @@ class Spans:
         """A piece of work begins."""
         if self._wait is not None:
             (step, what, since), self._wait = self._wait, None
-            self._spans.append((step, what, since, now))
+            self.did(step, what, since, now)
 
     def arrived(self, key: Key, now: float) -> None:
         """A whole tensor is here."""
@@ -104,52 +117,54 @@ class Spans:
 
     def told_ready(self, step: int, stage: int, now: float) -> None:
         """The coordinator was told that the stage's whole gradient is here."""
-        self._ready.append((step, stage, now))
+        self._ready.append(((step, stage), now))
 
     def heard_commit(self, step: int, now: float) -> None:
         self._commits.append((step, now))
 
     def copy(self, running: int, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> Kept:
-        """``running``: the step that runs. Called with the node's lock held; it takes some ten microseconds."""
-        full = len(self._spans) == self._spans.maxlen
-        lists = list(self._spans), list(self._arrivals), list(self._ready), list(self._commits)
-        return Kept(*lists, full, running, wall() - clock())
-
-
-def steps_kept(kept: Kept) -> range:
-    """The steps that are whole."""
-    oldest = end = kept.running
-    for step, *_ in reversed(kept.spans):
-        # From here back it is of before a rollback, or of before commits that this node has missed.
-        if step > oldest or step < oldest - 1:
-            return range(min(oldest, end), end)
-        oldest = step
-    return range(min(oldest + 1 if kept.is_full else oldest, end), end)
+        """``running``: the step that runs. The caller has the node's lock: for half a millisecond where rings are full."""
+        spans, arrivals = list(self._spans), list(self._arrivals)
+        first = self._first
+        if len(spans) == self._spans.maxlen:
+            first = max(first, spans[0][0] + 1)  # what was before the first span is gone
+        end = min(self._last + 1, running)
+        steps = range(min(first, end), end)
+        return Kept(spans, arrivals, list(self._ready), list(self._commits), steps, wall() - clock())
 
 
 def lane_of(kept: Kept, node: str, step: int) -> Lane:
-    """The node's part of the step, by unix time. The step is one of ``steps_kept``."""
+    """The node's part of the step, by unix time. The step is one of ``kept.steps``."""
     entries: list[Entry] = []
+    earliest = 0.0  # when the step before began: this one's tensors may come in it
     for entry in reversed(kept.spans):
-        if entry[0] < step:
+        if entry[0] < step - 1 or (entries and entry[0] > step):
             break
         if entry[0] == step:
             entries.append(entry)
+        if entry[0] <= step:
+            earliest = entry[2]
     entries.reverse()
     offset = kept.offset
     begin = entries[0][2] if entries else 0.0
-    # A tensor may come before the step has begun here, and may be there from before a rollback: then the later counts.
-    came = {key: at for key, at in kept.arrivals if key.step == step}
-    newest = max((key.era for key in came), default=0)
+    came = {key: at for key, at in _since(kept.arrivals, earliest) if key.step == step}
+    newest = max((key.era for key in came), default=0)  # of before a rollback nothing counts
     arrivals = sorted((at, key) for key, at in came.items() if key.era == newest)
-    heard = [at for of, at in kept.commits if of == step and at >= begin]
+    heard = [at for of, at in _since(kept.commits, begin) if of == step]
+    ready = [(stage, at) for (of, stage), at in _since(kept.ready, begin) if of == step]
+    ready.reverse()
     return Lane(
         node=node,
         spans=tuple(_timed(what, since + offset, until + offset) for _, what, since, until in entries),
         arrivals=tuple(Arrival(key, at + offset) for at, key in arrivals),
-        ready=tuple((stage, at + offset) for of, stage, at in kept.ready if of == step and at >= begin),
-        committed=heard[-1] + offset if heard else None,
+        ready=tuple((stage, at + offset) for stage, at in ready),
+        committed=heard[0] + offset if heard else None,
     )
+
+
+def _since(noted: Sequence[tuple[T, float]], begin: float) -> Iterator[tuple[T, float]]:
+    """The newest first."""
+    return takewhile(lambda each: each[1] >= begin, reversed(noted))
 
 
 def _timed(what: What, begin: float, end: float) -> TimedSpan:

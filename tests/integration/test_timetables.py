@@ -116,8 +116,9 @@ def test_a_node_of_an_older_version_is_told_in_words() -> None:
 
 
 def test_nobody_to_ask_is_told() -> None:
-    with pytest.raises(JobError, match="no node holds a stage"):
-        gather(pb.GetStatusResponse(phase="waiting"))
+    for phase, mend in (("waiting", "wait until it trains"), ("done", "ask while the nodes are there")):
+        with pytest.raises(JobError, match=f"no node holds a stage, so there is no timetable; {mend}"):
+            gather(pb.GetStatusResponse(phase=phase))
 
 
 def test_an_absurd_step_is_refused() -> None:
@@ -126,5 +127,8 @@ def test_an_absurd_step_is_refused() -> None:
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
             list(TimetablesStub(channel).GetTimetable(stage_pb2.GetTimetableRequest(step=2**63)))
         assert "the run has 100 steps" in str(refused.value)
+        with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+            list(channel.unary_stream("/culm.v1.Timetables/GetTimetable")(b"\xff\xff"))
+        assert "are not a message of this method" in str(refused.value)
     finally:
         server.stop(None)

@@ -6,7 +6,7 @@ from culm.pipeline.tensors.values import Value
 from culm.pipeline.timetable import Doing
 from culm.pipeline.tree import Block
 from culm.stage_server.watching import spans
-from culm.stage_server.watching.spans import Kept, Spans, lane_of, steps_kept, what_of
+from culm.stage_server.watching.spans import Kept, Spans, lane_of, what_of
 from culm.stage_server.worker.work import Apply, Arrange, Load, Reduce, Run, Save, Sum, Work
 from tests.short import activation, gradient, unit
 
@@ -48,14 +48,14 @@ def test_a_step_that_is_over_is_told_by_unix_time() -> None:
 
 
 def test_the_running_step_is_not_whole() -> None:
-    assert steps_kept(kept(a_node(range(3)), 2)) == range(2)
-    assert steps_kept(kept(Spans(), 0)) == range(0)
-    assert steps_kept(kept(Spans(), 7)) == range(7, 7)
+    assert kept(a_node(range(3)), 2).steps == range(2)
+    assert kept(Spans(), 0).steps == range(0)
+    assert kept(Spans(), 7).steps == range(7, 7)
 
 
 def test_a_full_ring_may_lack_the_begin_of_its_oldest_step() -> None:
-    assert steps_kept(kept(a_node(range(10), most=10), 10)) == range(8, 10)
-    assert steps_kept(kept(a_node(range(1), most=2), 1)) == range(1, 1)
+    assert kept(a_node(range(10), most=10), 10).steps == range(8, 10)
+    assert kept(a_node(range(1), most=2), 1).steps == range(1, 1)
 
 
 def test_after_a_rollback_a_step_is_what_ran_last() -> None:
@@ -66,7 +66,7 @@ def test_after_a_rollback_a_step_is_what_ran_last() -> None:
         found.arrived(Key(era, step, 0, Kind.GRADIENT, 1, 0), at + 1)
         found.did(step, spans.APPLY, at + 6, at + 7)
     now = kept(found, 4)
-    assert steps_kept(now) == range(2, 4)
+    assert now.steps == range(2, 4)
     lane = lane_of(now, "n0", 3)
     assert [s.begin - OFFSET for s in lane.spans] == [130.0, 136.0]
     assert [a.key.era for a in lane.arrivals] == [1]
@@ -76,7 +76,7 @@ def test_after_a_rollback_a_step_is_what_ran_last() -> None:
 def test_what_came_before_commits_were_missed_is_not_told() -> None:
     found = a_node(range(2))
     found.did(9, unit(0, "F", 0), 90.0, 91.0)
-    assert steps_kept(kept(found, 10)) == range(9, 10)
+    assert kept(found, 10).steps == range(9, 10)
 
 
 def test_a_wait_for_something_else_is_another_one() -> None:
