@@ -75,6 +75,12 @@ class _Index:
         place = bisect_left(spans, begin, key=lambda span: span.begin)
         return _At(lane, spans[place - 1]) if place else None
 
+    def gave_itself(self, stage: int, at: float, lane: Lane) -> _At | None:
+        """The node's own work that gave a gradient of the stage by that time."""
+        spans = (s for s in reversed(self.work[lane.node]) if s.begin <= at and _gives_gradient(s, stage))
+        span = next(spans, None)
+        return _At(lane, span) if span is not None else None
+
     def gave(self, stage: int, at: float, other_than: str) -> _At | None:
         """The work of another node that gave a gradient of the stage, which was there at that time."""
         found = [
@@ -171,7 +177,9 @@ def _commit(index: _Index, at: _At, before: _At | None, free: float) -> tuple[li
     ways = [Leg(APPLIED, node, heard, begin), Leg(COMMIT, node, when, heard, f"stage {stage} of {lane.node} is ready")]
     if free > heard:  # it was busy when the commit came
         return [Leg(BETWEEN, node, free, begin)], before
-    came, own = _gradient(lane, stage, when), index.before(lane, when)
+    # A holder that did not give the gradient itself reports it when it comes, whatever its compute thread does.
+    own = index.gave_itself(stage, when, lane)
+    came = _gradient(lane, stage, when)
     source = index.gave(stage, came.at, lane.node) if came is not None else None
     if came is not None and source is not None and (own is None or came.at > own.span.end):
         made = min(source.span.end, came.at)

@@ -7,6 +7,7 @@
 # That is the best that this order of work allows, and no bound for other orders. The bound for any order is what the
 # busiest node has to do.
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -93,7 +94,7 @@ class _Left:
 
 
 def ideal_of(timetable: Timetable) -> IdealStep | None:
-    """None where not every duty of the step is told: a node is silent, or was lost in it."""
+    """None where not every instruction ran once, all of a duty on one node: one is silent, or was lost in the step."""
     owners = timetable.owners()
     stages = 1 + max((duty.stage for duty in owners), default=-1)
     pipelines = 1 + max((duty.pipeline for duty in owners), default=-1)
@@ -101,12 +102,14 @@ def ideal_of(timetable: Timetable) -> IdealStep | None:
         return None
     evaluated = _evaluated(timetable)
     trains = any(op != "E" for _, op in timetable.mean_seconds())
-    costs = _costs(timetable)
     grid = [[owners[Duty(p, s)] for p in range(pipelines)] for s in range(stages)]
     try:
-        return ideal_step(grid, timetable.schedule, costs, evaluated, trains)
-    except LookupError:  # a node that ran the most of a duty ran none of its backwards
+        ideal = ideal_step(grid, timetable.schedule, _costs(timetable), evaluated, trains)
+    except LookupError:  # the node that ran most of a duty ran none of its backwards
         return None
+    planned = Counter((node, span.instruction) for node, spans in ideal.spans.items() for span in spans)
+    ran = Counter((x.node, s.instruction) for x in timetable.lanes for s in x.spans if s.doing in STEP_WORK)
+    return ideal if ran == planned else None
 
 
 def ideal_step(

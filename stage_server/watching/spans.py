@@ -123,7 +123,7 @@ class Spans:
         self._commits.append((step, now))
 
     def copy(self, running: int, clock: Callable[[], float], wall: Callable[[], float] = time.time) -> Kept:
-        """``running``: the step that runs. The caller has the node's lock: for half a millisecond where rings are full."""
+        """``running``: the step that runs. The caller has the node's lock, for half a millisecond if rings are full."""
         spans, arrivals = list(self._spans), list(self._arrivals)
         first = self._first
         if len(spans) == self._spans.maxlen:

@@ -5,6 +5,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -128,7 +129,8 @@ def test_an_absurd_step_is_refused() -> None:
             list(TimetablesStub(channel).GetTimetable(stage_pb2.GetTimetableRequest(step=2**63)))
         assert "the run has 100 steps" in str(refused.value)
         with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
-            list(channel.unary_stream("/culm.v1.Timetables/GetTimetable")(b"\xff\xff"))
+            raw = cast(Any, channel.unary_stream("/culm.v1.Timetables/GetTimetable"))
+            list(raw(b"\xff\xff"))
         assert "are not a message of this method" in str(refused.value)
     finally:
         server.stop(None)

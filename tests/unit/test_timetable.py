@@ -8,8 +8,8 @@ import pytest
 from culm.pipeline.critical_path import by_kind, critical_path
 from culm.pipeline.ideal_step import ideal_of
 from culm.pipeline.instruction import Duty
-from culm.pipeline.timetable import Arrival, Doing, Timetable, are_apart
-from tests.short import activation
+from culm.pipeline.timetable import Arrival, Doing, TimedSpan, Timetable, are_apart
+from tests.short import activation, reduced_gradient, unit
 from tests.unit.hand_made import ZERO, a_step, did, ran
 
 
@@ -51,6 +51,16 @@ def test_without_a_node_there_is_no_ideal() -> None:
     assert ideal_of(first) is None
 
 
+def test_a_step_in_which_a_node_was_lost_has_no_ideal() -> None:
+    """Some instructions are missing, or ran twice."""
+    step = a_step()
+    n0, n1 = step.lanes
+    twice = replace(n0, spans=(*n0.spans, ran(1, "F", 0, 11.0, 12.0)))
+    missing = replace(n1, spans=tuple(s for s in n1.spans if s.name != "1F1"))
+    assert ideal_of(Timetable(step=7, schedule=step.schedule, lanes=(twice, n1))) is None
+    assert ideal_of(Timetable(step=7, schedule=step.schedule, lanes=(n0, missing))) is None
+
+
 def test_the_critical_path_is_all_of_the_step_up_to_the_first_stages_apply() -> None:
     path = critical_path(a_step())
     assert all(a.end == pytest.approx(b.begin) for a, b in pairwise(path))
@@ -79,6 +89,27 @@ def test_a_node_that_reports_late_is_on_the_path() -> None:
     commit = next(leg for leg in path if leg.what == "commit")
     assert commit.name == "stage 0 of n1 is ready"
     assert commit.seconds == pytest.approx(0.2)
+
+
+def test_a_standby_reports_a_gradient_that_comes_while_it_runs_ahead() -> None:
+    step = a_step()
+    n0, n1 = step.lanes
+    ahead = TimedSpan(doing=Doing.REDUNDANT, begin=ZERO + 9.0, end=ZERO + 10.15, instruction=unit(0, "F", 1))
+    busy = did(Doing.COMMIT, 7.7, 9.0)
+    spans = (*n1.spans[:-2], busy, ahead, n1.spans[-1])
+    came = Arrival(reduced_gradient(0, 0), ZERO + 10.0)
+    standby = replace(n1, spans=spans, arrivals=(*n1.arrivals, came), ready=(*n1.ready, (0, ZERO + 10.05)))
+    path = critical_path(Timetable(step=7, schedule=step.schedule, lanes=(n0, standby)))
+    assert all(a.end == pytest.approx(b.begin) for a, b in pairwise(path))
+    last = [(leg.what, leg.node, round(leg.seconds, 6)) for leg in path[-6:]]
+    assert last == [
+        ("reduce", "n0", 0.1),
+        ("travel", "n1", 0.2),
+        ("ready", "n1", 0.05),
+        ("commit", "n0", 0.2),
+        ("applied", "n0", 0.05),
+        ("apply", "n0", 0.1),
+    ]
 
 
 def test_a_tensor_that_was_there_before_it_was_made_shows_that_clocks_differ() -> None:
