@@ -137,8 +137,8 @@ def _back(index: _Index, at: _At) -> tuple[list[Leg], _At | None]:
         made = min(source.span.end, there)
         ways = [Leg(TAKEN, node, there, begin, at.span.name), Leg(TRAVEL, node, made, there, what)]
         return ways, source
-    if before is None:
-        return [], None
+    if before is None:  # the step had begun while this node still applied the one before
+        return [Leg(BETWEEN, node, index.timetable.begin, begin, at.span.name)], None
     return [Leg(BETWEEN, node, free, begin, at.span.name)], before
 
 

@@ -112,6 +112,25 @@ def test_a_standby_reports_a_gradient_that_comes_while_it_runs_ahead() -> None:
     ]
 
 
+def test_a_node_that_starts_late_by_itself_is_on_the_path() -> None:
+    """It applied the step before for long: what it takes had been there."""
+    step = a_step()
+    n0, n1 = step.lanes
+    late = replace(n0, spans=n0.spans[:1]), replace(n1, spans=(ran(1, "F", 0, 1.5, 2.5), did(Doing.APPLY, 3.0, 3.1)))
+    path = critical_path(Timetable(step=7, schedule=step.schedule, lanes=late))
+    assert [(leg.what, round(leg.seconds, 6)) for leg in path] == [
+        ("forward", 1.0),
+        ("travel", 0.1),
+        ("taken", 0.4),
+        ("forward", 1.0),
+        ("between", 0.5),
+        ("apply", 0.1),
+    ]
+    early = replace(late[1], arrivals=(), spans=(ran(1, "B", 0, 0.5, 2.5), did(Doing.APPLY, 3.0, 3.1)))
+    path = critical_path(Timetable(step=7, schedule=step.schedule, lanes=(late[0], early)))
+    assert (path[0].what, path[0].begin, path[0].end) == ("between", ZERO, ZERO + 0.5)
+
+
 def test_a_tensor_that_was_there_before_it_was_made_shows_that_clocks_differ() -> None:
     step = a_step()
     assert step.least_skew() == 0.0

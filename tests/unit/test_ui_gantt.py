@@ -69,7 +69,7 @@ def test_the_page_shows_a_step() -> None:
     told = {metric.label: metric.value for metric in app.metric}
     assert told["Step 7"] == "10.5 s"
     assert "n2 does not answer" in app.warning[0].value
-    assert "steps 3 to 7" in app.caption[-1].value
+    assert "steps 3 to 7" in app.caption[0].value
     assert len(app.dataframe) == 2
 
 

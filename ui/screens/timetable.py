@@ -59,10 +59,8 @@ def shown(gathered: Gathered) -> None:
         f"The wheel zooms, dragging moves, a double click resets. Nodes have steps {gathered.kept.start} to "
         f"{gathered.kept.stop - 1}. `culm trace --step {timetable.step} --out FILE` writes the step for Perfetto."
     )
-    left, right = st.columns((3, 2))
-    with left:
-        st.subheader("Where each node's time went, in ms")
-        st.dataframe(shares(timetable, ideal), hide_index=True, width="stretch")
-    with right:
-        st.subheader("What the step waited for")
-        st.dataframe(path_lines(path), hide_index=True, width="stretch", height=300)
+    st.subheader("Where each node's time went, in ms")
+    st.dataframe(shares(timetable, ideal), hide_index=True, width="stretch")
+    st.subheader("What the step waited for")
+    st.dataframe(path_lines(path), hide_index=True, width="stretch")
+    st.caption("The critical path: each piece of work with the last thing that it needed. docs/timetable.md has more.")
