@@ -14,6 +14,7 @@ from culm.pipeline.errors import JobError
 from culm.pipeline.ideal_step import ideal_of
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.rpc.timetables import Gathered, gather
+from culm.pipeline.text import cleaned
 from culm.pipeline.timetable import Timetable
 from culm.protos import coordinator_pb2 as pb
 from culm.terminal import flags
@@ -72,7 +73,7 @@ def _gathered(coordinator: str, step: int | None, steps: int) -> Gathered:
     channel, stub = connect(coordinator)
     with channel:
         try:
-            status = stub.GetStatus(pb.GetStatusRequest(), timeout=5.0)
+            status = cleaned(stub.GetStatus(pb.GetStatusRequest(), timeout=5.0))
         except grpc.RpcError as error:
             mend = "see the coordinator's log"
             raise JobError(f"the coordinator does not answer: {details(error)}", coordinator, mend) from error
@@ -142,13 +143,15 @@ def _show(timetables: Sequence[Timetable]) -> None:
     seconds = statistics.median(each.seconds for each in timetables)
     told = [f"step {last.step}: {gantt.ms(last.seconds)}"]
     if len(timetables) > 1:
-        told = [f"steps {timetables[0].step} to {last.step}: median {gantt.ms(seconds)}; step {last.step} is shown"]
+        told = [f"steps {timetables[0].step} to {last.step}: median {gantt.ms(seconds)}"]
     if ideals:
         best = statistics.median(each.seconds for each in ideals)
         busiest = statistics.median(each.busiest_seconds for each in ideals)
-        told.append(f"ideal {gantt.ms(best)}, {seconds / best:.3f} of it taken" if best else "no ideal")
+        told.append(f"{seconds / best:.3f} times the ideal of {gantt.ms(best)}" if best else "no ideal")
         told.append(f"the busiest node works {gantt.ms(busiest)}")
     console.print("; ".join(told), highlight=False)
+    if len(timetables) > 1:
+        console.print(f"step {last.step}: {gantt.ms(last.seconds)}", highlight=False)
     console.print(gantt.chart(last, ideal, console.width))
     console.print(gantt.legend(gantt.used(last)))
     console.print()

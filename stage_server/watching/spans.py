@@ -1,8 +1,7 @@
 """What the compute thread did and waited for in its last steps, and when: the node's part of a timetable."""
 
 # The compute thread notes each piece of work when it ends, and each wait when it is over: a tuple into a ring. Nothing
-# is formatted, and no clock is read that ``Activity`` does not read anyhow. Who asks takes a copy under the node's lock
-# and makes sense of it without.
+# is formatted there. Who asks takes a copy under the node's lock, and makes sense of it without.
 #
 # A ring keeps the newest entries. So the oldest step in a full one may lack its beginning, and is not told. After a
 # rollback steps are there twice: what is told of a step is what ran last.
