@@ -25,7 +25,7 @@ FILL = {
     "idle": (" ", "dim"),
     BETWEEN: (" ", "dim"),
 }
-LEAST, MOST = 40, 240  # columns of a row
+LEAST, MOST = 8, 240  # columns of a row
 WAY_MEANING = {
     "between": "from one piece of work to the next",
     "travel": "a result on its way to another node",
@@ -51,8 +51,8 @@ def row(pieces: Iterable[Piece], begin: float, seconds: float, width: int) -> Te
         first, last = int((since - begin) / column), int((until - begin) / column)
         for place in range(max(0, first), min(width, last + 1)):
             left = begin + place * column
-            within = min(until, left + column) - max(since, left)
-            spent[place][number] = max(0.0, within)
+            if (within := min(until, left + column) - max(since, left)) > 0.0:
+                spent[place][number] = within
     shown = [max(each, key=each.__getitem__, default=NOTHING) for each in spent]
     text = Text(no_wrap=True)
     place = 0
