@@ -21,6 +21,7 @@ MODULES = {
     "clusters": "clusters",
     "logs": "logs",
     "status": "status",
+    "trace": "trace",
     "events": "events",
     "cost": "cost",
     "prices": "prices",

@@ -8,6 +8,7 @@ from culm.protos import tensor_pb2 as _tensor_pb2
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,82 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Doing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DoingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Doing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DOING_UNSPECIFIED: _Doing.ValueType  # 0
+    """Never sent: marks a span that was not filled in."""
+    DOING_FORWARD: _Doing.ValueType  # 1
+    """A forward, also one of an evaluation."""
+    DOING_BACKWARD: _Doing.ValueType  # 2
+    """A backward, or its first half where backwards are split."""
+    DOING_WEIGHTS: _Doing.ValueType  # 3
+    """The second half of a backward that was split."""
+    DOING_REDUNDANT: _Doing.ValueType  # 4
+    """A forward of a stage that the node stands by for."""
+    DOING_LOAD: _Doing.ValueType  # 5
+    """Taking a microbatch's samples from the dataset."""
+    DOING_REDUCE: _Doing.ValueType  # 6
+    """Merging the gradients of a block of pipelines."""
+    DOING_SUM: _Doing.ValueType  # 7
+    """Adding up a bucket's gradient over all pipelines."""
+    DOING_APPLY: _Doing.ValueType  # 8
+    """Applying a committed step to the layers."""
+    DOING_ARRANGE: _Doing.ValueType  # 9
+    """Making layers and duties ready after a plan."""
+    DOING_INSTALL: _Doing.ValueType  # 10
+    """Putting a layer's state in place that came from elsewhere."""
+    DOING_SAVE: _Doing.ValueType  # 11
+    """Copying layers for a checkpoint."""
+    DOING_RESUME: _Doing.ValueType  # 12
+    """Going on from gradients that a lost node had shipped."""
+    DOING_BUBBLE: _Doing.ValueType  # 13
+    """Waiting for a tensor of the step."""
+    DOING_COMMIT: _Doing.ValueType  # 14
+    """Waiting for the step's commit."""
+    DOING_IDLE: _Doing.ValueType  # 15
+    """Waiting for anything else."""
+
+class Doing(_Doing, metaclass=_DoingEnumTypeWrapper):
+    """What a compute thread does, or waits for."""
+
+DOING_UNSPECIFIED: Doing.ValueType  # 0
+"""Never sent: marks a span that was not filled in."""
+DOING_FORWARD: Doing.ValueType  # 1
+"""A forward, also one of an evaluation."""
+DOING_BACKWARD: Doing.ValueType  # 2
+"""A backward, or its first half where backwards are split."""
+DOING_WEIGHTS: Doing.ValueType  # 3
+"""The second half of a backward that was split."""
+DOING_REDUNDANT: Doing.ValueType  # 4
+"""A forward of a stage that the node stands by for."""
+DOING_LOAD: Doing.ValueType  # 5
+"""Taking a microbatch's samples from the dataset."""
+DOING_REDUCE: Doing.ValueType  # 6
+"""Merging the gradients of a block of pipelines."""
+DOING_SUM: Doing.ValueType  # 7
+"""Adding up a bucket's gradient over all pipelines."""
+DOING_APPLY: Doing.ValueType  # 8
+"""Applying a committed step to the layers."""
+DOING_ARRANGE: Doing.ValueType  # 9
+"""Making layers and duties ready after a plan."""
+DOING_INSTALL: Doing.ValueType  # 10
+"""Putting a layer's state in place that came from elsewhere."""
+DOING_SAVE: Doing.ValueType  # 11
+"""Copying layers for a checkpoint."""
+DOING_RESUME: Doing.ValueType  # 12
+"""Going on from gradients that a lost node had shipped."""
+DOING_BUBBLE: Doing.ValueType  # 13
+"""Waiting for a tensor of the step."""
+DOING_COMMIT: Doing.ValueType  # 14
+"""Waiting for the step's commit."""
+DOING_IDLE: Doing.ValueType  # 15
+"""Waiting for anything else."""
+Global___Doing: _TypeAlias = Doing  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -309,3 +386,177 @@ class FetchResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchResponse: _TypeAlias = FetchResponse  # noqa: Y015
+
+@_typing.final
+class GetTimetableRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """Unset: the answer says only which steps the node has."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+
+Global___GetTimetableRequest: _TypeAlias = GetTimetableRequest  # noqa: Y015
+
+@_typing.final
+class GetTimetableResponse(_message.Message):
+    """One timetable in several pieces. The first piece has all that is not repeated."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_STEP_FIELD_NUMBER: _builtins.int
+    END_STEP_FIELD_NUMBER: _builtins.int
+    MICROBATCHES_FIELD_NUMBER: _builtins.int
+    LEAD_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    ARRIVALS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    first_step: _builtins.int
+    """The steps that are whole here: from the first one up to the end (exclusive). Both are equal where there is none."""
+    end_step: _builtins.int
+    microbatches: _builtins.int
+    """How the job has a stage order its instructions."""
+    lead: _builtins.int
+    splits: _builtins.bool
+    committed: _builtins.float
+    """When the node heard of the step's commit, in unix seconds; 0: it is not known."""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimedSpan]:
+        """In order of time. No two of them overlap: the node has one compute thread. Empty: the step is not kept."""
+
+    @_builtins.property
+    def arrivals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Arrival]:
+        """Tensors of the step that others have sent, in order of time."""
+
+    @_builtins.property
+    def ready(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReadyAt]:
+        """When the node reported a stage's whole gradient."""
+
+    def __init__(
+        self,
+        *,
+        first_step: _builtins.int = ...,
+        end_step: _builtins.int = ...,
+        microbatches: _builtins.int = ...,
+        lead: _builtins.int = ...,
+        splits: _builtins.bool = ...,
+        spans: _abc.Iterable[Global___TimedSpan] | None = ...,
+        arrivals: _abc.Iterable[Global___Arrival] | None = ...,
+        ready: _abc.Iterable[Global___ReadyAt] | None = ...,
+        committed: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrivals", b"arrivals", "committed", b"committed", "end_step", b"end_step", "first_step", b"first_step", "lead", b"lead", "microbatches", b"microbatches", "ready", b"ready", "spans", b"spans", "splits", b"splits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTimetableResponse: _TypeAlias = GetTimetableResponse  # noqa: Y015
+
+@_typing.final
+class TimedSpan(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOING_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    PIPELINE_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    EVALUATES_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
+    doing: Global___Doing.ValueType
+    begin: _builtins.float
+    """Unix seconds, by the node's clock."""
+    end: _builtins.float
+    pipeline: _builtins.int
+    """Of forwards, backwards, and loads: their duty and microbatch. REDUCE has a stage; SUM a stage and, as the index, a
+    bucket; INSTALL a layer as the index.
+    """
+    stage: _builtins.int
+    index: _builtins.int
+    evaluates: _builtins.bool
+    """The forward, or the load, is one of an evaluation."""
+    @_builtins.property
+    def awaited(self) -> _tensor_pb2.Key:
+        """The tensor that a bubble waits for."""
+
+    def __init__(
+        self,
+        *,
+        doing: Global___Doing.ValueType = ...,
+        begin: _builtins.float = ...,
+        end: _builtins.float = ...,
+        pipeline: _builtins.int = ...,
+        stage: _builtins.int = ...,
+        index: _builtins.int = ...,
+        evaluates: _builtins.bool = ...,
+        awaited: _tensor_pb2.Key | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "begin", b"begin", "doing", b"doing", "end", b"end", "evaluates", b"evaluates", "index", b"index", "pipeline", b"pipeline", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimedSpan: _TypeAlias = TimedSpan  # noqa: Y015
+
+@_typing.final
+class Arrival(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    at: _builtins.float
+    """Unix seconds: the whole tensor was there."""
+    @_builtins.property
+    def key(self) -> _tensor_pb2.Key: ...
+    def __init__(
+        self,
+        *,
+        key: _tensor_pb2.Key | None = ...,
+        at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Arrival: _TypeAlias = Arrival  # noqa: Y015
+
+@_typing.final
+class ReadyAt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    AT_FIELD_NUMBER: _builtins.int
+    stage: _builtins.int
+    at: _builtins.float
+    """Unix seconds."""
+    def __init__(
+        self,
+        *,
+        stage: _builtins.int = ...,
+        at: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at", b"at", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadyAt: _TypeAlias = ReadyAt  # noqa: Y015

@@ -143,3 +143,79 @@ class Stage(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class TimetablesStub(object):
+    """For people who look at the run. A node serves it at the same address.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetTimetable = channel.unary_stream(
+                '/culm.v1.Timetables/GetTimetable',
+                request_serializer=culm_dot_protos_dot_stage__pb2.GetTimetableRequest.SerializeToString,
+                response_deserializer=culm_dot_protos_dot_stage__pb2.GetTimetableResponse.FromString,
+                _registered_method=True)
+
+
+class TimetablesServicer(object):
+    """For people who look at the run. A node serves it at the same address.
+    """
+
+    def GetTimetable(self, request, context):
+        """What the node did in one step that is over there, and when.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_TimetablesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetTimetable': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTimetable,
+                    request_deserializer=culm_dot_protos_dot_stage__pb2.GetTimetableRequest.FromString,
+                    response_serializer=culm_dot_protos_dot_stage__pb2.GetTimetableResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'culm.v1.Timetables', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('culm.v1.Timetables', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Timetables(object):
+    """For people who look at the run. A node serves it at the same address.
+    """
+
+    @staticmethod
+    def GetTimetable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/culm.v1.Timetables/GetTimetable',
+            culm_dot_protos_dot_stage__pb2.GetTimetableRequest.SerializeToString,
+            culm_dot_protos_dot_stage__pb2.GetTimetableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

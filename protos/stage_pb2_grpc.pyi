@@ -68,3 +68,34 @@ class StageServicer(metaclass=_abc_1.ABCMeta):
         """Streams the state of the asked layers, each at the version this holder has."""
 
 def add_StageServicer_to_server(servicer: StageServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class TimetablesStub:
+    """For people who look at the run. A node serves it at the same address."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> TimetablesAsyncStub: ...
+    GetTimetable: _grpc.UnaryStreamMultiCallable[_stage_pb2.GetTimetableRequest, _stage_pb2.GetTimetableResponse]
+    """What the node did in one step that is over there, and when."""
+
+@_typing.type_check_only
+class TimetablesAsyncStub(TimetablesStub):
+    """For people who look at the run. A node serves it at the same address."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    GetTimetable: _aio.UnaryStreamMultiCallable[_stage_pb2.GetTimetableRequest, _stage_pb2.GetTimetableResponse]  # type: ignore[assignment]
+    """What the node did in one step that is over there, and when."""
+
+class TimetablesServicer(metaclass=_abc_1.ABCMeta):
+    """For people who look at the run. A node serves it at the same address."""
+
+    @_abc_1.abstractmethod
+    def GetTimetable(
+        self,
+        request: _stage_pb2.GetTimetableRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_stage_pb2.GetTimetableResponse], _abc.AsyncIterator[_stage_pb2.GetTimetableResponse]]:
+        """What the node did in one step that is over there, and when."""
+
+def add_TimetablesServicer_to_server(servicer: TimetablesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

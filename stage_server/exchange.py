@@ -144,6 +144,7 @@ class Exchange:
     def report(self, fact: ReportReady | ReportCaughtUp | ReportResumed) -> None:
         self._attendance.report(attend_messages.fact(fact))
         if isinstance(fact, ReportReady):
+            self._activity.told_ready(fact.step, fact.stage)
             self._faults.at(fact.step, "ready", fact.stage)
 
     def adopted(self, effect: Adopted) -> None:
@@ -221,8 +222,7 @@ class Exchange:
 
     def deliver(self, peer: str, incarnation: int, order: PlanOrder, key: Key, value: Value) -> None:
         with self.changed:
-            if key.step == self.worker.version:
-                self._activity.arrived(key)
+            self._activity.arrived(key, self.worker.version)
             self.worker.deliver(peer, incarnation, order, key, value)
             self.after_event()
 

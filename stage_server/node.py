@@ -28,6 +28,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import grpc
+
 from culm.pipeline import flow
 from culm.pipeline.bookmark import Known
 from culm.pipeline.job import Job
@@ -50,8 +52,10 @@ from culm.stage_server.streams import attend_messages
 from culm.stage_server.streams.guard import Guard
 from culm.stage_server.streams.receiver import Receiver
 from culm.stage_server.streams.stream_bounds import RunShape
+from culm.stage_server.streams.timetables import Timetables
 from culm.stage_server.turn import Turn
 from culm.stage_server.watching.activity import Activity
+from culm.stage_server.watching.spans import Kept
 from culm.stage_server.watching.traffic import Traffic
 from culm.stage_server.worker.work import Install, Load, Reduce, Run, Save, Work
 from culm.stage_server.worker.worker import Worker
@@ -116,6 +120,15 @@ class Node:
     def receiver(self) -> Receiver:
         return self._exchange.receiver
 
+    def serve(self, server: grpc.Server) -> None:
+        """Has the server call this node for the Stage service."""
+        self._exchange.receiver.serve(server)
+        Timetables(self._worker.node, self._worker.at.schedule, self._guard.run.end, self._kept).serve(server)
+
+    def _kept(self) -> Kept:
+        with self._changed:
+            return self._activity.kept(self._worker.version)
+
     def term(self) -> int:
         """The highest term seen."""
         return self._worker.term
@@ -134,6 +147,7 @@ class Node:
                 time.sleep(GIVE_WAY)
             self._faults.before(work)
             result = self._compute.do(work)
+            self._activity.computed()
             if (bookmark := self._compute.take_bookmark()) is not None:  # before a Ready of the step
                 self.attendance.report(attend_messages.read(bookmark))
             if result.built:  # before the worker hears of it: a Ready over these layers may follow at once (rule 23)
@@ -196,13 +210,14 @@ class Node:
             self._exchange.carry_out()
         self._bubble.load_ahead()
         if work is None:
-            self._activity.waits(self._worker.awaited, self._worker.waits_for_commit)
+            awaited, for_commit = self._worker.awaited, self._worker.waits_for_commit
+            self._activity.waits(awaited, for_commit)
             if not (self._lending.waiting or self._worker.must_arrange):
                 work = self._bubble.load() or self._bubble.redundant()
-        if work is None:
-            self._activity.rests(self._worker.awaited is not None)
-        else:
-            self._activity.begin(work, self._exchange.owned.values())
+            if work is None:
+                self._activity.rests(awaited, for_commit, self._worker.version)
+        if work is not None:
+            self._activity.begin(work, self._exchange.owned.values(), self._worker.version)
         return work
 
     def stop(self) -> None:
@@ -241,7 +256,7 @@ class Node:
             if body == "plan":
                 self._worker.take_plan(plan_from_proto(order.plan))
             elif body == "commit":
-                self._activity.arrived(None)
+                self._activity.heard_commit(order.commit.step)
                 self._worker.take_commit(commit_from_proto(order.commit))
             self._exchange.after_event()
 

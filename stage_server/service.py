@@ -213,7 +213,7 @@ class StageServer:
         faults = Faults(self._settings.kill_at)
         allowance = allowance_for(available, device, self._settings.spill_folder)
         node = Node(worker, compute, faults, job, patience, self._forfeit, self.broken, run, allowance)
-        node.receiver.serve(self._server)
+        node.serve(self._server)
         servicer = health.HealthServicer()
         servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(servicer, self._server)

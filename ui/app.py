@@ -9,7 +9,7 @@ import streamlit as st
 
 from culm.pipeline import default_ports
 from culm.ui.recorded import DEMO, Recorded
-from culm.ui.screens import cost, events, nodes, overview, preemptions, topology
+from culm.ui.screens import cost, events, nodes, overview, preemptions, timetable, topology
 from culm.ui.source import Live, Source
 from culm.ui.words import literal
 
@@ -18,6 +18,7 @@ PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
     "Topology": (topology.show, ":material/hub:"),
     "Preemptions": (preemptions.show, ":material/bolt:"),
     "Nodes": (nodes.show, ":material/dns:"),
+    "Timetable": (timetable.show, ":material/view_timeline:"),
     "Cost": (cost.show, ":material/payments:"),
     "Events": (events.show, ":material/list:"),
 }

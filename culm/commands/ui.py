@@ -18,7 +18,8 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "ui",
         help="the dashboard in a browser",
-        description="Serves the dashboard of a run: money, topology, preemptions. It talks to the coordinator alone.",
+        description="Serves the dashboard of a run: money, topology, preemptions. It talks to the coordinator, and to "
+        "the nodes when somebody looks at a step's timetable.",
         epilog="examples:\n"
         "  culm ui --coordinator 127.0.0.1:7070\n"
         "  culm ui --demo\n"

@@ -30,6 +30,7 @@ SCHEME = "culm://"
 ALLOWED: Mapping[str, tuple[str, ...]] = {
     "/culm.v1.Stage/Deliver": ("stage",),
     "/culm.v1.Stage/Fetch": ("stage", "operator"),
+    "/culm.v1.Timetables/GetTimetable": ("viewer", "operator"),
     "/culm.v1.Coordinator/Attend": ("stage",),
     "/culm.v1.Coordinator/Kill": ("operator",),
     "/culm.v1.Coordinator/Drain": ("operator",),

@@ -232,6 +232,11 @@ def fetch_problem(layers: Sequence[int], count: int) -> str:
     return f"it asks for layer {beyond[0]}, and there are {count}" if beyond else ""
 
 
+def timetable_problem(request: stage_pb2.GetTimetableRequest, end: int) -> str:
+    """Of a request for a step's timetable; ``end``: the run's steps."""
+    return f"it asks for step {request.step}, and the run has {end} steps" if request.step >= max(end, 1) else ""
+
+
 def fetched_problem(piece: stage_pb2.FetchResponse, wanted: Sequence[int], run: RunShape | None) -> str:
     """Of the first piece of a layer's state; ``wanted``: what was asked for and is not here. No run: an operator's."""
     if piece.layer not in wanted:

@@ -8,8 +8,10 @@ from culm.pipeline.keys import Key
 from culm.pipeline.tensors.values import Value
 from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.compute.keeping import Limit
+from culm.stage_server.watching import spans
 from culm.stage_server.watching.durations import Durations, kind_of
 from culm.stage_server.watching.slack import COMMIT, LOADS, Awaited, Slack
+from culm.stage_server.watching.spans import Kept, Spans
 from culm.stage_server.watching.time_split import Times, phase_of, redundant_share
 from culm.stage_server.worker.work import Load, Run, Work
 
@@ -25,8 +27,11 @@ class Activity:
         self._clock = clock
         self._durations = Durations()
         self._slack = Slack()
+        self._spans = Spans()
         self._limit = Limit(redundant_bytes)
         self._began = 0.0
+        self._computed = 0.0
+        self._step = 0  # of the present piece of work
         self._loading_since: float | None = None
 
     @property
@@ -50,18 +55,24 @@ class Activity:
             self._durations.leave_out(self._clock() - began)
             self._loading_since = None
 
-    def begin(self, work: Work[Value] | Load, owned: Collection[range]) -> None:
-        """``owned``: the layers of each stage that the node owns."""
-        self._began = self._clock()
+    def begin(self, work: Work[Value] | Load, owned: Collection[range], step: int) -> None:
+        """``owned``: the layers of each stage that the node owns; ``step``: the one that runs."""
+        self._began, self._step = self._clock(), step
+        self._spans.goes_on(self._began)
         self.times.turn(phase_of(work), self._began, redundant_share(work, owned))
         self._running = work
         self._durations.begin(kind_of(work), self._began)
+
+    def computed(self) -> None:
+        """The present piece of work is done; its result is still to be handed on."""
+        self._computed = self._clock()
 
     def end(self, work: Work[Value] | Load, step: int, kept_bytes: int) -> bool:
         """``kept_bytes``: of a redundant forward's graph. False if the step's memory for these is used up."""
         now = self._clock()
         self._running = None
         self._durations.end(now)
+        self._spans.did(self._step, spans.what_of(work), self._began, self._computed)
         if isinstance(work, Load):
             self._slack.ran(LOADS, now - self._began)
         elif isinstance(work, Run):
@@ -74,13 +85,31 @@ class Activity:
         """There is no own work: for want of this tensor, or as the step is done here."""
         self._slack.awaits(_awaited(awaited) if awaited is not None else COMMIT if for_commit else None, self._clock())
 
-    def rests(self, for_input: bool) -> None:
-        """There is no work at all."""
-        self.times.turn("bubble" if for_input else "idle", self._clock())
+    def rests(self, awaited: Key | None, for_commit: bool, step: int) -> None:
+        """There is no work at all; the first two as in ``waits``."""
+        now = self._clock()
+        self.times.turn("bubble" if awaited is not None else "idle", now)
+        self._spans.waits(step, awaited or (spans.COMMIT if for_commit else spans.IDLE), now)
 
-    def arrived(self, key: Key | None) -> None:
-        """A tensor of the running step is here; None: a commit."""
-        self._slack.arrived(_awaited(key) if key is not None else COMMIT, self._clock())
+    def arrived(self, key: Key, running: int) -> None:
+        """A tensor is here. ``running``: the step that runs."""
+        now = self._clock()
+        self._spans.arrived(key, now)
+        if key.step == running:
+            self._slack.arrived(_awaited(key), now)
+
+    def heard_commit(self, step: int) -> None:
+        now = self._clock()
+        self._spans.heard_commit(step, now)
+        self._slack.arrived(COMMIT, now)
+
+    def told_ready(self, step: int, stage: int) -> None:
+        """The coordinator was told that a stage's whole gradient is here."""
+        self._spans.told_ready(step, stage, self._clock())
+
+    def kept(self, running: int) -> Kept:
+        """What is kept of the last steps."""
+        return self._spans.copy(running, self._clock)
 
     def has_time_for(self, work: Work[Value] | Load) -> bool:
         """Whether this is expected to be over before the wait is."""

@@ -26,7 +26,7 @@ from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 playwright = pytest.importorskip("playwright.sync_api", reason="make browser installs it")
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("overview", "topology", "preemptions", "nodes", "cost", "events")
+PAGES = ("overview", "topology", "preemptions", "nodes", "timetable", "cost", "events")
 STEPS = 60
 PATIENCE = 60_000.0  # milliseconds
 

@@ -31,15 +31,19 @@ def activity(clock: Clock) -> Activity:
 
 
 def took(activity: Activity, clock: Clock, work: Load | Run[Value], seconds: float) -> None:
-    activity.begin(work, ())
+    activity.begin(work, (), 0)
     clock.now += seconds
+    activity.computed()
     assert activity.end(work, 0, 0)
 
 
 def waited(activity: Activity, clock: Clock, key: Key | None, seconds: float) -> None:
     activity.waits(key, for_commit=key is None)
     clock.now += seconds
-    activity.arrived(key)
+    if key is None:
+        activity.heard_commit(0)
+    else:
+        activity.arrived(key, key.step)
 
 
 @pytest.mark.parametrize("key", [GRADIENT, None])
@@ -61,7 +65,7 @@ def test_nothing_fits_as_long_as_nothing_is_known(activity: Activity, clock: Clo
     activity.waits(GRADIENT, for_commit=False)
     assert not activity.has_time_for(LOAD)
     clock.now += 1.0
-    activity.arrived(GRADIENT)
+    activity.arrived(GRADIENT, GRADIENT.step)
     activity.waits(GRADIENT, for_commit=False)
     assert not activity.has_time_for(LOAD), "nobody knows how long a load takes"
     took(activity, clock, LOAD, 0.1)
@@ -73,7 +77,7 @@ def test_nothing_fits_as_long_as_nothing_is_known(activity: Activity, clock: Clo
 def test_what_was_there_before_it_was_needed_leaves_no_room(activity: Activity, clock: Clock) -> None:
     took(activity, clock, LOAD, 0.1)
     waited(activity, clock, GRADIENT, 1.0)
-    activity.arrived(GRADIENT)
+    activity.arrived(GRADIENT, GRADIENT.step)
     activity.waits(GRADIENT, for_commit=False)
     assert not activity.has_time_for(LOAD)
 
@@ -89,14 +93,16 @@ def test_other_stages_have_other_waits(activity: Activity, clock: Clock) -> None
 def test_graphs_of_redundant_forwards_use_up_their_memory_within_a_step(activity: Activity) -> None:
     kept = []
     for step in (0, 0, 0, 1):
-        activity.begin(FORWARD, ())
+        activity.begin(FORWARD, (), 0)
+        activity.computed()
         kept.append(activity.end(FORWARD, step, 400))
     assert kept == [True, True, False, True]
 
 
 def test_a_heartbeat_tells_what_runs(activity: Activity) -> None:
-    activity.begin(FORWARD, ())
+    activity.begin(FORWARD, (), 0)
     assert activity.heartbeat().instruction == "1F0"
+    activity.computed()
     activity.end(FORWARD, 0, 0)
     beat = activity.heartbeat()
     assert (beat.instruction, beat.finished) == ("", 1)
@@ -108,10 +114,11 @@ def test_a_heartbeat_tells_how_long_any_work_has_been_running(activity: Activity
     apply: Apply[Value] = Apply(step=0, scale=1.0, gradients=())
     for work, name, median, samples in ((apply, "apply", 0.25, 8), (arrange, "arrange", 0.0, 0)):
         for _ in range(8):
-            activity.begin(work, ())
+            activity.begin(work, (), 0)
             clock.now += 0.25
+            activity.computed()
             activity.end(work, 0, 0)
-        activity.begin(work, ())
+        activity.begin(work, (), 0)
         clock.now += 60.0
         beat = activity.heartbeat()
         told = (beat.instruction, beat.running_seconds, beat.median_seconds, beat.samples)

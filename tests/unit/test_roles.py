@@ -66,6 +66,12 @@ def test_only_an_operator_drains_and_kills(role: str) -> None:
         assert bool(refusal(f"/culm.v1.Coordinator/{method}", peer(f"culm://{role}/x"))) == (role != "operator")
 
 
+@pytest.mark.parametrize("role", ROLES)
+def test_people_who_look_may_ask_a_node_for_its_timetable(role: str) -> None:
+    refused = refusal("/culm.v1.Timetables/GetTimetable", peer(f"culm://{role}/x"))
+    assert bool(refused) == (role not in ("viewer", "operator"))
+
+
 def test_without_tls_whoever_reaches_the_port_may() -> None:
     for context in ({}, {"transport_security_type": [b"insecure"]}):
         assert refusal("/culm.v1.Coordinator/Kill", context) == ""

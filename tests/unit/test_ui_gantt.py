@@ -1,0 +1,135 @@
+"""A timetable as a chart, and its page."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from culm.pipeline.critical_path import critical_path
+from culm.pipeline.ideal_step import ideal_of
+from culm.pipeline.schedule import Schedule
+from culm.pipeline.timetable import USES, Timetable
+from culm.ui.gantt import COLOURS, MOST, gantt, path_lines, shares
+from tests.unit.hand_made import a_step, lanes
+
+
+def test_every_node_has_a_row_and_its_ideal_has_one() -> None:
+    step = a_step()
+    spec = gantt(step, ideal_of(step))
+    bars, names, commit = spec["layer"]
+    rows = ["n0 · 0", "n1 · 1", " ", "ideal n0", "ideal n1"]
+    assert bars["encoding"]["y"]["scale"]["domain"] == rows
+    assert {bar["row"] for bar in bars["data"]["values"]} == {*rows} - {" "}
+    assert bars["params"][0]["bind"] == "scales"
+    assert "0F0" in {text["what"] for text in names["data"]["values"]}
+    assert commit["data"]["values"][0]["at"] == 10_150.0
+    assert all(0.0 <= bar["begin"] <= bar["end"] <= 10_500.0 for bar in bars["data"]["values"])
+
+
+def test_every_use_but_the_gaps_has_a_colour_of_its_own() -> None:
+    assert set(COLOURS) == {*USES} - {"between"}
+    assert len({*COLOURS.values()}) == len(COLOURS)
+
+
+def test_forty_nodes_have_lower_rows_without_names() -> None:
+    many = tuple(replace(lane, node=f"{lane.node}-{i}") for i in range(20) for lane in lanes())
+    spec = gantt(Timetable(step=1, schedule=Schedule(2), lanes=many), None)
+    assert spec["height"] == {"step": 14}
+    assert len(spec["layer"]) == 2
+    assert len(spec["layer"][0]["encoding"]["y"]["scale"]["domain"]) == 40
+
+
+def test_of_a_huge_step_the_longest_bars_are_shown() -> None:
+    many = tuple(replace(lane, node=f"{lane.node}-{i}") for i in range(1000) for lane in lanes())
+    bars = gantt(Timetable(step=1, schedule=Schedule(2), lanes=many), None)["layer"][0]["data"]["values"]
+    assert len(bars) == MOST
+
+
+def test_the_tables_tell_where_the_time_went() -> None:
+    step = a_step()
+    n0, _ = shares(step, ideal_of(step))
+    assert (n0["node"], n0["stages"], n0["forward"], n0["backward"]) == ("n0", "0", 2000.0, 4000.0)
+    assert shares(step, None)[0].get("ideal bubble") is None
+    lines = path_lines(critical_path(step))
+    assert lines[0] == {"what": "backward", "node": "n1", "ms": 4000.0, "times": 2}
+
+
+PAGE = """
+from culm.pipeline.rpc.timetables import Gathered
+from culm.ui.screens.timetable import shown
+from tests.unit.hand_made import a_step
+shown(Gathered((a_step(),), range(3, 8), {"n2": "n2 does not answer"}))
+"""
+
+
+def test_the_page_shows_a_step() -> None:
+    app = AppTest.from_string(PAGE, default_timeout=60.0).run()
+    assert not app.exception
+    told = {metric.label: metric.value for metric in app.metric}
+    assert told["Step 7"] == "10.5 s"
+    assert "n2 does not answer" in app.warning[0].value
+    assert "steps 3 to 7" in app.caption[0].value
+    assert len(app.dataframe) == 2
+
+
+RECORDED = """
+from pathlib import Path
+from culm.ui.recorded import DEMO, Recorded
+from culm.ui.screens import timetable
+timetable.show(Recorded(DEMO))
+"""
+
+
+def test_a_recording_has_no_timetable() -> None:
+    app = AppTest.from_string(RECORDED, default_timeout=60.0).run()
+    assert not app.exception
+    assert "There is none in a recording" in app.caption[-1].value
+
+
+LIVE = """
+from culm.pipeline.text import plain
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.source import Look
+from culm.ui.screens import timetable
+
+class Somebody:
+    name = {name!r}
+
+    def look(self):
+        status = pb.GetStatusResponse(phase="running")
+        status.plan.stages.add(first_layer=0, end_layer=1, owners=["n0"])
+        status.plan.members.add(node="n0", incarnation=1, address={address!r})
+        return Look(status, at=1.0)
+
+timetable.show(Somebody())
+"""
+
+
+def test_a_node_is_asked(tmp_path: Path) -> None:
+    from tests.integration.test_timetables import served
+
+    server, address = served(5)
+    try:
+        app = AppTest.from_string(LIVE.format(name=str(tmp_path), address=address), default_timeout=60.0).run()
+        assert not app.exception
+        assert app.metric[0].label == "Step 4"
+        app.number_input(key="timetable_step").set_value(2).run()
+        assert app.metric[0].label == "Step 2"
+        app.number_input(key="timetable_step").set_value(50).run()
+        assert "step 50 is not over yet" in app.warning[0].value
+    finally:
+        server.stop(None)
+
+
+def test_nobody_answers(tmp_path: Path) -> None:
+    script = LIVE.format(name=str(tmp_path), address="127.0.0.1:1")
+    app = AppTest.from_string(script, default_timeout=60.0).run()
+    assert not app.exception
+    assert "no node answers" in app.warning[0].value
+
+
+@pytest.mark.parametrize("ideal", [True, False])
+def test_a_step_that_nobody_ran_is_an_empty_chart(ideal: bool) -> None:
+    nothing = Timetable(step=0, schedule=Schedule(1), lanes=())
+    assert gantt(nothing, ideal_of(nothing) if ideal else None)["layer"][0]["data"]["values"] == []

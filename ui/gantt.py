@@ -1,0 +1,140 @@
+"""A step's timetable as a Vega-Lite chart: nodes down, time across. Pure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from culm.pipeline.critical_path import Leg
+from culm.pipeline.ideal_step import IdealStep
+from culm.pipeline.timetable import MEANING, USES, Lane, Timetable
+from culm.ui.charts import GREY, Spec, name, number
+
+# Work has colours, waiting has none: light grey until a tensor is there, darker until the commit is.
+COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#54a24b",
+    "weights": "#72b7b2",
+    "redundant": "#b279a2",
+    "load": "#eeca3b",
+    "reduce": "#ff9da6",
+    "sum": "#d67195",
+    "apply": "#9d755d",
+    "state": "#c9b8a8",
+    "bubble": "rgba(128,134,143,0.25)",
+    "commit": "rgba(128,134,143,0.55)",
+    "idle": "rgba(128,134,143,0.10)",
+}
+IDEAL_USE = {"F": "forward", "E": "forward", "B": "backward", "W": "weights"}
+MOST = 12_000  # bars: of a larger step the longest are shown
+NAMED = 14  # rows up to which bars have names
+LEAST_NAMED = 1 / 75  # of the step's time that a bar takes whose name is shown
+SEPARATOR = " "  # the row between the nodes and their ideal
+
+
+def title(lane: Lane) -> str:
+    """A node with its stages."""
+    return f"{lane.node} · {', '.join(map(str, lane.stages))}" if lane.stages else lane.node
+
+
+def gantt(timetable: Timetable, ideal: IdealStep | None) -> Spec:
+    """The step as it was, and below it its ideal in the same scale. The wheel zooms, dragging moves, twice resets."""
+    bars = [*_measured(timetable), *(_best(timetable, ideal) if ideal is not None else ())]
+    bars = sorted(bars, key=lambda bar: bar["end"] - bar["begin"], reverse=True)[:MOST]
+    rows = [title(lane) for lane in timetable.lanes]
+    if ideal is not None:
+        rows += [SEPARATOR, *(f"ideal {lane.node}" for lane in timetable.lanes)]
+    uses = [use for use in USES if use in {bar["use"] for bar in bars}]
+    colour = {"domain": [MEANING[use] for use in uses], "range": [COLOURS[use] for use in uses]}
+    for bar in bars:
+        bar["use"] = MEANING[bar["use"]]
+    y = name("row", None, sort=None, scale={"domain": rows}, axis={"labelLimit": 220, "ticks": False})
+    until = max([1e-3, *(bar["end"] for bar in bars)])
+    zoom = {"name": "zoom", "select": {"type": "interval", "encodings": ["x"]}, "bind": "scales"}
+    legend = {"orient": "top", "columns": 4, "labelLimit": 300}
+    drawn: Spec = {
+        "data": {"values": bars},
+        "params": [zoom],
+        "mark": {"type": "bar", "clip": True, "tooltip": {"content": "data"}},
+        "encoding": {
+            "x": number("begin", "milliseconds", scale={"domain": [0.0, until], "nice": False}),
+            "x2": {"field": "end"},
+            "y": y,
+            "color": name("use", scale=colour, legend=legend),
+        },
+    }
+    layers = [drawn]
+    if len(rows) <= NAMED:
+        layers.append(_labels(bars, timetable.seconds * 1e3, y))
+    if timetable.committed is not None:
+        layers.append(_commit((timetable.committed - timetable.begin) * 1e3))
+    step = 26 if len(rows) <= NAMED else 14
+    return {"layer": layers, "height": {"step": step}}
+
+
+def _measured(timetable: Timetable) -> Iterator[dict[str, Any]]:
+    zero = timetable.begin
+    for lane in timetable.lanes:
+        for span, begin, end in timetable.inside(lane):
+            yield _bar(title(lane), span.name, span.use, begin - zero, end - zero)
+
+
+def _best(timetable: Timetable, ideal: IdealStep) -> Iterator[dict[str, Any]]:
+    for lane in timetable.lanes:
+        for span in ideal.spans.get(lane.node, ()):
+            use = IDEAL_USE[span.instruction.op]
+            yield _bar(f"ideal {lane.node}", str(span.instruction), use, span.begin, span.end)
+
+
+def _bar(row: str, what: str, use: str, begin: float, end: float) -> dict[str, Any]:
+    ms = {"begin": round(begin * 1e3, 3), "end": round(end * 1e3, 3), "ms": round((end - begin) * 1e3, 3)}
+    return {"row": row, "what": what, "use": use, **ms}
+
+
+def _labels(bars: list[dict[str, Any]], whole: float, y: Spec) -> Spec:
+    """The names of what is wide enough at first; work alone."""
+    waits = {MEANING[use] for use in ("bubble", "commit", "idle")}
+    named = [
+        {"row": bar["row"], "what": bar["what"], "at": (bar["begin"] + bar["end"]) / 2}
+        for bar in bars
+        if bar["ms"] >= whole * LEAST_NAMED and bar["use"] not in waits
+    ]
+    return {
+        "data": {"values": named},
+        "mark": {"type": "text", "fontSize": 10, "color": "white", "clip": True},
+        "encoding": {"x": number("at", None), "y": y, "text": name("what")},
+    }
+
+
+def _commit(at: float) -> Spec:
+    """Where the first node heard of the commit."""
+    return {
+        "data": {"values": [{"at": round(at, 3), "what": "commit"}]},
+        "mark": {"type": "rule", "strokeDash": [4, 4], "color": GREY, "clip": True, "tooltip": {"content": "data"}},
+        "encoding": {"x": number("at", None)},
+    }
+
+
+def shares(timetable: Timetable, ideal: IdealStep | None) -> list[dict[str, object]]:
+    """A line of the table for each node: milliseconds of the step by use."""
+    spent = {lane.node: timetable.shares(lane) for lane in timetable.lanes}
+    used = [use for use in USES if any(each[use] > 0.0 for each in spent.values())]
+    lines: list[dict[str, object]] = []
+    for lane in timetable.lanes:
+        line: dict[str, object] = {"node": lane.node, "stages": ", ".join(map(str, lane.stages))}
+        line |= {use: round(spent[lane.node][use] * 1e3, 2) for use in used}
+        if ideal is not None:
+            line["ideal bubble"] = round(ideal.bubble(lane.node) * 1e3, 2)
+        lines.append(line)
+    return lines
+
+
+def path_lines(path: tuple[Leg, ...]) -> list[dict[str, object]]:
+    """The critical path's legs that took time, the longest first."""
+    found: dict[tuple[str, str], tuple[float, int]] = {}
+    for leg in path:
+        seconds, count = found.get((leg.what, leg.node), (0.0, 0))
+        found[leg.what, leg.node] = seconds + leg.seconds, count + 1
+    told = sorted(found.items(), key=lambda each: -each[1][0])
+    return [
+        {"what": what, "node": node, "ms": round(seconds * 1e3, 2), "times": count}
+        for (what, node), (seconds, count) in told
+    ]

@@ -1,0 +1,66 @@
+"""One step as a timetable: who did what when, beside the ideal."""
+
+import streamlit as st
+
+from culm.pipeline.critical_path import COMMIT, TRAVEL, by_kind, critical_path
+from culm.pipeline.errors import JobError
+from culm.pipeline.ideal_step import ideal_of
+from culm.pipeline.rpc.timetables import Gathered, gather
+from culm.protos import coordinator_pb2 as pb
+from culm.ui.gantt import gantt, path_lines, shares
+from culm.ui.screens.widgets import banner, tiles
+from culm.ui.source import Source
+from culm.ui.words import literal, milliseconds
+
+EVERY = 10.0  # seconds between two looks at the newest step: a look asks every node
+
+
+@st.cache_resource(ttl=EVERY - 1.0, max_entries=50, show_spinner=False)
+def asked(name: str, step: int | None, _status: pb.GetStatusResponse) -> Gathered:
+    """One answer for everybody who looks. ``name``: the source's; ``step``: None is the newest."""
+    return gather(_status, step)
+
+
+@st.fragment(run_every=EVERY)
+def show(source: Source) -> None:
+    look = source.look()
+    banner(look)
+    if not look.status.plan.members:
+        st.caption("The nodes of a live run tell their timetables. There is none in a recording, nor before training.")
+        return
+    wanted = st.number_input("Step", min_value=0, value=None, placeholder="newest", key="timetable_step", width=200)
+    try:
+        gathered = asked(source.name, wanted, look.status)
+    except JobError as error:
+        st.warning(literal(str(error)), icon=":material/search_off:")
+        return
+    shown(gathered)
+
+
+def shown(gathered: Gathered) -> None:
+    """The last of the steps."""
+    timetable = gathered.timetables[-1]
+    ideal, path = ideal_of(timetable), critical_path(timetable)
+    legs = by_kind(path)
+    travel, commit = legs.get(TRAVEL, (0.0, 0)), legs.get(COMMIT, (0.0, 0))
+    best = ideal.seconds if ideal is not None else 0.0
+    taken = f"{timetable.seconds / best:.3f} of the ideal" if best else ""
+    busiest = f"the busiest node works {milliseconds(ideal.busiest_seconds * 1e3)}" if ideal is not None else ""
+    tiles(
+        (f"Step {timetable.step}", milliseconds(timetable.seconds * 1e3), taken),
+        ("Ideal", milliseconds(best * 1e3) if best else "–", busiest),
+        ("Waited for tensors to travel", milliseconds(travel[0] * 1e3), f"{travel[1]} times on the critical path"),
+        ("Waited for the commit", milliseconds(commit[0] * 1e3), "from the last report"),
+    )
+    for why in gathered.silent.values():
+        st.warning(f"A row is missing: {literal(why)}", icon=":material/visibility_off:")
+    st.vega_lite_chart(None, gantt(timetable, ideal), width="stretch")
+    st.caption(
+        f"The wheel zooms, dragging moves, a double click resets. Nodes have steps {gathered.kept.start} to "
+        f"{gathered.kept.stop - 1}. `culm trace --step {timetable.step} --out FILE` writes the step for Perfetto."
+    )
+    st.subheader("Where each node's time went, in ms")
+    st.dataframe(shares(timetable, ideal), hide_index=True, width="stretch")
+    st.subheader("What the step waited for")
+    st.dataframe(path_lines(path), hide_index=True, width="stretch")
+    st.caption("The critical path: each piece of work with the last thing that it needed. docs/timetable.md has more.")
