@@ -19,6 +19,7 @@ MODULES = {
     "up": "up",
     "down": "down",
     "status": "status",
+    "top": "top",
     "events": "events",
     "cost": "cost",
     "prices": "prices",
