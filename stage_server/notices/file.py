@@ -29,13 +29,13 @@ class NoticeFile:
         self._deadline: float | None = None
 
     def poll(self, stop: threading.Event) -> Iterator[Notice]:
-        """The notice, if the file exists; an empty file counts from the second look, its writer may be at it."""
+        """The notice, if the file exists. An empty one counts from the second look in a row: its writer may be at it."""
         seen = self._read()
         if seen is None:
             return
         content, _ = seen
-        if not content.strip() and not self._empty_before:
-            self._empty_before = True
+        empty_before, self._empty_before = self._empty_before, not content.strip()
+        if self._empty_before and not empty_before:
             return
         if seen != self._seen:
             self._seen, self._deadline = seen, time_of_end(content, self._clock())

@@ -52,7 +52,7 @@ def test_a_json_line_says_when_who_and_what(log: io.StringIO) -> None:
 
 
 def test_where_it_stands_is_looked_up_for_each_line(log: io.StringIO) -> None:
-    standing = {"node": "n0", "step": 0}
+    standing: dict[str, str | int] = {"node": "n0", "step": 0}
     speak_as(lambda: standing)
     logging.getLogger("culm").warning("first")
     standing["step"] = 7

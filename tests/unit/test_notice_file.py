@@ -53,3 +53,16 @@ def test_seconds_count_from_when_the_file_was_first_seen_so_and_anew_when_it_is_
     now += 20.0
     os.utime(path, ns=(1, 1))  # written again with the same seconds
     assert [notice.deadline for notice in file.poll(stop)] == [NOW + 100.0]
+
+
+def test_a_file_that_is_written_again_is_never_taken_for_an_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "preempt"
+    file, stop = NoticeFile(path, lambda: NOW), threading.Event()
+    for seconds in (30, 60, 90):
+        path.write_text("")
+        assert list(file.poll(stop)) == []
+        path.write_text(str(seconds))
+        assert [notice.deadline for notice in file.poll(stop)] == [NOW + seconds]
+    path.write_text("")
+    assert list(file.poll(stop)) == []
+    assert [notice.deadline for notice in file.poll(stop)] == [None]
