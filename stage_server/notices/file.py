@@ -29,7 +29,7 @@ class NoticeFile:
         self._deadline: float | None = None
 
     def poll(self, stop: threading.Event) -> Iterator[Notice]:
-        """The notice, if the file exists. An empty one counts from the second look in a row: its writer may be at it."""
+        """The notice, if the file exists. An empty one counts from the second look in a row: it may be half written."""
         seen = self._read()
         if seen is None:
             return
