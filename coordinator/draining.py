@@ -24,9 +24,11 @@ from culm.coordinator.commands import Command, Dismiss, Persist, Record
 from culm.coordinator.decisions import Decision
 from culm.coordinator.membership import fence, usable
 from culm.coordinator.reports import Draining, Warned
-from culm.coordinator.state import State
+from culm.coordinator.state import Node, State
 from culm.coordinator.takeover import recovering
 from culm.pipeline.money import kinds
+
+MOVED_SECONDS = 5.0  # by which a deadline moves before that is news: a report takes its time
 
 
 def leaving(state: State) -> set[str]:
@@ -53,12 +55,11 @@ def drain(state: State, report: Draining, now: float) -> Decision:
     if node is None:
         return state, ()
     leaves_at = now + report.seconds_left if report.seconds_left is not None else None
-    # A node repeats its notice on every stream that it opens. The first deadline counts, since a repeat names the same
-    # seconds later. A new leader has none, as clocks differ: it takes that of the repeat.
+    # A node repeats its notice on every stream that it opens, with the seconds that are left then; and whenever they
+    # change. So the last report counts: the machine may go sooner than it was said first, or later. A new leader has
+    # no deadline, as clocks differ: it takes that of the repeat. An operator knows none, and takes none away.
     if node.draining:
-        leaves_at = leaves_at if node.leaves_at is None else node.leaves_at
-        told = node.told or report.told  # no store remembers that
-        return replace(state, nodes={**state.nodes, node.node: replace(node, leaves_at=leaves_at, told=told)}), ()
+        return _told_again(state, node, report, leaves_at)
     state = replace(
         state,
         nodes={**state.nodes, node.node: replace(node, draining=report.why, leaves_at=leaves_at, told=report.told)},
@@ -75,6 +76,23 @@ def drain(state: State, report: Draining, now: float) -> Decision:
         return state, (noted, Persist())
     state, farewell = let_go(state, [node.node])
     return state, (noted, Persist(), *farewell)
+
+
+def _told_again(state: State, node: Node, report: Draining, leaves_at: float | None) -> Decision:
+    """Of a node that is to go already: takes the new deadline, and puts it on record if it has moved."""
+    before = node.leaves_at
+    changed = replace(
+        node,
+        leaves_at=before if leaves_at is None else leaves_at,
+        told=node.told or report.told,  # no store remembers that
+    )
+    state = replace(state, nodes={**state.nodes, node.node: changed})
+    if before is None or leaves_at is None or abs(leaves_at - before) < MOVED_SECONDS:
+        return state, ()
+    left = report.seconds_left or 0.0
+    which = "sooner" if leaves_at < before else "later"
+    moved = kinds.Draining(node=node.node, why=report.why, seconds_left=round(left, 1))
+    return state, (Record(moved, f"{node.node} goes {which} than it said before: {left:.0f} s are left"),)
 
 
 def let_go(state: State, names: Sequence[str]) -> Decision:

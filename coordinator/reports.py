@@ -210,7 +210,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The node is to go: its work is handed over at the next commit. Said again on every stream."""
+    """The node is to go: its work is handed over at the next commit. Said again on every stream, and when the time that
+    is left changes.
+    """
 
     node: str
     why: str

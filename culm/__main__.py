@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from culm.pipeline.errors import JobError, StorageAway, Unavailable
+from culm.pipeline.log_lines import last_line
 from culm.pipeline.text import closest, told
 from culm.terminal import interrupts
 from culm.terminal.flags import Parser
@@ -22,6 +23,7 @@ MODULES = {
     "logs": "logs",
     "status": "status",
     "trace": "trace",
+    "top": "top",
     "events": "events",
     "cost": "cost",
     "prices": "prices",
@@ -93,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         code: int = arguments.command(arguments)
         sys.stdout.flush()  # raises BrokenPipeError here, and not at the end of the interpreter
     except (JobError, Unavailable, ValueError) as error:
-        print(f"culm {command}: {in_one_line(error)}", file=sys.stderr)
+        last_line(command, in_one_line(error))
         return 1 if isinstance(error, StorageAway) else 2  # a supervisor starts again what did not end with 2
     except KeyboardInterrupt:
         print(f"culm {command}: interrupted", file=sys.stderr)

@@ -568,7 +568,9 @@ Global___Failed: _TypeAlias = Failed  # noqa: Y015
 
 @_typing.final
 class Draining(_message.Message):
-    """The node is to go soon: its machine has been given notice, or somebody told it to end. It works on until dismissed."""
+    """The node is to go soon: its machine has been given notice, or somebody told it to end. It works on until dismissed.
+    Repeated on every stream, and whenever the time that is left changes: the last one counts.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -577,7 +579,7 @@ class Draining(_message.Message):
     TOLD_FIELD_NUMBER: _builtins.int
     why: _builtins.str
     seconds_left: _builtins.float
-    """How long the machine will be there at least; 0 if nobody knows."""
+    """How long the machine will be there at least, from now on; 0 if nobody knows."""
     told: _builtins.bool
     """Its process was told to stop (SIGTERM). If nobody is left to hand over to, it does not wait for new nodes."""
     def __init__(

@@ -133,6 +133,11 @@ class Node:
         """The highest term seen."""
         return self._worker.term
 
+    def standing(self) -> dict[str, int]:
+        """Where this node stands, for the log: without the lock, so the numbers may be those of two moments."""
+        at = self._worker.at
+        return {"step": at.version, "generation": at.plan.generation if at.plan is not None else 0, "term": at.term}
+
     # ---- the compute thread -----------------------------------------------------------------------------------------
 
     def run(self) -> None:

@@ -37,6 +37,7 @@ from grpc_reflection.v1alpha import reflection
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import parse_job
+from culm.pipeline.log_lines import Facts, last_line, speak_as
 from culm.pipeline.messages import machine_to_proto
 from culm.pipeline.patience import Patience
 from culm.pipeline.rpc.admission import MOST_STREAMS, THREADS, AdmissionInterceptor
@@ -58,10 +59,11 @@ from culm.stage_server.compute.allocator import keep_pages
 from culm.stage_server.compute.compute import Compute
 from culm.stage_server.compute.device import device_for
 from culm.stage_server.compute.loading import Untold, parts_of, samples_told
+from culm.stage_server.departure import Departure
 from culm.stage_server.faults import Faults
 from culm.stage_server.last_words import START, reason_of
 from culm.stage_server.node import Node
-from culm.stage_server.notices import Notice, NoticeWatcher, make_sources
+from culm.stage_server.notices import NoticeWatcher, make_sources
 from culm.stage_server.one_machine.local_streams import LocalServer, listen
 from culm.stage_server.own_name import own_name
 from culm.stage_server.signals import on_signals
@@ -79,8 +81,6 @@ FORCE_SECONDS = 15.0  # for which a process that is to end waits for its compute
 # How long a thread may keep the interpreter from another. Python's usual 5 ms are long for a tensor that waits to be
 # sent: each hop from stage to stage would take them.
 SWITCH_SECONDS = 0.0002
-ABSENT_SECONDS = 2.0  # for which a node that was told to stop waits for a coordinator that has gone as well
-POLL_SECONDS = 0.1  # between two looks at whether the node was let go
 GRACE = 1.0  # seconds for streams to end when the server stops
 
 
@@ -113,12 +113,8 @@ class StageServer:
         self._ended = threading.Event()  # _exit is set
         self._error = ""
         self.join_anew = False
-        # What stays true once it was said, as ``_failed`` does. It is repeated on every attaching: a coordinator that
-        # takes over has not heard it.
-        self._draining: pb.AttendRequest | None = None
-        self.told = False  # to stop, by a signal: then it joins nobody anew
-        self._warning: pb.AttendRequest | None = None
-        self._notices = NoticeWatcher(make_sources(settings.notices), self._noticed)
+        # It stays true once it was said, and is repeated on every attaching: a coordinator that takes over has not
+        # heard it.
         self._failed: pb.AttendRequest | None = None
         self._orders = Orders(
             settings.coordinator,
@@ -129,6 +125,18 @@ class StageServer:
             settings.coordinator_timeout,
             self._deserted,
         )
+        self._departure = Departure(settings.drain_seconds, self._orders, self.stop, self._ended)
+        self._notices = NoticeWatcher(make_sources(settings.notices), self._departure.noticed)
+
+    @property
+    def told(self) -> bool:
+        """Whether a signal has told it to stop: then it joins nobody anew."""
+        return self._departure.told
+
+    def standing(self) -> Facts:
+        """Who this is and where it stands, for the log; from any thread, without the lock."""
+        node = self._node
+        return {"node": self._name, **(node.standing() if node is not None else {})}
 
     def _listen(self, listen: str) -> str:
         host, _, port = listen.rpartition(":")
@@ -167,7 +175,7 @@ class StageServer:
 
     def _say_why(self) -> None:
         if self._error and not self.join_anew:
-            print(f"culm stage: {told(self._error)}", file=sys.stderr, flush=True)
+            last_line("stage", told(self._error))
 
     def _work(self, welcome: pb.Welcome) -> None:
         """Takes part until told to stop. What raises ends the process, with last words to the coordinator."""
@@ -272,47 +280,12 @@ class StageServer:
 
     def stop(self) -> None:
         """Ends the process in order, without handing over: SIGINT."""
-        self.told = True
+        self._departure.told = True
         self._end(0)
 
-    def drain(self, why: str, seconds_left: float | None, told: bool = False) -> None:
-        """Asks to be let go: what this node holds is handed over at the next commit. SIGTERM (told), or a notice."""
-        if self._draining is not None and (self.told or not told):
-            return
-        self.told = self.told or told
-        self._draining = pb.AttendRequest(draining=pb.Draining(why=why, seconds_left=seconds_left or 0.0, told=told))
-        log.warning("this node asks to hand over what it holds, and goes: %s", why)
-        self._orders.report(self._draining)
-
     def terminate(self) -> None:
-        """SIGTERM: hands over first; a second one, or one that reaches a node that attends nobody, ends it."""
-        if self.told or not self._orders.attends:
-            self.stop()
-            return
-        threading.Thread(target=self._hand_over, name="hand over", daemon=True).start()
-
-    def _hand_over(self) -> None:
-        """Waits to be let go: for so long as is left, and not for a coordinator that goes as well."""
-        patience = self._settings.drain_seconds
-        deadline = time.monotonic() + patience
-        self.drain("it was told to stop", patience, told=True)
-        while self._exit is None:
-            if self._orders.absent_seconds() > ABSENT_SECONDS:
-                log.warning("the coordinator has gone as well: this node ends without handing over")
-                self.stop()
-            elif time.monotonic() > deadline:
-                log.warning("this node was not let go within %g s: it ends without handing over", patience)
-                self.stop()
-            self._ended.wait(POLL_SECONDS)
-
-    def _noticed(self, notice: Notice) -> None:
-        if not notice.certain:
-            log.warning("this machine may be taken, which the coordinator is told: %s", notice.why)
-            self._warning = self._warning or pb.AttendRequest(warned=pb.Warned(why=notice.why))
-            self._orders.report(self._warning)
-            return
-        left = max(1.0, notice.deadline - time.time()) if notice.deadline is not None else None
-        self.drain(notice.why, left)
+        """SIGTERM: hands over first."""
+        self._departure.terminate()
 
     def _hopeless(self, why: str) -> None:
         self._end(2, why)
@@ -344,9 +317,9 @@ class StageServer:
             else:
                 announce([])  # heartbeats flow while the model is built
                 self._announce = announce
-        for standing in (self._failed, self._warning, self._draining):
-            if standing is not None:
-                self._orders.report(standing)
+        if self._failed is not None:
+            self._orders.report(self._failed)
+        self._departure.repeat()
 
     def heartbeat(self) -> pb.Heartbeat:
         return self._node.attendance.heartbeat() if self._node is not None else pb.Heartbeat()
@@ -375,8 +348,9 @@ def main(settings: StageSettings) -> int:
         server = StageServer(settings)
         Faults(settings.kill_at)
     except (OSError, ValueError) as error:
-        print(f"culm stage: {error}", file=sys.stderr)
+        last_line("stage", str(error))
         return 2
+    speak_as(server.standing)
     sys.setswitchinterval(SWITCH_SECONDS)
     threading.excepthook = lambda raised: server.broken(raised.exc_value or SystemExit())
     on_signals({signal.SIGTERM: server.terminate, signal.SIGINT: server.stop})

@@ -36,6 +36,7 @@ class MetadataServer:
         self._action: bytes | None = None
         self._rebalance: bytes | None = None
         self._preempted = False
+        self._notice_seconds: bytes | None = None
         self._flavor = "Google"
         self._vm: str | None = "vm_0"
         self._events: list[dict[str, object]] = []
@@ -81,6 +82,11 @@ class MetadataServer:
         with self._change():
             self._preempted = True
 
+    def warn_earlier_gcp(self, seconds: str) -> None:
+        """What the instance's own metadata say of its preemption notice duration."""
+        with self._change():
+            self._notice_seconds = seconds.encode()
+
     def pose_as_another_than_gcp(self) -> None:
         with self._change():
             self._flavor = "Other"
@@ -99,6 +105,13 @@ class MetadataServer:
                     "DurationInSeconds": -1,
                 }
             )
+
+    def move_azure(self, event: str, not_before: str) -> None:
+        """The event is put off, or comes nearer; without ``not_before`` it has started."""
+        with self._change():
+            for each in self._events:
+                if each["EventId"] == event:
+                    each.update(NotBefore=not_before, EventStatus="Scheduled" if not_before else "Started")
 
     def hide_the_name_azure(self) -> None:
         with self._change():
@@ -186,6 +199,9 @@ class MetadataServer:
             return 403, b"", {}
         if path in GCP_ITEMS:
             return 200, GCP_ITEMS[path], {"Metadata-Flavor": self._flavor, "ETag": "c3"}
+        if path == "/computeMetadata/v1/instance/attributes/culm-notice-seconds":
+            status = 404 if self._notice_seconds is None else 200
+            return status, self._notice_seconds or b"", {"Metadata-Flavor": self._flavor, "ETag": "d4"}
         if path != "/computeMetadata/v1/instance/preempted":
             return 404, b"", {}
         if query.get("wait_for_change") == "true":

@@ -52,6 +52,7 @@ class History:
     notable: list[Entry] = field(default_factory=list)
     gone: dict[str, float] = field(default_factory=dict)  # nodes lost and not back, and when
     _notices: dict[str, float] = field(default_factory=dict)
+    _draining: set[str] = field(default_factory=set)
 
     def take(self, entry: Entry) -> None:
         event = entry.event
@@ -67,8 +68,12 @@ class History:
                 self.learning_rate = event.learning_rate
             case Evaluated():
                 self.evaluations[event.step] = {"loss": event.loss, **event.metrics}
-            case Draining() | Warned():
+            case Warned():
                 self._notices[event.node] = entry.time
+            case Draining():  # again where its deadline has moved
+                if event.node not in self._draining:
+                    self._notices[event.node] = entry.time
+                    self._draining.add(event.node)
             case Joined():
                 self.gone.pop(event.node, None)
             case RolledBack():
@@ -92,6 +97,7 @@ class History:
 
     def _ended(self, entry: Entry, event: Lost | Left | Dismissed) -> None:
         noticed = self._notices.pop(event.node, None)
+        self._draining.discard(event.node)
         notice = entry.time - noticed if noticed is not None else None
         if isinstance(event, Lost):
             self.gone[event.node] = entry.time

@@ -117,6 +117,11 @@ class Leader:
         """The same for every coordinator of the run, and no other run's."""
         return f"{self.settings.job.job.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(self.begun))}"
 
+    def standing(self) -> dict[str, int]:
+        """Where the run stands, for the log; from any thread."""
+        state = self._state
+        return {"step": min(state.committed, state.steps), "generation": state.generation, "term": self.term}
+
     async def lead(self) -> None:
         """Takes the lease and goes on from what the leader before persisted, and then from what the nodes tell.
 

@@ -100,6 +100,8 @@ def gauges(status: pb.GetStatusResponse) -> Iterator[Metric]:
     yield GaugeMetricFamily("culm_term", "Term of the leading coordinator.", status.term)
     yield GaugeMetricFamily("culm_generation", "Generation of the present plan.", status.generation)
     yield GaugeMetricFamily("culm_checkpoint_step", "Steps in the newest whole checkpoint.", status.checkpoint)
+    fault = bool(status.checkpoint_fault)
+    yield GaugeMetricFamily("culm_checkpoint_fault", "1 while no checkpoint can be written, 0 else.", fault)
     yield GaugeMetricFamily("culm_cost_dollars", "What the run has cost so far.", status.cost)
     yield GaugeMetricFamily(
         "culm_stalled_seconds",

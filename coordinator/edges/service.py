@@ -17,7 +17,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import AsyncIterator, Sequence
 
 import grpc
@@ -34,6 +33,7 @@ from culm.coordinator.edges.store import LostLease, MemoryStore, Store
 from culm.coordinator.edges.tracking import Tracking, refuse_missing
 from culm.coordinator.report_bounds import drain_problem, kill_problem
 from culm.coordinator.state import Phase
+from culm.pipeline.log_lines import last_line, speak_as
 from culm.pipeline.places import parse_place
 from culm.pipeline.rpc.admission import MOST_STREAMS, AioAdmissionInterceptor
 from culm.pipeline.rpc.channel import server_options
@@ -155,10 +155,11 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         store = RedisStore(settings.redis_url, settings.run, settings.name, settings.patience.lease)
     refuse_missing(settings.job)
     leader = Leader(settings, store)
+    speak_as(leader.standing)
     try:
         exposition = Exposition(settings.metrics) if settings.metrics else None
     except (OSError, ValueError) as error:
-        print(f"culm coordinator: {error}", file=sys.stderr)
+        last_line("coordinator", str(error))
         return 2
     interceptors: list[grpc.aio.ServerInterceptor] = [AioRoleInterceptor(settings.run), AioAdmissionInterceptor()]
     if exposition is not None:
@@ -172,7 +173,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
         port = 0
     if not port:
         mend = f"{'port in use' if taken else 'it is no address of this host'}; choose another with --listen"
-        print(f"culm coordinator: cannot listen on {settings.listen}: {mend}", file=sys.stderr)
+        last_line("coordinator", f"cannot listen on {settings.listen}: {mend}")
         return 2
     stopped = asyncio.create_task(stop.wait())
     leading = asyncio.create_task(leader.lead())
@@ -199,7 +200,7 @@ async def serve(settings: CoordinatorSettings, stop: asyncio.Event) -> int:
     await asyncio.wait({lead, stopped}, return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if lead.done():
-        print(f"culm coordinator: {lead.exception()}; this one steps down", file=sys.stderr)
+        last_line("coordinator", f"{lead.exception()}; this one steps down")
         leader.end_streams()
         code = 1
     else:
@@ -271,5 +272,5 @@ def main(settings: CoordinatorSettings) -> int:
     try:
         return asyncio.run(_serve_until_told(settings))
     except LostLease as error:
-        print(f"culm coordinator: {error}", file=sys.stderr)
+        last_line("coordinator", str(error))
         return 1

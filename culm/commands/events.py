@@ -1,13 +1,13 @@
 """``culm events``: what happened, and why."""
 
 import argparse
-import time
+from collections.abc import Callable
 
 import grpc
 
 from culm.pipeline.errors import JobError
 from culm.pipeline.money.codec import to_line
-from culm.pipeline.money.kinds import KINDS
+from culm.pipeline.money.kinds import KINDS, Used
 from culm.pipeline.rpc.channel import details
 from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
@@ -19,8 +19,9 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser = commands.add_parser(
         "events",
         help="what happened, and why",
-        description="Lists the run's events, each with its reason. docs/events.md explains every kind.",
-        epilog="examples:\n  culm events --follow\n  culm events --kind lost,plan",
+        description="Lists the run's events, each with its reason: in colours on a terminal, else as plain text. "
+        "docs/events.md explains every kind.",
+        epilog="examples:\n  culm events --follow\n  culm events --kind lost,plan\n  culm events --json > run.jsonl",
     )
     flags.add_coordinator(parser)
     parser.add_argument("--follow", action="store_true", help="print new events as they happen, until Ctrl-C")
@@ -28,20 +29,23 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--kind",
         type=flags.several(flags.one_of(*KINDS)),
         metavar="KIND[,KIND]",
-        help="print events of these kinds alone; default: of all",
+        help="print events of these kinds alone; default: of all but usage",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    every = "print usage too: where each node's time went, every minute or more often"
+    parser.add_argument("--all", action="store_true", help=every)
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line, of every kind")
     parser.set_defaults(command=events)
 
 
 def events(arguments: argparse.Namespace) -> int:
     interrupts.interrupt()
+    write = _print_json if arguments.json else _lines()
     channel, stub = connect(arguments.coordinator)
     with channel:
         try:
             for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=arguments.follow)):
-                if arguments.kind is None or event.kind in arguments.kind:
-                    print(_line(cleaned(event), arguments.json), flush=True)
+                if is_wanted(event.kind, arguments):
+                    write(cleaned(event))
         except KeyboardInterrupt:
             return 0
         except grpc.RpcError as error:
@@ -50,8 +54,20 @@ def events(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _line(event: pb.ListEventsResponse, as_json: bool) -> str:
-    if not as_json:
-        at = time.strftime("%H:%M:%S", time.localtime(event.time))
-        return f"{at}.{int(event.time % 1 * 1000):03d}  {event.kind:<10} {event.text}"
-    return to_line(event)
+def is_wanted(kind: str, arguments: argparse.Namespace) -> bool:
+    """Scripts go by what ``--json`` prints, and figures are made from it: nothing is left out there unasked."""
+    if arguments.kind is not None:
+        return kind in arguments.kind
+    return kind != Used.kind or arguments.all or arguments.json
+
+
+def _print_json(event: pb.ListEventsResponse) -> None:
+    print(to_line(event), flush=True)
+
+
+def _lines() -> Callable[[pb.ListEventsResponse], None]:
+    from rich.console import Console
+
+    from culm.terminal.event_lines import EventLines
+
+    return EventLines(Console()).write

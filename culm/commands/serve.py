@@ -1,9 +1,7 @@
 """``culm coordinator`` and ``culm stage``: the two services that make a cluster."""
 
 import argparse
-import logging
 import os
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
+from culm.pipeline.log_lines import last_line
 from culm.pipeline.patience import USUAL, checked, from_environment
-from culm.pipeline.text import closest, plain, without_secrets
-from culm.terminal import flags, interrupts
+from culm.terminal import flags, interrupts, logs
 
 if TYPE_CHECKING:
     from culm.coordinator.state import BulksBefore
     from culm.pipeline.job import Job
 
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 MACHINE = (
     ("--provider", "CULM_PROVIDER", "whose machine this is, such as aws, gcp or azure"),
     ("--instance-type", "CULM_INSTANCE_TYPE", "the provider's name for a machine like this one"),
@@ -208,28 +205,6 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     stage.set_defaults(command=run_stage)
 
 
-def _log() -> None:
-    level = os.environ.get("CULM_LOG", "").upper() or "INFO"
-    if level not in LEVELS:
-        raise JobError(f"{plain(level)!r} is not a log level", "CULM_LOG", closest(level, LEVELS))
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Plain("%(asctime)s.%(msecs)03d %(name)s %(message)s", datefmt="%H:%M:%S"))
-    logging.basicConfig(level=level, handlers=[handler])
-    # ps shows the command line to every user of this machine.
-    shown = [without_secrets(word) for word in sys.argv]
-    if shown != sys.argv:
-        import setproctitle
-
-        setproctitle.setproctitle(" ".join(shown))
-
-
-class _Plain(logging.Formatter):
-    """Keeps a line one line, whatever text of another process is in it, and takes secrets out."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        return without_secrets(plain(super().formatMessage(record)))
-
-
 def _redis_url_in_file(path: str) -> str:
     """The URL in a file, as container secrets are: so its password is neither in the environment nor in ``ps``."""
     try:
@@ -246,7 +221,9 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
     from culm.pipeline.identity_parts import parse_allowed
     from culm.pipeline.job import load_job
 
-    _log()
+    name = arguments.name or f"{os.uname().nodename}-{os.getpid()}"
+    logs.set_up({"service": "coordinator", "run": arguments.run, "coordinator": name})
+    logs.hide_secrets()
     if not arguments.job:
         raise JobError("no job file is given", "--job", "give the path of a JOB.toml")
     job = load_job(arguments.job, arguments.set)
@@ -265,7 +242,7 @@ def run_coordinator(arguments: argparse.Namespace) -> int:
                 insecure=arguments.insecure,
                 redis_url=url,
                 run=arguments.run,
-                name=arguments.name or f"{os.uname().nodename}-{os.getpid()}",
+                name=name,
                 nodes=arguments.nodes,
                 resume=arguments.resume,
                 new_run=arguments.new_run,
@@ -310,7 +287,8 @@ def run_stage(arguments: argparse.Namespace) -> int:
         market=arguments.market,
     )
     patience = _patience(arguments)
-    _log()
+    logs.set_up({"service": "stage", "run": arguments.run, "node": arguments.name})
+    logs.hide_secrets()
     with ThreadPoolExecutor(1) as beside:  # the clouds are asked while torch is being imported
         found = beside.submit(find_machine, arguments.notices)
         from culm.stage_server.service import main
@@ -319,7 +297,7 @@ def run_stage(arguments: argparse.Namespace) -> int:
     try:
         machine = known.filled_in(found.result())
     except ValueError as error:
-        print(f"culm stage: {error}", file=sys.stderr)
+        last_line("stage", str(error))
         return 2
     return main(
         StageSettings(

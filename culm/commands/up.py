@@ -131,7 +131,7 @@ def in_words(record: Record, ui_wanted: bool) -> str:
             f"coordinator: {record.address}",
             f"ui:          {ui}",
             *lines,
-            f"watch it:    culm status {ask}",
+            f"watch it:    culm top {ask}",
             f"             culm events {ask} --follow",
             f"end it:      culm down {name}",
         ]

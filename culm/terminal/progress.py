@@ -36,6 +36,10 @@ SHOWN = {
 }
 
 
+STATE_STYLES = {"active": "green", "spare": "cyan", "detached": "red", "lost": "bold red"}  # of a node; else OTHER
+OTHER = "yellow"
+
+
 class Display(Protocol):
     """Shows a run."""
 
@@ -132,11 +136,9 @@ class Screen:
 def nodes_table(status: pb.GetStatusResponse) -> Table:
     """Who runs what now."""
     table = Table("node", "pid", "state", "stages", "standby of", "running", box=None, padding=(0, 2))
-    hot = {(s, b.node) for s, stage in enumerate(status.plan.stages) for b in stage.standbys if b.hot}
     for node in sorted(status.nodes, key=lambda n: (len(n.id), n.id)):
-        standby = ", ".join(f"{s}" if (s, node.id) in hot else f"{s} (seeding)" for s in node.standby_of)
-        style = {"active": "green", "spare": "cyan"}.get(node.state, "yellow")
-        stages = duties_in_words(status, node)
+        style = STATE_STYLES.get(node.state, OTHER)
+        stages, standby = duties_in_words(status, node), standbys_in_words(status, node)
         # As Text, which holds no markup: other processes chose the names and the words.
         state, words = Text(node.state, style=style), (stages, standby, node.instruction)
         table.add_row(Text(node.id), str(node.pid), state, *map(Text, words))
@@ -153,6 +155,16 @@ def duties_in_words(status: pb.GetStatusResponse, node: pb.NodeStatus) -> str:
         owners = status.plan.stages[s].owners if s < len(status.plan.stages) else []
         mine = [f"p{p}" for p, owner in enumerate(owners) if owner == node.id]
         told.append(f"{s} ({', '.join(mine)})" if len(mine) < len(owners) else str(s))
+    return ", ".join(told)
+
+
+def standbys_in_words(status: pb.GetStatusResponse, node: pb.NodeStatus) -> str:
+    """The stages that a node stands by for, and which it is being seeded with: ``2, 3 (seeding)``."""
+    told = []
+    for s in node.standby_of:
+        standbys = status.plan.stages[s].standbys if s < len(status.plan.stages) else []
+        hot = any(b.hot for b in standbys if b.node == node.id)
+        told.append(str(s) if hot else f"{s} (seeding)")
     return ", ".join(told)
 
 

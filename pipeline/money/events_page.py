@@ -15,10 +15,17 @@ HEAD = """# Events
 Made from `pipeline/money/kinds.py` by `python -m culm.pipeline.money.events_page`: change it there.
 
 What happens to a run is a log of events. `culm events [--follow] [--kind lost,plan] [--json]` prints it; the cost, the
-dashboard, the metrics and `culm replay` are derived from it and from nothing else. Every event has a `sequence`, a
-`time` (Unix seconds), a `kind`, a `text` in words, the `step` (how many are committed by then) and the `generation` of
-the plan. The fields below stand beside these; one of the same name takes the place of the common one. A value is text,
-and a float keeps its last bit. A field without a default is always there. A field that does not apply is left out.
+dashboard, the metrics and `culm replay` are derived from it and from nothing else.
+
+On a terminal the colours say what matters: red is a lost node and whatever stops training, yellow what may need
+somebody, green what is whole again. Elsewhere `culm events` prints plain text, a line for each event, and one with the
+date where a new day begins. Both leave `usage` out unless `--all` or `--kind usage` asks for it. Scripts should read
+`--json`, which has every event.
+
+Every event has a `sequence`, a `time` (Unix seconds), a `kind`, a `text` in words, the `step` (how many are committed
+by then) and the `generation` of the plan. The fields below stand beside these; one of the same name takes the place of
+the common one. A value is text, and a float keeps its last bit. A field without a default is always there. A field that
+does not apply is left out.
 """
 
 

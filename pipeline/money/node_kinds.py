@@ -50,7 +50,7 @@ class Warned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
-    """A node is to go. It hands over its stages first."""
+    """A node is to go. It hands over its stages first. Said again when its machine goes sooner or later than that."""
 
     kind = "draining"
     node: Node

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 
@@ -33,6 +34,7 @@ class Azure:
         self._service = service
         self._clock = clock
         self._name: str | None = None
+        self._begun: dict[str, float] = {}  # events that have started, by what is said of them -> when that was seen
 
     def probe(self, stop: threading.Event) -> None:
         """NoAnswer if this is no Azure VM."""
@@ -45,7 +47,10 @@ class Azure:
                 self.probe(stop)
             except NoAnswer:
                 self._name = None  # asked for again the next time; if the service is absent, the events say so too
-        yield from scheduled_events(self._ask(EVENTS, stop, patience=ENABLING), self._name, self._clock())
+        now = self._clock()
+        for notice in scheduled_events(self._ask(EVENTS, stop, patience=ENABLING), self._name, now):
+            begun = self._begun.setdefault(notice.why, now) if notice.deadline == now else notice.deadline
+            yield replace(notice, deadline=begun)
 
     def machine(self, stop: threading.Event) -> Machine:
         """What VM this is; NoAnswer if it is none of Azure's."""

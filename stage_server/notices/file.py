@@ -1,4 +1,8 @@
-"""A file whose coming into existence is the notice: for schedulers and scripts, and for trying it out."""
+"""A file whose coming into existence is the notice: for schedulers and scripts, and for trying it out.
+
+Whoever writes it again, with other seconds or another time, moves the deadline. Seconds count from when the file is
+first seen as it is now, which is by this machine's own clock: the file's times may be another machine's.
+"""
 
 import math
 import os
@@ -21,26 +25,32 @@ class NoticeFile:
         self._path = path
         self._clock = clock
         self._empty_before = False
+        self._seen: tuple[str, int] | None = None  # the content, and when it was written by the file's own time
+        self._deadline: float | None = None
 
     def poll(self, stop: threading.Event) -> Iterator[Notice]:
-        """The notice, if the file exists; an empty file counts from the second look, its writer may be at it."""
-        content = self._read()
-        if content is None:
+        """The notice, if the file exists. An empty one counts from the second look in a row: it may be half written."""
+        seen = self._read()
+        if seen is None:
             return
-        if not content.strip() and not self._empty_before:
-            self._empty_before = True
+        content, _ = seen
+        empty_before, self._empty_before = self._empty_before, not content.strip()
+        if self._empty_before and not empty_before:
             return
-        yield Notice(f"the file {self._path} exists", time_of_end(content, self._clock()), certain=True)
+        if seen != self._seen:
+            self._seen, self._deadline = seen, time_of_end(content, self._clock())
+        yield Notice(f"the file {self._path} exists", self._deadline, certain=True)
 
-    def _read(self) -> str | None:
+    def _read(self) -> tuple[str, int] | None:
+        """The content, and when it was written."""
         try:
             with self._path.open("rb") as file:
-                return file.read(LARGEST).decode(errors="replace")
+                return file.read(LARGEST).decode(errors="replace"), os.fstat(file.fileno()).st_mtime_ns
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             if os.path.lexists(self._path):  # a directory, or not ours to read: it exists, which is all that counts
-                return ""
+                return "", 0
             raise NoAnswer(f"{self._path} cannot be looked for: {error.strerror}") from error
 
 

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 
-from culm.stage_server.notices.notice import Notice
+from culm.stage_server.notices.notice import Notice, is_news
 
 log = logging.getLogger("culm.notices")
 
@@ -35,7 +35,7 @@ class PolledSource:
         self._interval = interval
         self._probe = probe
         self._pause = interval
-        self._told: set[str] = set()
+        self._told: dict[str, float | None] = {}
         self._complaints: set[str] = set()
 
     def wait(self, stop: threading.Event) -> Notice | None:
@@ -44,8 +44,7 @@ class PolledSource:
         while not stop.is_set():
             try:
                 for notice in self._poll(stop):
-                    if notice.why not in self._told:
-                        self._told.add(notice.why)
+                    if is_news(notice, self._told):
                         return notice
                 self._pause = self._interval
             except NoAnswer as error:

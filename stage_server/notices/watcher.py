@@ -3,19 +3,21 @@
 import threading
 from collections.abc import Callable, Iterable
 
-from culm.stage_server.notices.notice import Notice, NoticeSource
+from culm.stage_server.notices.notice import Notice, NoticeSource, is_news
 
 CLOSING = 2.0  # seconds for a thread that is just connecting
 
 
 class NoticeWatcher:
-    """Calls ``tell`` with each distinct notice, one at a time, on threads of its own, from ``start`` to ``close``."""
+    """Calls ``tell`` with each notice that says something new, one at a time, on threads of its own, from ``start`` to
+    ``close``.
+    """
 
     def __init__(self, sources: Iterable[NoticeSource], tell: Callable[[Notice], None]) -> None:
         self._tell = tell
         self._stop = threading.Event()
         self._turn = threading.Lock()
-        self._told: set[str] = set()
+        self._told: dict[str, float | None] = {}
         self._threads = [
             threading.Thread(target=self._watch, args=(source,), name=f"notices-{number}", daemon=True)
             for number, source in enumerate(sources)
@@ -39,6 +41,5 @@ class NoticeWatcher:
             with self._turn:
                 if self._stop.is_set():
                     return
-                if notice.why not in self._told:
-                    self._told.add(notice.why)
+                if is_news(notice, self._told):
                     self._tell(notice)

@@ -1,5 +1,6 @@
 """URLs with passwords, keys and signatures are never shown, logged or kept whole."""
 
+import json
 import logging
 import subprocess
 import sys
@@ -9,10 +10,10 @@ import psutil
 import pytest
 import tomli_w
 
-from culm.commands.serve import _Plain
 from culm.pipeline.checkpoints import storage
 from culm.pipeline.errors import JobError
 from culm.pipeline.job import Job, job_to_toml, parse_job
+from culm.pipeline.log_lines import JsonLines, PlainLines
 from culm.pipeline.text import refuse_secrets, shown_url, told, without_secrets
 from tests.hostile.commands import environment, in_process
 from tests.hostile.test_bad_jobs import job_with
@@ -112,7 +113,19 @@ def test_a_storage_that_fails_tells_no_secret() -> None:
 
 def test_a_log_line_is_one_line_and_tells_no_secret() -> None:
     record = logging.LogRecord("culm", logging.INFO, "", 0, "from %s\n\x1b[31mnext", (WITH_SECRETS[0][0],), None)
-    assert _Plain("%(name)s %(message)s").format(record) == "culm from redis://:***@host:6379/0 next"
+    assert PlainLines().format(record).endswith(" culm from redis://:***@host:6379/0 next")
+    assert json.loads(JsonLines({}).format(record))["message"] == "from redis://:***@host:6379/0 next"
+
+
+def test_the_text_of_an_exception_in_the_log_tells_no_secret() -> None:
+    try:
+        raise OSError(f"cannot reach {WITH_SECRETS[0][0]}")
+    except OSError:
+        record = logging.LogRecord("culm", logging.ERROR, "", 0, "it raised", (), sys.exc_info())
+    assert SECRET not in PlainLines().format(record)
+    line = json.loads(JsonLines({}).format(record))
+    assert SECRET not in str(line)
+    assert "OSError: cannot reach redis://:***@host" in line["exception"]
 
 
 @pytest.mark.parametrize(

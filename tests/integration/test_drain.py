@@ -16,7 +16,7 @@ from culm.pipeline.job import load_job
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.terminal.client import connect
-from tests.metadata_server import MetadataServer
+from tests.metadata_server import PATIENCE, MetadataServer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STAGES, MICROBATCHES = 3, 6
@@ -122,3 +122,28 @@ def instructions(log: Path) -> int:
     """How many the node ran, by its own last word."""
     (count,) = re.findall(r"ends after (\d+) instructions", log.read_text())
     return int(count)
+
+
+def test_an_end_that_moves_reaches_the_coordinator(tmp_path: Path) -> None:
+    """A run of one node, which has nobody to hand over to: it works to the end of its machine."""
+    job = load_job(EXAMPLES / "digits_mlp.toml", ["job.steps=1000000", "pipeline.stages=1"])
+    file = tmp_path / "preempt"
+    environment = {"n0": {"CULM_NOTICES": f"file:{file}"}}
+    with LocalCluster(job, EXAMPLES, 1, folder=tmp_path / "run", environments=environment) as cluster:
+        channel, stub = connect(cluster.address, patience=PATIENCE)
+        with channel:
+            drained = (
+                event
+                for event in stub.ListEvents(pb.ListEventsRequest(from_sequence=1, follow=True), timeout=PATIENCE)
+                if event.kind in ("plan", "draining")
+            )
+            assert next(drained).kind == "plan"
+            for written, least, most, said in (
+                ("900", 880, 900, "n0 hands over what it holds and goes"),
+                ("300", 280, 300, "n0 goes sooner than it said before"),
+                ("600", 580, 600, "n0 goes later than it said before"),
+            ):
+                file.write_text(written)
+                event = next(drained)
+                assert event.text.startswith(said)
+                assert least <= float(event.fields["seconds_left"]) <= most

@@ -82,6 +82,22 @@ def drained_node() -> CoordinatorPlay:
     return play
 
 
+def machine_that_goes_sooner() -> CoordinatorPlay:
+    """Its cloud puts the end off, and then moves it nearer: it goes in time, though its successor is not hot yet."""
+    play = three_nodes(steps=8)
+    play.join("n3")
+    play.report("n1 is given notice", reports.Draining("n1", "its machine is to go", 120.0))
+    play.wait(1.0)
+    play.report("n1 repeats it on a new stream", reports.Draining("n1", "its machine is to go", 119.0))
+    play.report("n1's cloud puts it off", reports.Draining("n1", "its machine is to go", 300.0))
+    play.ready("n0", "n1", "n2")
+    play.report("n1's cloud moves it nearer", reports.Draining("n1", "its machine is to go", 6.0))
+    for _ in range(2):
+        play.wait(1.5)
+        play.ready(*(name for name in play.nodes() if name != "n3"))
+    return play
+
+
 def warned_node() -> CoordinatorPlay:
     """It works on until somebody joins that can take its place, and is the last choice afterwards."""
     play = three_nodes(steps=8)
@@ -201,6 +217,7 @@ SCENARIOS = {
         frozen_node,
         coordinator_stood_still,
         drained_node,
+        machine_that_goes_sooner,
         warned_node,
         zone_that_vanishes,
         both_copies_lost,

@@ -14,6 +14,7 @@ import yaml
 from culm.__main__ import MODULES, make_parser
 from culm.local.authority import SERVERS
 from culm.pipeline.job import load_job
+from culm.stage_server.notices.gcp import NOTICE
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -26,7 +27,7 @@ ARRIVING_VARIABLES: set[str] = set()
 ARRIVING_COMMANDS: set[str] = set()
 VARIABLE = re.compile(r"\bCULM_[A-Z][A-Z_]*[A-Z]\b")
 COMMAND_LINES = (
-    re.compile(r"(?:^|\s)(?:\.venv/bin/)?culm ((?:status|events|doctor|coordinator|stage|ui)\b[^;'|#`\n]*)"),
+    re.compile(r"(?:^|\s)(?:\.venv/bin/)?culm ((?:status|top|events|doctor|coordinator|stage|ui)\b[^;'|#`\n]*)"),
     re.compile(r"--entrypoint culm \$\{IMAGE\} (.*)"),
 )
 
@@ -157,6 +158,27 @@ def test_a_stage_has_the_time_to_hand_over() -> None:
     unit = (DEPLOY / "vm" / "culm-stage.service").read_text()
     assert "--drain-seconds 25" in unit
     assert "TimeoutStopSec=30" in unit
+
+
+def test_a_spot_vm_that_is_told_earlier_says_so_to_its_node() -> None:
+    """The metadata server does not tell the option's value."""
+    text = (DEPLOY / "vm" / "README.md").read_text().replace("\\\n", " ")
+    (template,) = re.findall(r"gcloud compute instance-templates create culm-stage.*", text)
+    (seconds,) = re.findall(r"--preemption-notice-duration (\d+)s", template)
+    assert f"--metadata {NOTICE.rpartition('/')[2]}={seconds}" in template
+
+
+def test_the_page_of_kubernetes_has_the_seconds_of_the_manifests() -> None:
+    text = (KUBERNETES / "README.md").read_text()
+    drain = container("culm-stage")["command"][-1]
+    grace = pods()["culm-stage"]["spec"]["terminationGracePeriodSeconds"]
+    assert f"`--drain-seconds` ({drain})" in text
+    assert f"`terminationGracePeriodSeconds` ({grace})" in text
+    (kubelet,) = re.findall(r"cat > spot.yaml <<END\n(.*?)END", text, re.DOTALL)
+    periods = yaml.safe_load(kubelet)["kubeletConfig"]
+    for_pods = periods["shutdownGracePeriodSeconds"] - periods["shutdownGracePeriodCriticalPodsSeconds"]
+    assert f"{grace} s, of {for_pods} s that pods get" in text
+    assert grace <= for_pods
 
 
 @pytest.mark.parametrize("service", ["stage", "coordinator"])

@@ -24,6 +24,7 @@ TORCH = "torch,numpy,safetensors"
         (f"{TORCH},redis", ("status", "--help")),
         (f"{TORCH},redis", ("events", "--help")),
         (f"{TORCH},redis", ("trace", "--help")),
+        (f"{TORCH},redis,streamlit", ("top", "--help")),
         (f"{TORCH},redis,streamlit", ("ui", "--help")),
         (f"{TORCH},redis", ("cost", "--help")),
         ("torch,safetensors,redis,grpc", ("simulate", "--help")),
@@ -42,6 +43,7 @@ def test_a_command_needs_no_more_than_it_uses(without: str, words: tuple[str, ..
     [
         (TORCH, "culm.coordinator.edges.service"),
         (f"{TORCH},redis", "culm.terminal.progress"),
+        (f"{TORCH},redis,streamlit", "culm.terminal.top_picture"),
         ("torch,safetensors,redis", "culm.ui.screens.overview"),
         ("torch,safetensors,redis", "culm.ui.recorded"),
         ("torch,safetensors,redis", "culm.ui.screens.timetable"),

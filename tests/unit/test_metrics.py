@@ -1,17 +1,22 @@
 """What the services tell Prometheus, from given readings, statuses and event logs."""
 
+import json
 import math
 import re
+import shutil
 import socket
+import subprocess
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from culm.__main__ import MODULES
 from culm.coordinator.edges.run_metrics import RunCollector
 from culm.pipeline.rpc.exposition import Exposition, parse_listen
 from culm.pipeline.times import TimeSplit
@@ -19,6 +24,18 @@ from culm.protos import coordinator_pb2 as pb
 from culm.stage_server.watching.node_metrics import NodeCollector, Reading
 
 ROOT = Path(__file__).parents[2]
+MONITORING = ROOT / "deploy" / "monitoring"
+READING = Reading(
+    node="n0",
+    times=TimeSplit(forward=1.0, backward=2.0, redundant=0.0, apply=0.5, bubble=3.0, idle=4.0),
+    sent_bytes={"n1": 10, "n2": 20},
+    received_bytes={"n3": 30},
+    version=7,
+    mailbox=5,
+    outbox=6,
+    finished=84,
+    spilled_bytes=9,
+)
 
 
 def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -29,19 +46,8 @@ def samples(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
 
 
 def test_a_node_tells_what_it_was_doing() -> None:
-    reading = Reading(
-        node="n0",
-        times=TimeSplit(forward=1.0, backward=2.0, redundant=0.0, apply=0.5, bubble=3.0, idle=4.0),
-        sent_bytes={"n1": 10, "n2": 20},
-        received_bytes={"n3": 30},
-        version=7,
-        mailbox=5,
-        outbox=6,
-        finished=84,
-        spilled_bytes=9,
-    )
     registry = CollectorRegistry()
-    registry.register(NodeCollector(lambda: reading))
+    registry.register(NodeCollector(lambda: READING))
     assert samples(registry) == {
         ("culm_node_seconds_total", "n0", "forward"): 1.0,
         ("culm_node_seconds_total", "n0", "backward"): 2.0,
@@ -109,13 +115,59 @@ def test_a_run_that_stands_still_is_no_run_that_waits_for_nodes() -> None:
     assert (waiting["culm_stalled_seconds"], waiting["culm_waiting"]) == (0, 1)
 
 
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def of_the_run() -> set[str]:
+    """The names of all metrics that a coordinator tells."""
+    return {name for name, *_ in samples(Run(pb.GetStatusResponse(exposure={0: 1.0})).registry)}
+
+
+def of_a_node() -> set[str]:
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(lambda: READING))
+    return {name for name, *_ in samples(registry)}
+
+
 def test_alert_rules_name_metrics_that_there_are() -> None:
-    rules = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())
-    told = {name for name, *_ in samples(Run(pb.GetStatusResponse(exposure={0: 1.0})).registry)}
-    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
-    named = {name for expression in expressions for name in re.findall(r"culm_\w+", expression)}
+    named = {name for rule in alerts() for name in re.findall(r"culm_\w+", rule["expr"])}
+    assert named
+    assert named <= of_the_run(), named - of_the_run()
+
+
+def test_the_dashboard_names_metrics_that_there_are() -> None:
+    dashboard = (MONITORING / "grafana" / "dashboards" / "culm.json").read_text()
+    panels = json.loads(dashboard)["panels"]
+    named = {name for p in panels for t in p.get("targets", []) for name in re.findall(r"culm_\w+", t["expr"])}
+    told = of_the_run() | of_a_node()
     assert named
     assert named <= told, named - told
+
+
+def test_every_alert_says_what_to_do_and_stands_on_the_page() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    for rule in alerts():
+        name, severity = rule["alert"], rule["labels"]["severity"]
+        assert f"| `{name}` | {severity} |" in page
+        summary, description = rule["annotations"]["summary"], rule["annotations"]["description"]
+        assert summary.count(".") + summary.count(":") >= 2, f"{name}: what is wrong, and what to do"
+        assert description
+        for command in re.findall(r"\bculm ([a-z]+)\b", f"{summary} {description}"):
+            assert command in MODULES, f"{name}: culm {command}"
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here")
+def test_the_alerts_say_what_their_histories_expect() -> None:
+    words = ["promtool", "test", "rules", "alerts_test.yml"]
+    done = subprocess.run(words, cwd=MONITORING, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_wrong_with_checkpoints_is_a_metric() -> None:
+    assert Run(pb.GetStatusResponse())["culm_checkpoint_fault"] == 0
+    assert Run(pb.GetStatusResponse(checkpoint_fault="the storage is away"))["culm_checkpoint_fault"] == 1
 
 
 def test_no_loss_is_not_a_number() -> None:

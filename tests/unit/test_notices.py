@@ -13,7 +13,7 @@ from culm.pipeline.machine import Machine
 from culm.stage_server.notices import Notice, NoticeSource, NoticeWatcher, find_machine, make_sources
 from culm.stage_server.notices.aws import instance_action, rebalance_recommendation
 from culm.stage_server.notices.azure import Azure, scheduled_events
-from culm.stage_server.notices.gcp import Gcp, preemption
+from culm.stage_server.notices.gcp import Gcp, is_preempted
 from culm.stage_server.notices.metadata import MetadataService
 from culm.stage_server.notices.polled import NoAnswer, PolledSource
 from tests.metadata_server import PATIENCE, MetadataServer, nobody
@@ -130,7 +130,39 @@ def test_gcp_tells_of_a_preemption_while_a_request_hangs(server: MetadataServer)
         server.preempt_gcp()
         assert notice() == Notice("GCP preempts this instance", NOW + 30.0, certain=True)
         server.until_asked("last_etag=b2")  # and does not tell it again
-    assert len(server.asked) == 3
+    assert len(server.asked) == 4, "once for how long before, and three times whether"
+
+
+@pytest.mark.parametrize(
+    ("said", "left"), [("120", 120.0), ("120\n", 120.0), ("0", 30.0), ("soon", 30.0), ("1e9", 30.0)]
+)
+def test_gcp_may_warn_earlier(said: str, left: float, server: MetadataServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.warn_earlier_gcp(said)
+    server.preempt_gcp()
+    with watching(gcp_at_now(server)) as notice:
+        assert notice().deadline == NOW + left
+    assert ("culm-notice-seconds" in caplog.text) == (said in ("soon", "1e9"))
+
+
+def test_gcp_is_asked_again_how_early_it_warns_and_not_waited_for(server: MetadataServer) -> None:
+    server.fail(403)
+    with watching(gcp_at_now(server)) as notice:
+        server.until_asked("culm-notice-seconds", times=2)
+        server.warn_earlier_gcp("120")
+        server.preempt_gcp()
+        server.recover()
+        # It may have been told of the preemption just before: then it learns only afterwards how early that was.
+        assert any(notice().deadline == NOW + 120.0 for _ in range(2))
+
+
+def test_the_end_that_gcp_has_announced_does_not_move_from_look_to_look(server: MetadataServer) -> None:
+    server.preempt_gcp()
+    clock = iter([NOW, NOW + 10.0, NOW + 20.0])
+    gcp, stop = Gcp(MetadataService(server.url, PATIENCE), lambda: next(clock)), threading.Event()
+    (first,) = gcp.poll(stop)
+    gcp.probe(stop)
+    (second,) = gcp.poll(stop)
+    assert first == second == Notice("GCP preempts this instance", NOW + 30.0, certain=True)
 
 
 def test_gcp_preempted_before_anyone_asked(server: MetadataServer) -> None:
@@ -160,7 +192,7 @@ def test_who_is_not_gcp_is_not_believed(server: MetadataServer, caplog: pytest.L
 @pytest.mark.parametrize("body", [b"", b"1", b"<html>", b"\xff"])
 def test_nonsense_from_gcp_is_no_notice(body: bytes) -> None:
     with pytest.raises(NoAnswer):
-        preemption(body, NOW)
+        is_preempted(body)
 
 
 # ---- Azure ----------------------------------------------------------------------------------------------------------
@@ -181,6 +213,22 @@ def test_azure_without_a_name_gives_hints(server: MetadataServer) -> None:
     server.schedule_azure("Preempt", "vm_0", not_before=EVICTION)
     with watching(azure_at_now(server)) as notice:
         assert notice() == Notice("Azure will evict this spot VM (event E1), or a VM beside it", AT, certain=False)
+
+
+def test_azure_moves_an_eviction_and_then_begins_it(server: MetadataServer) -> None:
+    later = "Fri, 02 Jan 2026 03:05:05 GMT"
+    now = iter(range(1_000_000, 2_000_000, 10))
+    azure = Azure(MetadataService(server.url, PATIENCE), lambda: float(next(now)))
+    server.schedule_azure("Preempt", "vm_0", not_before=EVICTION)
+    with watching(PolledSource("azure", azure.poll, 0.01)) as notice:
+        assert notice().deadline == AT
+        server.move_azure("E1", later)
+        assert notice().deadline == AT + 60.0
+        server.move_azure("E1", "")
+        begun = notice().deadline
+        assert begun is not None
+        assert begun < AT
+        server.until_asked("scheduledevents", times=server.asked.count("GET /metadata/scheduledevents") + 5)
 
 
 @pytest.mark.parametrize("kind", ["Terminate", "Reboot", "Redeploy"])
@@ -329,6 +377,18 @@ def test_a_watcher_tells_each_notice_once(tmp_path: Path) -> None:
     twice = [*named(f"file:{path}"), *named(f"file:{path}")]
     with watching(*twice) as notice:
         assert notice().why == f"the file {path} exists"
+
+
+def test_a_deadline_that_moves_is_told_again(tmp_path: Path) -> None:
+    path = tmp_path / "preempt"
+    path.write_text("2026-01-02T03:04:05Z")
+    with watching(*named(f"file:{path}")) as notice:
+        assert notice().deadline == AT
+        path.write_text("2026-01-02T03:03:05Z")
+        assert notice().deadline == AT - 60.0
+        path.write_text("2026-01-02T03:03:06Z")  # a second is no news
+        path.write_text("2026-01-02T03:09:05Z")
+        assert notice().deadline == AT + 300.0
 
 
 def test_a_watcher_may_be_closed_by_whom_it_tells(tmp_path: Path) -> None:
