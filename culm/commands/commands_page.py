@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ def page() -> str:
     with _no_settings():
         top, *commands = all_parsers(make_parser())
     lines = [HEAD, "| command | what it does |\n| --- | --- |"]
-    lines.extend(f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(what)} |" for name, what in _actions(top))
+    lines.extend(f"| [`{name}`]({_anchor(name)}) | {_cell(what)} |" for name, what in _actions(top))
     lines.append("")
     for parser in commands:
         lines.append("\n".join(_section(parser)))
@@ -50,10 +51,9 @@ def _section(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"{_prose(parser.description or _help_of(parser))}\n"
     words = [*map(_placed, positional), *(["[options]"] if options else [])]
     yield f"```sh\n{' '.join([parser.prog, *words])}\n```\n"
-    arguments = [action for action in positional if not isinstance(action, argparse._SubParsersAction)]
-    if arguments or options:
+    if positional or options:
         yield "| argument | what |\n| --- | --- |"
-        for action in arguments:
+        for action in positional:
             yield f"| `{_cell(_placed(action))}` | {_cell(_meaning(parser, action))} |"
         for action in options:
             yield f"| {_spelling(action)} | {_cell(_meaning(parser, action))} |"
@@ -76,6 +76,10 @@ def _help_of(parser: argparse.ArgumentParser) -> str:
     return f"{said[0].upper()}{said[1:]}."
 
 
+def _anchor(name: str) -> str:
+    return f"#{name.replace(' ', '-')}"
+
+
 def _placed(action: argparse.Action) -> str:
     """A positional argument, as a usage line has it."""
     name = str(action.metavar or action.dest)
@@ -93,7 +97,9 @@ def _spelling(action: argparse.Action) -> str:
 
 
 def _meaning(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Its help, and what argparse itself would refuse."""
+    """Its help, and what argparse itself would refuse. Of an action: which there are."""
+    if isinstance(action, argparse._SubParsersAction):
+        return ", ".join(f"[`{name.split()[-1]}`]({_anchor(name)})" for name, _ in _actions(parser))
     said = " ".join((action.help or "").split())
     if "%(" in said or "%%" in said:
         said = said % {**vars(action), "prog": parser.prog}
@@ -117,7 +123,9 @@ def _examples(epilog: str) -> str:
 
 
 def _prose(text: str) -> str:
-    return "\n".join(" ".join(line.split()) for line in text.replace("``", "`").strip().splitlines())
+    """With links to the pages that it names."""
+    linked = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", text.replace("``", "`"))
+    return "\n".join(" ".join(line.split()) for line in linked.strip().splitlines())
 
 
 def _cell(text: str) -> str:
