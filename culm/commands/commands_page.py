@@ -16,8 +16,8 @@ HEAD = """# The command line
 
 Made from the parsers in `culm/commands/` by `python -m culm.commands.commands_page`: change it there.
 
-`culm COMMAND --help` says the same. `culm completion SHELL` writes completion for a shell. Exit codes are in
-[running.md](running.md#exit-codes-and-logs).
+`culm COMMAND --help` says the same, and `culm --version` which version it is. `culm completion SHELL` writes completion
+for a shell. Exit codes are in [running.md](running.md#exit-codes-and-logs).
 """
 
 
