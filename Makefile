@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 WORKERS ?= 4
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test tests style types models notebook trackers wan slurm ray compose hostile browser bench soak lint format protos clean
+.PHONY: help install demo test tests style types models notebook trackers wan slurm ray compose hostile browser bench soak site lint format protos clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F '\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -84,6 +84,9 @@ GROUP ?= 1
 soak: install ## the long tests, 8 hours of one core: every kill on every stage, 250,000 random histories; or SPLITS=4 GROUP=1
 	CULM_SOAK=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q tests/integration tests/simulation \
 		--splits $(SPLITS) --group $(GROUP) --splitting-algorithm least_duration
+
+site: install ## the pages as a site, in build/site; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: style types ## style, types, and who may import whom
 

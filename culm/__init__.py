@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         verify,
     )
 
+__version__ = "0.1.0"  # the one place: pyproject.toml reads it, and culm --version says it
+
 __all__ = [
     "Job",
     "JobError",

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from importlib import import_module
 
+from culm import __version__
 from culm.pipeline.errors import JobError, StorageAway, Unavailable
 from culm.pipeline.log_lines import last_line
 from culm.pipeline.text import closest, told
@@ -54,6 +55,7 @@ def make_parser(modules: Iterable[str] = ()) -> argparse.ArgumentParser:
         "  culm run examples/digits_mlp.toml --kill n1@20:2B1\n"
         "  culm up examples/digits_mlp.toml",
     )
+    parser.add_argument("--version", action="version", version=f"culm {__version__}", help="print the version of Culm")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for module in modules or dict.fromkeys(MODULES.values()):
         import_module(f"culm.commands.{module}").add_arguments(commands)

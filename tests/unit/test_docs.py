@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from culm import __version__
+
 ROOT = Path(__file__).parents[2]
 CITED = re.compile(r"\brules? (\d+(?:(?:, | and | to )\d+)*)", re.IGNORECASE)
 NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|toml|md|yml|yaml|proto))`")
@@ -59,3 +61,9 @@ def test_every_test_that_the_rules_name_is_there() -> None:
     assert len(named) > 15
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("*.py"))
     assert {name for name in named if not re.search(rf"\b(?:class|def) {name}\b|\b{name} =", tests)} == set()
+
+
+def test_the_list_of_changes_knows_the_version() -> None:
+    page = (ROOT / "CHANGELOG.md").read_text()
+    assert re.search(r"^## \[Unreleased\]$", page, re.M)
+    assert __version__ in page

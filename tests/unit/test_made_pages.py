@@ -4,13 +4,14 @@ from types import ModuleType
 
 import pytest
 
+from culm.commands import commands_page
 from culm.pipeline import job_page
 from culm.pipeline.money import events_page
 from culm.pipeline.money.codec import Unknown
 from culm.pipeline.money.kinds import GROUPS, KINDS, Event
 
 
-@pytest.mark.parametrize("made", [events_page, job_page])
+@pytest.mark.parametrize("made", [commands_page, events_page, job_page])
 def test_the_page_is_up_to_date(made: ModuleType) -> None:
     assert made.PAGE.read_text() == made.page(), f"run python -m {made.__name__}"
 
