@@ -72,24 +72,24 @@ def a_run(begun: float, steps: int, loss: float) -> Events:
 @pytest.mark.parametrize("steps", [0, 1, 3, 5, 8], ids="its log is {} commits long".format)
 def test_a_second_run_of_the_same_job_is_another_run(steps: int, dashboard: Dashboard) -> None:
     lost = event(7, 7.0, "lost", 5, node="n0", stages="0", detect_ms="40.0", evidence="its stream broke")
-    assert dashboard.shows([*a_run(0.0, 5, 2.0), lost]).losses == [2.0] * 5
+    assert list(dashboard.shows([*a_run(0.0, 5, 2.0), lost]).losses) == [2.0] * 5
     second = a_run(100.0, steps, 1.0)
     history = dashboard.shows(second)
-    assert history.losses == [1.0] * steps
-    assert (len(history.notable), history.preemptions) == (1, []), "nothing of the run before"
+    assert list(history.losses) == [1.0] * steps
+    assert (len(history.notable), history.incidents) == (1, []), "nothing of the run before"
 
 
 def test_a_run_that_has_no_events_yet_shows_none(dashboard: Dashboard) -> None:
     dashboard.shows(a_run(0.0, 5, 2.0))
-    assert dashboard.shows([]).losses == []
-    assert dashboard.shows(a_run(100.0, 2, 1.0)).losses == [1.0, 1.0]
+    assert list(dashboard.shows([]).losses) == []
+    assert list(dashboard.shows(a_run(100.0, 2, 1.0)).losses) == [1.0, 1.0]
 
 
 def test_of_the_same_run_only_what_is_new_is_read(dashboard: Dashboard) -> None:
     whole = a_run(0.0, 5, 2.0)
     dashboard.shows(whole[:3])
-    assert dashboard.shows(whole).steps == list(range(5))
-    assert dashboard.shows(whole).steps == list(range(5))
+    assert list(dashboard.shows(whole).steps) == list(range(5))
+    assert list(dashboard.shows(whole).steps) == list(range(5))
     assert dashboard.coordinator.asked == [0, 3, 6]
 
 
@@ -98,7 +98,7 @@ def test_an_event_that_the_log_keeps_no_longer_is_shown_no_more(dashboard: Dashb
     whole = a_run(0.0, 9, 2.0)
     dashboard.shows(whole[:3])
     history = dashboard.shows(whole[5:])
-    assert history.steps == list(range(4, 9)), "without a gap"
+    assert list(history.steps) == list(range(4, 9)), "without a gap"
     assert history.notable == []
     assert dashboard.shows(whole[5:]) is history
 
@@ -107,4 +107,16 @@ def test_a_successor_whose_store_lost_the_log_begins_one(dashboard: Dashboard) -
     dashboard.shows(a_run(0.0, 3, 2.0))
     second_term = 1 << 32
     after = [event(second_term + 1 + s, 50.0 + s, "commit", s + 1, step=s, loss=1.0) for s in (3, 4)]
-    assert dashboard.shows(after).steps == [3, 4]
+    assert list(dashboard.shows(after).steps) == [3, 4]
+
+
+def test_a_long_log_is_read_in_parts_and_none_is_missing(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = a_run(0.0, 50, 2.0)
+    monkeypatch.setattr(source, "READING", -1.0)  # one event a look
+    monkeypatch.setattr(source, "PARTLY", -1.0)
+    dashboard.coordinator.events = whole
+    looks = [dashboard.live.look() for _ in range(10)]
+    assert [look.reading for look in looks] == list(range(1, 11))
+    monkeypatch.setattr(source, "READING", 60.0)
+    last = dashboard.live.look()
+    assert (last.reading, list(last.history.steps)) == (0, list(range(50)))
