@@ -80,10 +80,14 @@ def alerts(look: Look) -> list[tuple[str, str]]:
         ((seconds, s) for s, seconds in status.exposure.items() if seconds > 0), key=lambda x: (-x[0], x[1])
     )
     if exposed and status.phase == "running" and len(status.nodes) > 1:
-        named = ", ".join(f"stage {s} for {seconds:.1f} s" for seconds, s in exposed[:EXPOSED_SHOWN])
+        named = ", ".join(f"stage {s} for {exposure(seconds)}" for seconds, s in exposed[:EXPOSED_SHOWN])
         more = f", and {counted(len(exposed) - EXPOSED_SHOWN, 'more stage')}" if len(exposed) > EXPOSED_SHOWN else ""
         found.append(("leaving", f"Without a hot standby: {named}{more}"))
     return found
+
+
+def exposure(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else span(seconds)
 
 
 def result(look: Look, zone: tzinfo = UTC) -> list[tuple[str, str]]:

@@ -75,7 +75,7 @@ def test_what_everybody_has_to_know() -> None:
     status.exposure.update({s: float(s) for s in range(200)})
     told = [words for _, words in alerts(Look(status, problem="No answer."))]
     assert told[:3] == ["No answer.", "No commit for 9 s. Waiting for n2", "No checkpoint can be written: full"]
-    assert told[3].endswith("stage 196 for 196.0 s, and 195 more stages")
+    assert told[3].endswith("stage 196 for 3 min 16 s, and 195 more stages")
 
 
 def test_before_anything_is_known() -> None:

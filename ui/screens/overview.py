@@ -95,6 +95,7 @@ def draw_curves(look: Look, view: View, key: str, beside: bool = False) -> None:
     found, incidents = curves(view), marks(view)
     if not found:
         words = "No step is committed yet: the curves begin with the first one."
+        words = "The run's log is being read." if look.reading else words
         st.html(markup.note("Nothing was committed in this time." if look.history.steps else words))
         return
     elapsed = view.zero is not None
