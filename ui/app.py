@@ -84,10 +84,13 @@ def leave(source: Source) -> None:
     """Below every page: what it shows, and the way back from a run of the folder."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.caption(f"Culm · {literal(source.name)}")
-        if st.session_state.get("run") and st.button("Back to the present run", key="back", type="tertiary"):
-            st.session_state.pop("run", None)
-            st.query_params.pop("run", None)
-            st.rerun()
+        if st.session_state.get("run"):
+            st.button("Back to the present run", key="back", type="tertiary", on_click=forget_run)
+
+
+def forget_run() -> None:
+    st.session_state.pop("run", None)
+    st.query_params.pop("run", None)
 
 
 main()

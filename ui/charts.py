@@ -5,6 +5,7 @@ A specification stays the same while a run goes on, so a browser changes the dat
 
 from collections.abc import Sequence
 from datetime import UTC, tzinfo
+from math import isnan
 from typing import Any
 
 from culm.protos import coordinator_pb2 as pb
@@ -90,7 +91,7 @@ def curve_spec(curve: Curve, axis: str, x_title: str, scheme: str, height: int, 
                     "strokeWidth": 1,
                     "opacity": 0.9,
                     "aria": False,
-                    "point": {"color": evaluated, "size": 42, "filled": True, "aria": False},
+                    "point": {"color": evaluated, "size": 30, "filled": True, "aria": False},
                 },
                 "encoding": {"x": x, "y": y, "tooltip": [shown_x, number("mean", "evaluated", format=".5~g")]},
             }
@@ -172,11 +173,15 @@ def trend_data(points: Sequence[Point], incidents: Sequence[Incident], zone: tzi
     lines: Columns = {
         "x": [p.at * 1e3 for p in points],
         "name": [p.name for p in points],
-        "value": [p.value for p in points],
-        "low": [p.low for p in points],
-        "high": [p.high for p in points],
+        "value": [_known(p.value) for p in points],
+        "low": [_known(p.low) for p in points],
+        "high": [_known(p.high) for p in points],
     }
     return {"lines": lines, "incidents": incident_columns([(i.time * 1e3, i) for i in incidents], zone)}
+
+
+def _known(value: float) -> float | None:
+    return None if isnan(value) else value
 
 
 def split_rows(nodes: Sequence[pb.NodeStatus]) -> list[pb.NodeStatus]:

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 
 from culm.protos import coordinator_pb2 as pb
-from culm.ui.palette import INK, STATES
+from culm.ui.palette import INK, PAGE, STATES
 
 WIDTH, HEIGHT = 860, 560
 CENTRE = (WIDTH / 2, HEIGHT / 2 - 10)
@@ -41,7 +41,7 @@ def ring_svg(status: pb.GetStatusResponse, lost: list[str], scheme: str) -> str:
                 dashes = "stroke-dasharray='7 5'" if standby.hot else "stroke-dasharray='1.5 6' stroke-linecap='round'"
                 word = f"{s} hot" if standby.hot else f"{s} seeding"
                 style = f"{dashes} stroke-width='1.8' opacity='0.75'"
-                parts.append(_edge(placed[owner], placed[standby.node], -0.22, style, word))
+                parts.append(_edge(placed[owner], placed[standby.node], -0.22, style, word, PAGE.on(scheme)))
     for name, at in placed.items():
         node = nodes.get(name)
         parts.append(_node(at, name, node, scheme))
@@ -74,7 +74,7 @@ def places(names: list[str]) -> dict[str, Point]:
     return {name: (x + 1.45 * RADIUS * math.cos(turn), y + RADIUS * math.sin(turn)) for name, turn in turns.items()}
 
 
-def _edge(one: Point, other: Point, bend: float, style: str, word: str = "") -> str:
+def _edge(one: Point, other: Point, bend: float, style: str, word: str = "", page: str = "") -> str:
     (x1, y1), (x2, y2) = one, other
     length = math.hypot(x2 - x1, y2 - y1) or 1.0
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
@@ -86,7 +86,8 @@ def _edge(one: Point, other: Point, bend: float, style: str, word: str = "") -> 
     if not word:
         return line
     mx, my = (x1 + 2 * cx + x2) / 4, (y1 + 2 * cy + y2) / 4
-    return f"{line}<text x='{mx:.1f}' y='{my - 7:.1f}' font-size='11' text-anchor='middle' opacity='0.8'>{word}</text>"
+    halo = f"stroke='{page}' stroke-width='5' paint-order='stroke'"  # the word is read over the lines
+    return f"{line}<text x='{mx:.1f}' y='{my + 4:.1f}' font-size='11.5' text-anchor='middle' {halo}>{word}</text>"
 
 
 def _node(at: Point, name: str, node: pb.NodeStatus | None, scheme: str) -> str:

@@ -130,7 +130,9 @@ def weights(look: Look) -> str:
     if history.fetched is not None and is_done(look):
         return history.fetched.text
     if status.kept_seconds > 0 and not look.problem:
-        return f"on the nodes, for {span(status.kept_seconds)} more: culm weights --out FILE fetches them"
+        dollars = look.cost.dollars_per_hour * status.kept_seconds / 3600
+        costs = f", which costs {money(dollars)}" if dollars else ""
+        return f"on the nodes, for {span(status.kept_seconds)} more{costs}: culm weights --out FILE fetches them"
     newest = f"; the newest checkpoint is of step {at:,}: {folder}" if folder else ""
     if not is_done(look):
         return f"training did not come to its end{newest}"

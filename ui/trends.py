@@ -6,7 +6,8 @@
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import quantiles
+from math import isnan, nan
+from statistics import fmean, quantiles
 from typing import NamedTuple, Protocol
 
 GAP_SECONDS = 1.5  # between two samples of a node at least
@@ -68,6 +69,8 @@ class Trends:
             for sample in samples[first + 1 :]:
                 assert before is not None
                 if sample.incarnation != before.incarnation:
+                    if points:
+                        points.append((sample.at, nan))  # the line breaks off: it was another process
                     before = sample
                 elif sample.at - before.at >= (width / 2 if sample is samples[-1] else width):
                     value = rate(before, sample)
@@ -85,6 +88,11 @@ class Rate(Protocol):
     def __call__(self, before: Sample, after: Sample) -> float | None: ...
 
 
+def told(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Without the breaks between processes."""
+    return [(at, value) for at, value in points if not isnan(value)]
+
+
 def lines(series: Mapping[str, list[tuple[float, float]]], begin: float, end: float) -> list[Point]:
     """Few nodes: a line each. Many: the median with what nine nodes of ten lie in, and the worst few by name."""
     if len(series) <= LINES:
@@ -92,7 +100,7 @@ def lines(series: Mapping[str, list[tuple[float, float]]], begin: float, end: fl
     width = max(1e-9, (end - begin) / BINS)
     bins: dict[int, list[float]] = {}
     for points in series.values():
-        for at, value in points:
+        for at, value in told(points):
             bins.setdefault(int((at - begin) / width), []).append(value)
     found = []
     for index, values in sorted(bins.items()):
@@ -100,5 +108,5 @@ def lines(series: Mapping[str, list[tuple[float, float]]], begin: float, end: fl
             continue  # few nodes told anything in this bin
         cuts = quantiles(values, n=20, method="inclusive")
         found.append(Point("median", begin + (index + 0.5) * width, cuts[9], cuts[0], cuts[18]))
-    worst = sorted(series, key=lambda node: -sum(v for _, v in series[node]) / len(series[node]))[:WORST]
+    worst = sorted(series, key=lambda node: -fmean(value for _, value in told(series[node])))[:WORST]
     return found + [Point(node, at, value, value, value) for node in worst for at, value in series[node]]

@@ -1,8 +1,10 @@
 """What nodes did over time, from the sums that they tell."""
 
+from math import isnan
+
 import pytest
 
-from culm.ui.trends import BINS, LINES, SAMPLES, Sample, Trends, lines
+from culm.ui.trends import BINS, LINES, SAMPLES, Sample, Trends, lines, told
 
 
 def sampled(nodes: int = 1, seconds: int = 100, every: float = 2.0, bubble: float = 0.25) -> Trends:
@@ -26,7 +28,10 @@ def test_another_process_under_the_name_begins_anew() -> None:
     trends = sampled(seconds=10)
     trends.take("n0", Sample(2, 1020.0, 0.0, 0.0, 0))
     trends.take("n0", Sample(2, 1030.0, 5.0, 10.0, 100))
-    assert [share for at, share in trends.bubble_share(1000.0, 1030.0)["n0"] if at > 1020.0] == [0.5]
+    shares = trends.bubble_share(1000.0, 1030.0)["n0"]
+    assert [share for at, share in shares if at > 1020.0] == [0.5]
+    assert [at for at, share in shares if isnan(share)] == [1020.0], "the line breaks off between them"
+    assert [at for at, _ in told(shares)] == [at for at, _ in shares if at != 1020.0]
 
 
 def test_memory_is_bounded_and_sums_stay_right() -> None:

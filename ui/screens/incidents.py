@@ -1,6 +1,7 @@
 """Every incident: a node that went, a rollback, another coordinator, a stall. One of them has a page of its own."""
 
 from datetime import tzinfo
+from functools import partial
 
 import streamlit as st
 
@@ -46,22 +47,31 @@ def listing(source: Source) -> None:
         return
     st.html(markup.figures(told(look)))
     rows = [row(i, look, zone()) for i in reversed(found)]
-    picked = st.dataframe(
+    st.session_state["listed"] = [str(i.sequence) for i in reversed(found)]
+    key = f"incidents-{st.session_state.get('looked_at', 0)}"  # another table each time: nothing stays selected
+    st.dataframe(
         rows,
         hide_index=True,
         width="stretch",
         height=height_of(rows),
-        key="incidents",
-        on_select="rerun",
+        key=key,
+        on_select=partial(select, key),
         selection_mode="single-row",
-        column_config={"number": None, "why": st.column_config.TextColumn(width="large")},
+        column_config={"why": st.column_config.TextColumn(width="large")},
         alt="Incidents, the newest first. Select a row to see one.",
     )
     st.html(markup.note(f"Select a row to see the incident. {EXPLAINED} {zone_note(look)}"))
-    chosen = picked["selection"]["rows"]
-    if chosen and chosen[0] < len(rows):
-        st.query_params["incident"] = str(rows[chosen[0]]["number"])
+    if st.query_params.get("incident"):
         st.rerun()
+
+
+def select(key: str) -> None:
+    """A row was selected: the page is that of its incident from now on."""
+    chosen = st.session_state[key]["selection"]["rows"]
+    listed = st.session_state["listed"]
+    if chosen and chosen[0] < len(listed):
+        st.session_state["looked_at"] = st.session_state.get("looked_at", 0) + 1
+        st.query_params["incident"] = listed[chosen[0]]
 
 
 def told(look: Look) -> list[markup.Figure]:
@@ -85,7 +95,6 @@ def row(incident: Incident, look: Look, zone: tzinfo) -> dict[str, object]:
     """A line of the table."""
     charge = incident.charge(look.cost.interruptions)
     return {
-        "number": incident.sequence,
         "when": moment(incident.time, zone),
         "what": incident.title,
         "step": f"{incident.step:,}",
@@ -103,10 +112,9 @@ def row(incident: Incident, look: Look, zone: tzinfo) -> dict[str, object]:
 # ---- one of them -----------------------------------------------------------------------------------------------------
 def one(source: Source, chosen: str) -> None:
     panel(show_banner, source, TEXT_SECONDS)
-    if st.button("All incidents", icon=":material/arrow_back:", key="all_incidents", type="tertiary"):
-        st.query_params.pop("incident", None)
-        st.session_state.pop("incidents", None)
-        st.rerun()
+    st.query_params["incident"] = chosen  # a run that ends in another one does not tell the browser
+    back = partial(st.query_params.pop, "incident", None)
+    st.button("All incidents", icon=":material/arrow_back:", key="all_incidents", type="tertiary", on_click=back)
     panel(detail, source, TABLE_SECONDS)
 
 
