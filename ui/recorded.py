@@ -33,6 +33,7 @@ from culm.ui.history import History
 from culm.ui.source import Look
 
 DEMO = Path(__file__).with_name("demo.jsonl.gz")
+DEMO_COMMITS = 24  # that the demo begins with: there is a curve, and soon the first node is lost
 PAUSE = 10.0  # seconds for which the end is shown before the recording starts again
 RATE_STEPS = 10
 
@@ -150,9 +151,7 @@ class Recorded:
         self._begun = clock()
         self._lock = threading.Lock()
         self._reader = Reader("what the pages show")
-        # Before the first commit nodes are waited for, often for long.
-        self._first = next((e.time for e in self._events if e.kind == Committed.kind), 0.0)
-        self._first = self._first or (self._events[0].time if self._events else 0.0)
+        self._first = _beginning(self._events, DEMO_COMMITS if path == DEMO else 1)
         self._replay, self._next = Replay(self._job), 0
 
     def look(self) -> Look:
@@ -170,6 +169,14 @@ class Recorded:
 
     def kill(self, node: str) -> str:
         return "this is a recorded run: it has no nodes to preempt"
+
+
+def _beginning(events: list[pb.ListEventsResponse], commits: int) -> float:
+    """When to begin: before the first commit nodes are waited for, often for long."""
+    times = [event.time for event in events if event.kind == Committed.kind]
+    if times:
+        return times[min(commits, len(times)) - 1]
+    return events[0].time if events else 0.0
 
 
 def read_log(path: Path) -> list[pb.ListEventsResponse]:

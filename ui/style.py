@@ -88,6 +88,7 @@ ol.culm-line li > span:last-child { text-align: right; font-weight: 600; }
   dl.culm-figures { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   dl.culm-figures b { font-size: 1.15rem; }
   ol.culm-line li { grid-template-columns: 118px 1fr 62px; gap: 0.5rem; font-size: 0.9rem; }
+  dl.culm-facts > div { grid-template-columns: 118px 1fr; }
   .culm-bands .culm-stage { grid-template-columns: 1fr; gap: 0.1rem; }
   .st-key-ring { display: none; }
   .st-key-map { display: flex; }
