@@ -9,6 +9,7 @@ import streamlit as st
 
 from culm.pipeline import default_ports
 from culm.pipeline.errors import JobError
+from culm.ui.kept_logs import KeptLogs
 from culm.ui.recorded import DEMO, Recorded
 from culm.ui.runs import Runs
 from culm.ui.screens import cost, events, incidents, nodes, overview, runs, topology
@@ -30,11 +31,13 @@ PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
 
 
 @st.cache_resource(show_spinner=False)
-def source_of(coordinator: str, recorded: str, speed: float) -> Source:
-    """One source for everybody who looks. ``recorded`` is a log's path, "demo", or empty: then the coordinator."""
+def source_of(coordinator: str, recorded: str, speed: float, folder: str = "") -> Source:
+    """One source for everybody who looks. ``recorded`` is a log's path, "demo", or empty: then the coordinator, the
+    log of whose run is kept in the folder, if there is one.
+    """
     if recorded:
         return Recorded(DEMO if recorded == "demo" else Path(recorded), speed)
-    return Live(coordinator)
+    return Live(coordinator, KeptLogs(Path(folder)) if folder else None)
 
 
 @st.cache_resource(show_spinner=False)
@@ -52,7 +55,9 @@ def source_here(kept: Runs | None) -> Source:
         return source_of("", str(path), 0.0)
     st.session_state.pop("run", None)
     speed = float(env("CULM_UI_SPEED") or 1.0)
-    return source_of(env("CULM_COORDINATOR") or default_ports.COORDINATOR, env("CULM_UI_LOG") or "", speed)
+    return source_of(
+        env("CULM_COORDINATOR") or default_ports.COORDINATOR, env("CULM_UI_LOG") or "", speed, env("CULM_UI_RUNS") or ""
+    )
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ class Runs:
     def _files(self) -> dict[str, Path]:
         if not self.folder.is_dir():
             return {}
-        found = (path for path in sorted(self.folder.iterdir()) if path.is_file() and path.name.endswith(SUFFIXES))
+        found = (path for path in sorted(self.folder.iterdir()) if _is_log(path))
         return {path.name.removesuffix(".gz").removesuffix(".jsonl"): path for path in found}
 
     def all(self) -> list[Run]:
@@ -53,6 +53,10 @@ class Runs:
                 self._known[name] = (stamp, read_run(name, path, stat.st_size))
         runs = [run for _, run in self._known.values()]
         return sorted(runs, key=lambda run: (bool(run.problem), -run.look.history.begun, run.name))
+
+
+def _is_log(path: Path) -> bool:
+    return path.is_file() and path.name.endswith(SUFFIXES) and not path.name.startswith(".")
 
 
 def read_run(name: str, path: Path, size: int) -> Run:

@@ -15,9 +15,11 @@ from culm.pipeline.text import cleaned
 from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorStub
 from culm.ui.history import History
+from culm.ui.kept_logs import KeptLogs
 from culm.ui.trends import Sample
 
 PATIENCE = 2.0  # seconds that a coordinator has to answer
+KEEPING = 120.0  # and for a whole log that is kept
 FRESH = 0.4  # seconds for which one look serves every page
 READING = 0.8  # seconds that one look reads in the log; a long log takes several looks
 PARTLY = 1.6  # and for which a look serves that read a part of the log
@@ -59,8 +61,9 @@ class Live:
 
     still = False
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, kept: KeptLogs | None = None) -> None:
         self.name = address
+        self._kept = kept
         self._stub = CoordinatorStub(open_channel(address, "coordinator"))
         self._lock = threading.Lock()
         self._look = Look(problem=f"No coordinator answers at {address} yet.")
@@ -91,6 +94,8 @@ class Live:
             return Look(before.status, before.cost, self._history, before.at, problem)
         if not cost.done:
             self._sample(status, cost.as_of)
+        elif self._kept is not None and whole and self._history.begun:
+            self._kept.keep(status.job, self._history.begun, lambda: self._events(0, KEEPING))
         return Look(status, cost, self._history, time.time(), reading=0 if whole else self._read)
 
     def _sample(self, status: pb.GetStatusResponse, at: float) -> None:
@@ -123,9 +128,9 @@ class Live:
                 return False
         return True
 
-    def _events(self, first: int) -> Any:
+    def _events(self, first: int, patience: float = PATIENCE) -> Any:
         """The call, which gives events and can be cancelled."""
-        return self._stub.ListEvents(pb.ListEventsRequest(from_sequence=first), timeout=PATIENCE)
+        return self._stub.ListEvents(pb.ListEventsRequest(from_sequence=first), timeout=patience)
 
     def kill(self, node: str) -> str:
         try:

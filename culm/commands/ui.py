@@ -35,7 +35,10 @@ def add_arguments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--log", default="", metavar="FILE", help="show the run recorded in this file by culm events --json"
     )
     parser.add_argument(
-        "--runs", default="", metavar="FOLDER", help="compare the ended runs recorded in this folder, a file each"
+        "--runs",
+        default="",
+        metavar="FOLDER",
+        help="compare the ended runs recorded in this folder, a file each, and keep this run's log there",
     )
     speed = flags.number(above=True, most=1e6)
     parser.add_argument(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
@@ -11,6 +12,8 @@ from culm.protos import coordinator_pb2 as pb
 from culm.protos.coordinator_pb2_grpc import CoordinatorServicer, add_CoordinatorServicer_to_server
 from culm.ui import source
 from culm.ui.history import History
+from culm.ui.kept_logs import KeptLogs
+from culm.ui.runs import Runs
 from culm.ui.source import Live
 from tests.unit.test_ui_history import event
 
@@ -36,7 +39,7 @@ class Coordinator(CoordinatorServicer):
         yield from [event for event in self.events if event.sequence >= request.from_sequence]
 
     def GetCost(self, request: pb.GetCostRequest, context: grpc.ServicerContext) -> pb.GetCostResponse:  # noqa: N802
-        return pb.GetCostResponse()
+        return pb.GetCostResponse(done=any(event.kind == "done" for event in self.events))
 
 
 @dataclass
@@ -53,14 +56,14 @@ class Dashboard:
 
 
 @pytest.fixture
-def dashboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dashboard]:
+def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Dashboard]:
     monkeypatch.setattr(source, "FRESH", -1.0)  # each look asks
     coordinator = Coordinator()  # type: ignore[abstract]
     server = grpc.server(ThreadPoolExecutor(2))
     add_CoordinatorServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    yield Dashboard(coordinator, Live(f"127.0.0.1:{port}"))
+    yield Dashboard(coordinator, Live(f"127.0.0.1:{port}", KeptLogs(tmp_path)))
     server.stop(None)
 
 
@@ -120,3 +123,21 @@ def test_a_long_log_is_read_in_parts_and_none_is_missing(dashboard: Dashboard, m
     monkeypatch.setattr(source, "READING", 60.0)
     last = dashboard.live.look()
     assert (last.reading, list(last.history.steps)) == (0, list(range(50)))
+
+
+def test_the_log_of_a_run_that_has_ended_is_kept_once(dashboard: Dashboard, tmp_path: Path) -> None:
+    planned = event(99, 0.5, "plan", 0, steps=3, stage_count=1, stages="[]", samples_per_step=8)
+    run = a_run(0.0, 3, 2.0)
+    whole = [run[0], planned, *run[1:], event(100, 9.0, "done", 3, step=3)]
+    for number, each in enumerate(whole, 1):
+        each.sequence = number
+    dashboard.shows(whole[:-1])
+    assert list(tmp_path.iterdir()) == [], "it goes on"
+    dashboard.shows(whole)
+    while not (found := Runs(tmp_path).all()):
+        dashboard.shows(whole)
+    assert [(run.name, run.look.history.steps_done()) for run in found] == [("gpt-19700112-134640", 3)]
+    (file,) = tmp_path.iterdir()
+    written = file.stat().st_mtime_ns
+    dashboard.shows(whole)
+    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]

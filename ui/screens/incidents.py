@@ -113,9 +113,12 @@ def row(incident: Incident, look: Look, zone: tzinfo) -> dict[str, object]:
 def one(source: Source, chosen: str) -> None:
     panel(show_banner, source, TEXT_SECONDS)
     st.query_params["incident"] = chosen  # a run that ends in another one does not tell the browser
-    back = partial(st.query_params.pop, "incident", None)
-    st.button("All incidents", icon=":material/arrow_back:", key="all_incidents", type="tertiary", on_click=back)
+    st.button("All incidents", icon=":material/arrow_back:", key="all_incidents", type="tertiary", on_click=forget)
     panel(detail, source, TABLE_SECONDS)
+
+
+def forget() -> None:
+    st.query_params.pop("incident", None)
 
 
 def find(look: Look, chosen: str) -> Incident | None:
