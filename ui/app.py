@@ -30,7 +30,7 @@ PAGES: dict[str, tuple[Callable[[Source], None], str]] = {
 }
 
 
-@st.cache_resource(show_spinner=False)
+@st.cache_resource(show_spinner=False, max_entries=16)
 def source_of(coordinator: str, recorded: str, speed: float, folder: str = "") -> Source:
     """One source for everybody who looks. ``recorded`` is a log's path, "demo", or empty: then the coordinator, the
     log of whose run is kept in the folder, if there is one.

@@ -43,7 +43,7 @@ class Browser:
 
     def open(self, name: str) -> None:
         self.page.goto(self._url if name == "overview" else f"{self._url}/{name}")
-        self.page.get_by_test_id("stTopNavLinkContainer").first.wait_for()
+        self.page.locator(".culm-head").first.wait_for()
         self.page.get_by_text("Culm · ").wait_for()
 
     def wider_than_its_page(self) -> int:
