@@ -60,8 +60,8 @@ def told(look: Look) -> list[markup.Figure]:
         ("Goodput", goodput, f"{counted(lost, 'node')} lost"),
         ("Value", f"{cost.value:,.0f}", "samples/s for $1 an hour"),
         _price(look),
-        ("Saved against on demand", *_saved(cost.on_demand_dollars, cost.dollars)),
-        ("Saved against checkpoints", *_saved(cost.checkpoint_dollars, cost.dollars)),
+        ("Saved (on demand)", *_saved(cost.on_demand_dollars, cost.dollars)),
+        ("Saved (checkpoints)", *_saved(cost.checkpoint_dollars, cost.dollars)),
     ]
     if history.evaluations:
         step, values = max(history.evaluations.items())
